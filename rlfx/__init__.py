@@ -1,0 +1,1 @@
+"""rlfx: composable RL transforms for JAX."""

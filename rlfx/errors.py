@@ -1,0 +1,64 @@
+"""The errors that rlfx raises. A message states the fact in the user's notation, the user's source line, and the fix."""
+
+from __future__ import annotations
+
+
+class RlfxError(Exception):
+    """Base of every error that rlfx raises on purpose."""
+
+
+class ProgramError(RlfxError, ValueError):
+    """A per-timestep program, or an argument of a compiled one, is not well formed."""
+
+
+class CausalityError(ProgramError):
+    """Values depend on each other through both the past and the future: no order of timesteps exists."""
+
+
+class DomainError(ProgramError):
+    """An index, length or axis does not describe a set of timesteps."""
+
+
+class BoundaryError(ProgramError):
+    """A read leaves ``[0, T)`` and its value there is not defined."""
+
+
+class UnsupportedSliceOp(RlfxError, NotImplementedError):
+    """An operation has no meaning, or no rule, on an axis whose length depends on the timestep."""
+
+
+class ScheduleError(RlfxError):
+    """A requested schedule or plan is not legal for the program."""
+
+
+class MemoryBudgetError(RlfxError):
+    """No plan fits the memory budget."""
+
+
+class PlacementError(RlfxError):
+    """A function cannot be placed on the devices given."""
+
+
+class ProfileError(RlfxError):
+    """A trace cannot be captured, read or attributed."""
+
+
+class EnvError(RlfxError):
+    """An environment, its name or its arguments are not usable."""
+
+
+def located(fact: str, *, where: str | None = None, fix: str | None = None) -> str:
+    """Compose an error message: the fact, the user's source line, the fix.
+
+    Example:
+      >>> print(located("x[t + 1] has no value at t = 9.", where="agent.py:3 (loss)", fix="Give series(x, end=...)."))
+      x[t + 1] has no value at t = 9.
+        at agent.py:3 (loss)
+        Fix: Give series(x, end=...).
+    """
+    lines = [fact]
+    if where:
+        lines.append(f"  at {where}")
+    if fix:
+        lines.append(f"  Fix: {fix}")
+    return "\n".join(lines)
