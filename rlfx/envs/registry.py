@@ -1,0 +1,68 @@
+"""Environments by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from rlfx.envs import episodes, gymnax
+from rlfx.envs.base import Environment
+from rlfx.errors import EnvError, located
+
+_OWN: dict[str, Callable[..., Environment]] = {}
+
+_FAMILIES = {"gymnax": gymnax}
+
+
+def list_envs() -> tuple[str, ...]:
+    """Every name :func:`make` knows here: rlfx's own, gymnax's, and those of the other installed packages by prefix.
+
+    Example:
+      >>> "CartPole-v1" in list_envs()
+      True
+    """
+    names = [*_OWN, *(name for name in gymnax.available() if name not in _OWN)]
+    prefixed = [f"{family}/{name}" for family, module in _FAMILIES.items() for name in module.available()]
+    return (*names, *prefixed)
+
+
+def make(name: str, auto_reset: bool = True, differentiable: bool = False, **kwargs: Any) -> Environment:
+    """The environment ``name``, for one environment: batch it with ``jax.vmap``.
+
+    Args:
+      name: a name of :func:`list_envs`. Plain names are rlfx's own environments, then gymnax's; a prefix chooses
+        (``"gymnax/CartPole-v1"``, ``"brax/ant"``, ``"gymnasium/CartPole-v1"``).
+      auto_reset: begin a new episode in the step in which the last one ended.
+      differentiable: let gradients pass through the dynamics; otherwise ``step`` stops them.
+      **kwargs: parameters of the environment.
+
+    Raises:
+      EnvError: no such environment (the message suggests the nearest), or its package is not installed.
+
+    Example:
+      >>> make("CartPole-v1").action_space.n
+      2
+      >>> make("CartPol-v1")
+      Traceback (most recent call last):
+      ...
+      rlfx.errors.EnvError: There is no environment 'CartPol-v1'.
+        Fix: Did you mean 'CartPole-v1'...
+    """
+    env = _bare(name, kwargs)
+    if not differentiable:
+        env = episodes.stop_gradient(env)
+    return episodes.auto_reset(env) if auto_reset else env
+
+
+def _bare(name: str, kwargs: dict[str, Any]) -> Environment:
+    family, _, rest = name.partition("/")
+    if rest and family in _FAMILIES:
+        return _FAMILIES[family].make(rest, **kwargs)
+    if name in _OWN:
+        return _OWN[name](**kwargs)
+    if name in gymnax.available():
+        return gymnax.make(name, **kwargs)
+    near = difflib.get_close_matches(name, list_envs(), n=3, cutoff=0.4)
+    suggestion = f"Did you mean {', '.join(map(repr, near))}?" if near else "rlfx.envs.list_envs() names them."
+    raise EnvError(located(f"There is no environment {name!r}.", fix=suggestion))

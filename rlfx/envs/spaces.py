@@ -1,0 +1,104 @@
+"""What an observation or an action may be: a set of integers, a box of numbers, or a tree of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_INT32, _FLOAT32 = np.dtype("int32"), np.dtype("float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """The integers ``0, ..., n - 1``.
+
+    Example:
+      >>> space = Discrete(3)
+      >>> bool(space.contains(space.sample(jax.random.key(0)))), bool(space.contains(jnp.int32(3)))
+      (True, False)
+    """
+
+    n: int
+    dtype: Any = _INT32
+    shape: tuple[int, ...] = ()
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One value, uniformly; ``dtype[()]``."""
+        return jax.random.randint(key, self.shape, 0, self.n, dtype=self.dtype)
+
+    def contains(self, x: jax.Array) -> jax.Array:
+        """Whether ``x`` lies in the space; ``bool[()]``."""
+        return (x >= 0) & (x < self.n)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Arrays of ``shape`` and ``dtype`` between ``low`` and ``high``, inclusive (numbers, or arrays of ``shape``).
+
+    Example:
+      >>> space = Box(-2.0, 2.0, (1,))
+      >>> space.sample(jax.random.key(0)).shape, bool(space.contains(jnp.array([2.5])))
+      ((1,), False)
+    """
+
+    low: Any
+    high: Any
+    shape: tuple[int, ...]
+    dtype: Any = _FLOAT32
+
+    def __post_init__(self):
+        for field in ("low", "high"):
+            value = np.broadcast_to(np.asarray(getattr(self, field)).astype(self.dtype), self.shape)
+            object.__setattr__(self, field, value)
+
+    def sample(self, key: jax.Array) -> jax.Array:
+        """One value: uniform where both bounds are finite, else standard normal, clipped to the bounds."""
+        if not np.issubdtype(self.dtype, np.floating):
+            return jax.random.randint(key, self.shape, self.low, self.high + 1, dtype=self.dtype)
+        wide = np.isinf(self.high) | np.isinf(self.low) | (self.high > 1e6) | (self.low < -1e6)
+        low, high = np.where(wide, 0, self.low), np.where(wide, 1, self.high)
+        uniform = jax.random.uniform(key, self.shape, self.dtype, low, high)
+        if not wide.any():
+            return uniform
+        normal = jnp.clip(jax.random.normal(key, self.shape, self.dtype), self.low, self.high)
+        return jnp.where(wide, normal, uniform)
+
+    def contains(self, x: jax.Array) -> jax.Array:
+        """Whether ``x`` lies in the space; ``bool[()]``."""
+        return jnp.all((x >= self.low) & (x <= self.high))
+
+    def __repr__(self) -> str:
+        low, high = (v.flat[0] if v.size and (v == v.flat[0]).all() else v.tolist() for v in (self.low, self.high))
+        return f"Box({low}, {high}, shape={self.shape}, dtype={np.dtype(self.dtype).name})"
+
+
+Space = Any
+"""A :class:`Discrete`, a :class:`Box`, or a pytree (tuple, dict, ...) of them."""
+
+
+def is_space(x: Any) -> bool:
+    """Whether ``x`` is a leaf of a tree of spaces."""
+    return isinstance(x, (Discrete, Box))
+
+
+def sample(space: Space, key: jax.Array) -> Any:
+    """One value of a space, or of each space of a tree, with a key per leaf.
+
+    Example:
+      >>> sample({"gas": Box(0.0, 1.0, ()), "gear": Discrete(5)}, jax.random.key(0))["gear"].dtype
+      dtype('int32')
+    """
+    leaves, tree = jax.tree.flatten(space, is_leaf=is_space)
+    keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
+    return jax.tree.unflatten(tree, [leaf.sample(k) for leaf, k in zip(leaves, keys, strict=True)])
+
+
+def size(space: Space) -> int:
+    """How many numbers a policy's output layer needs: categories of a discrete space, elements of a box, summed."""
+    leaves = jax.tree.leaves(space, is_leaf=is_space)
+    return sum(leaf.n if isinstance(leaf, Discrete) else math.prod(leaf.shape) for leaf in leaves)
