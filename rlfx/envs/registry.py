@@ -7,10 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 from rlfx.envs import episodes, gymnax
+from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import Environment
+from rlfx.envs.breakout import Breakout
+from rlfx.envs.cartpole import CartPole, ParametricCartPole
+from rlfx.envs.catch import Catch
+from rlfx.envs.mountain_car import MountainCar, MountainCarContinuous
+from rlfx.envs.pendulum import Pendulum
+from rlfx.envs.synthetic import SyntheticImages
 from rlfx.errors import EnvError, located
 
-_OWN: dict[str, Callable[..., Environment]] = {}
+_OWN: dict[str, Callable[..., Environment]] = {
+    "CartPole-v1": CartPole,
+    "Pendulum-v1": Pendulum,
+    "Acrobot-v1": Acrobot,
+    "MountainCar-v0": MountainCar,
+    "MountainCarContinuous-v0": MountainCarContinuous,
+    "Catch-bsuite": Catch,
+    "Breakout-MinAtar": Breakout,
+    "SyntheticImages-v0": SyntheticImages,
+    "CartPole-parametric": ParametricCartPole,
+}
 
 _FAMILIES = {"gymnax": gymnax}
 

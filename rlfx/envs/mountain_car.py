@@ -1,0 +1,102 @@
+"""Driving an underpowered car out of a valley, with a discrete or a continuous force."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.envs.base import Environment, Step
+from rlfx.envs.spaces import Box, Discrete
+from rlfx.envs.trigonometry import cos
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MountainCarState:
+    """Position and velocity, ``float32[()]``; ``time`` counts steps, ``int32[()]``."""
+
+    position: Any
+    velocity: Any
+    time: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Valley(Environment):
+    min_position: float = -1.2
+    max_position: float = 0.6
+    max_speed: float = 0.07
+    gravity: float = 0.0025
+    goal_velocity: float = 0.0
+
+    @property
+    def observation_space(self) -> Box:
+        return Box([self.min_position, -self.max_speed], [self.max_position, self.max_speed], (2,))
+
+    def reset(self, key):
+        position = jax.random.uniform(key, (), minval=-0.6, maxval=-0.4)
+        return MountainCarState(position, jnp.zeros_like(position), jnp.int32(0))
+
+    def observe(self, state):
+        return jnp.stack([state.position, state.velocity])
+
+    def roll(self, state: MountainCarState, push: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Position and velocity after one step, before the walls act."""
+        velocity = state.velocity + push - cos(3 * state.position) * self.gravity
+        velocity = jnp.clip(velocity, -self.max_speed, self.max_speed)
+        return jnp.clip(state.position + velocity, self.min_position, self.max_position), velocity
+
+
+@dataclasses.dataclass(frozen=True)
+class MountainCar(_Valley):
+    """MountainCar-v0: gymnax's dynamics; the goal terminates, 200 steps truncate.
+
+    Example:
+      >>> env = MountainCar()
+      >>> state, step = env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.int32(2))
+      >>> float(step.reward)
+      -1.0
+    """
+
+    goal_position: float = 0.5
+    force: float = 0.001
+    max_steps_in_episode: int = 200
+
+    name = "MountainCar-v0"
+    action_space = Discrete(3)
+
+    def transition(self, key, state, action):
+        position, velocity = self.roll(state, (action.astype(jnp.float32) - 1.0) * self.force)
+        velocity = jnp.where((position == self.min_position) & (velocity < 0), 0.0, velocity)
+        after = MountainCarState(position, velocity, state.time + 1)
+        arrived = (position >= self.goal_position) & (velocity >= self.goal_velocity)
+        return after, Step(jnp.float32(-1.0), arrived, after.time >= self.max_steps_in_episode, self.observe(after))
+
+
+@dataclasses.dataclass(frozen=True)
+class MountainCarContinuous(_Valley):
+    """MountainCarContinuous-v0: gymnax's dynamics (its wall is at the goal); 999 steps truncate.
+
+    Example:
+      >>> env = MountainCarContinuous()
+      >>> state, step = env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.array([1.0]))
+      >>> round(float(step.reward), 3)
+      -0.1
+    """
+
+    goal_position: float = 0.45
+    power: float = 0.0015
+    max_steps_in_episode: int = 999
+
+    name = "MountainCarContinuous-v0"
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def transition(self, key, state, action):
+        position, velocity = self.roll(state, jnp.clip(action[0], -1.0, 1.0) * self.power)
+        velocity = jnp.where((position >= self.goal_position) & (velocity < 0), 0.0, velocity)
+        after = MountainCarState(position, velocity, state.time + 1)
+        arrived = (position >= self.goal_position) & (velocity >= self.goal_velocity)
+        reward = -0.1 * (action[0] * action[0]) + jnp.where(arrived, 100.0, 0.0)
+        return after, Step(reward, arrived, after.time >= self.max_steps_in_episode, self.observe(after))

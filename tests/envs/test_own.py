@@ -1,0 +1,163 @@
+"""Our environments: gymnax's dynamics to 1e-6, the protocol's laws, and references for what gymnax lacks."""
+
+import dataclasses
+
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx.envs
+from rlfx.envs import spaces
+from rlfx.envs.cartpole import CartPoleState
+from rlfx.envs.trigonometry import sin_cos, wrap_angle
+from rlfx.errors import EnvError
+
+OURS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Catch-bsuite",
+        "Breakout-MinAtar"]
+ALL = [*OURS, "SyntheticImages-v0", "CartPole-parametric"]
+
+
+def to_gymnax(name, state, env):
+    """The gymnax state that holds the same values as ours."""
+    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    like = env.reset(jax.random.key(0))[1]
+    extra = {}
+    if name == "Pendulum-v1":
+        extra = {"last_u": jnp.float32(0)}
+    if name == "Catch-bsuite":
+        extra = {"paddle_y": jnp.int32(env.rows - 1), "prev_done": jnp.bool_(False)}
+    if name == "Breakout-MinAtar":
+        bits = (fields.pop("bricks") >> jnp.arange(30, dtype=jnp.uint32)) & 1
+        wall = jnp.zeros((10, 10)).at[1:4].set(bits.reshape(3, 10).astype(jnp.float32))
+        extra = {"brick_map": wall, "terminal": jnp.bool_(False)}
+    return type(like)(**fields, **extra)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_dynamics_equal_gymnax(name):
+    """Along 2,000 random steps with auto-reset: the same state and action give the same transition."""
+    ours, bare = rlfx.envs.make(name), rlfx.envs.make(name, auto_reset=False)
+
+    def body(state, key):
+        action = spaces.sample(ours.action_space, jax.random.fold_in(key, 1))
+        after, step = bare.step(key, state, action)
+        following, _ = ours.step(key, state, action)
+        return following, (state, action, after, step)
+
+    state = ours.reset(jax.random.key(0))
+    _, (states, actions, after, steps) = jax.lax.scan(body, state, jax.random.split(jax.random.key(7), 2000))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        env, params = gymnax.make(name)
+
+        def theirs(state, action):
+            obs, after, reward, terminated, _ = env.step_env(jax.random.key(0), to_gymnax(name, state, env), action,
+                                                             params)
+            return obs, after, reward, terminated, env.is_truncated(after, params)
+
+        obs, their_after, reward, terminated, truncated = jax.vmap(theirs)(states, actions)
+        expected = jax.vmap(lambda s: to_gymnax(name, s, env))(after)
+    tolerance = {"rtol": 1e-6, "atol": 2e-6 if name == "Acrobot-v1" else 1e-6}
+    np.testing.assert_allclose(steps.final_obs, obs, **tolerance)
+    np.testing.assert_allclose(steps.reward, np.asarray(reward).reshape(-1), **tolerance)
+    np.testing.assert_array_equal(steps.terminated, terminated)
+    np.testing.assert_array_equal(steps.truncated, truncated)
+    assert bool(jnp.any(steps.terminated | steps.truncated)), "the rollout must cross the end of an episode"
+    for field in dataclasses.fields(expected):
+        if field.name not in ("last_u", "terminal", "prev_done"):
+            a, b = np.asarray(getattr(expected, field.name)), np.asarray(getattr(their_after, field.name))
+            if "angle" in field.name:
+                a, b = np.cos(a), np.cos(b)  # pi and -pi are the same angle
+            np.testing.assert_allclose(a, b, **tolerance, err_msg=field.name)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_carry_is_stable(name):
+    env = rlfx.envs.make(name)
+    state = jax.eval_shape(env.reset, jax.random.key(0))
+    action = jax.eval_shape(lambda k: spaces.sample(env.action_space, k), jax.random.key(0))
+    after, step = jax.eval_shape(env.step, jax.random.key(0), state, action)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), after) == jax.tree.map(
+        lambda x: (x.shape, x.dtype, x.weak_type), state)
+    assert [(x.shape, x.dtype) for x in (step.reward, step.terminated, step.truncated)] == [
+        ((), jnp.float32), ((), bool), ((), bool)]
+    obs = jax.eval_shape(env.observe, state)
+    assert (obs.shape, obs.dtype) == (env.observation_space.shape, env.observation_space.dtype)
+    assert (step.final_obs.shape, step.final_obs.dtype) == (obs.shape, obs.dtype)
+
+
+def test_cartpole_resets_are_gymnax_resets():
+    """Same key, same trajectory as gymnax, through several episodes."""
+    ours, theirs = rlfx.envs.make("CartPole-v1"), rlfx.envs.make("gymnax/CartPole-v1")
+
+    def rollout(env):
+        def body(state, key):
+            state, step = env.step(key, state, jnp.int32(1))
+            return state, (env.observe(state), step)
+
+        return jax.lax.scan(body, env.reset(jax.random.key(3)), jax.random.split(jax.random.key(4), 60))[1]
+
+    (a, step_a), (b, step_b) = rollout(ours), rollout(theirs)
+    np.testing.assert_allclose(a, b, atol=1e-5)
+    np.testing.assert_array_equal(step_a.terminated, step_b.terminated)
+    assert int(step_a.terminated.sum()) >= 4
+
+
+def test_cartpole_equals_gymnasium_reference_episode():
+    gymnasium = pytest.importorskip("gymnasium")
+    reference = gymnasium.make("CartPole-v1").unwrapped
+    obs, _ = reference.reset(seed=0)
+    env = rlfx.envs.make("CartPole-v1", auto_reset=False)
+    state = CartPoleState(*(jnp.float32(v) for v in obs), jnp.int32(0))
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        action = int(rng.integers(2))
+        obs, _, terminated, _, _ = reference.step(action)
+        state, step = env.step(jax.random.key(0), state, jnp.int32(action))
+        np.testing.assert_allclose(step.final_obs, obs, atol=1e-5)
+        assert bool(step.terminated) == terminated
+        if terminated:
+            break
+    assert terminated
+
+
+def test_parametric_cartpole():
+    base, one = rlfx.envs.make("CartPole-v1"), rlfx.envs.make("CartPole-parametric")
+    key, action = jax.random.key(0), jnp.int32(1)
+    a, b = base.step(key, base.reset(key), action)[1], one.step(key, one.reset(key), action)[1]
+    np.testing.assert_array_equal(a.final_obs, b.final_obs)
+    finer = rlfx.envs.make("CartPole-parametric", compute_factor=16, state_factor=4)
+    state, c = finer.step(key, finer.reset(key), action)
+    np.testing.assert_allclose(c.final_obs, a.final_obs, atol=5e-3)  # Euler steps sixteen times as fine
+    assert state.ballast.shape == (12,)
+    assert int(state.cartpole.time) == 1
+    with pytest.raises(EnvError, match="Both factors are at least 1"):
+        rlfx.envs.make("CartPole-parametric", state_factor=0)
+
+
+def test_synthetic_images_reward_the_band_that_is_bright():
+    env = rlfx.envs.make("SyntheticImages-v0", obs_shape=(8, 6, 2), num_actions=4, episode_length=3)
+    state = env.reset(jax.random.key(0))
+    seen = set()
+    for t in range(30):
+        image = np.asarray(env.observe(state))
+        band = int(np.argmax(image.reshape(4, -1).mean(axis=1)))
+        seen.add(band)
+        assert image.reshape(4, -1)[band].min() >= 128 > np.delete(image.reshape(4, -1), band, 0).max()
+        state, step = env.step(jax.random.key(t), state, jnp.int32(band))
+        assert float(step.reward) == 1.0
+        assert bool(step.truncated) == (t % 3 == 2)
+    assert len(seen) == 4
+
+
+def test_sin_cos():
+    x = np.linspace(-100, 100, 200_001, dtype=np.float32)
+    s, c = sin_cos(jnp.asarray(x))
+    assert np.abs(np.asarray(s, np.float64) - np.sin(x.astype(np.float64))).max() < 4e-6
+    small = np.abs(x) < 7
+    assert np.abs(np.asarray(s, np.float64) - np.sin(x.astype(np.float64)))[small].max() < 3e-7
+    assert np.abs(np.asarray(c, np.float64) - np.cos(x.astype(np.float64)))[small].max() < 3e-7
+    wrapped = np.asarray(wrap_angle(jnp.asarray(x)))
+    assert (np.abs(wrapped) <= np.pi + 1e-5).all()
+    np.testing.assert_allclose(np.sin(wrapped.astype(np.float64)), np.sin(x.astype(np.float64)), atol=1e-5)
