@@ -1,5 +1,6 @@
 """Environments as pure functions: one protocol, adaptors, wrappers, and fast environments of our own."""
 
+from rlfx._jaxpr_prng import fast_prng
 from rlfx.envs import spaces
 from rlfx.envs.base import STEP_SCOPE, Environment, Spaces, Step
 from rlfx.envs.episodes import Wrapper, auto_reset, stop_gradient, time_limit
@@ -14,6 +15,7 @@ __all__ = [
     "Step",
     "Wrapper",
     "auto_reset",
+    "fast_prng",
     "list_envs",
     "make",
     "spaces",

@@ -12,7 +12,7 @@ _PI_HIGH, _PI_LOW = 3.140625, 0.000967653589793116  # the high part has 8 signif
 
 
 def sin_cos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``(sin(x), cos(x))`` of float32 angles, within 3e-7 for ``|x| < 100`` and 1e-3 for ``|x| < 1e4``.
+    """``(sin(x), cos(x))`` of float32 angles, within 3e-7 for ``|x| < 1e4``.
 
     XLA's own are correctly rounded for every argument, and several times slower on CPU.
 
