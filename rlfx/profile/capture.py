@@ -1,0 +1,184 @@
+"""Capture a trace: start and stop jax's profiler, and write beside the trace what jax does not record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from rlfx.errors import ProfileError, located
+from rlfx.profile import annotate, compilations, intercept
+from rlfx.profile.xspace import SIDECAR
+
+if TYPE_CHECKING:
+    from rlfx.profile.report import Report
+
+
+class ProfileWarning(UserWarning):
+    """A profile can be captured, but something in it will be missing or misleading."""
+
+
+@dataclass
+class Session:
+    """A running or finished capture. Set `steps` to the environment steps done inside, for steps per second."""
+
+    directory: pathlib.Path
+    process: str
+    steps: int = 0
+
+    def report(self) -> Report:
+        """Read what was captured; see `rlfx.profile.read`."""
+        from rlfx.profile.report import read
+
+        return read(self.directory)
+
+
+@contextlib.contextmanager
+def capture(
+    directory: str | os.PathLike | None = None,
+    *,
+    steps: int = 0,
+    process: str | None = None,
+    python_tracer: bool = False,
+    host_level: int = 2,
+) -> Iterator[Session]:
+    """Profile a block; 2 to 5 training iterations are enough, and keep the trace small.
+
+    Args:
+      directory: where the trace goes; processes that share one are merged by `read`. A new temporary one by default.
+      steps: environment steps done in the block, if known beforehand; else set `session.steps` inside.
+      process: name of this process in the report; `multiprocessing`'s name by default.
+      python_tracer: also record every Python call. It inflates Python-heavy loops 1.7-2 times; off by default.
+      host_level: jax's `host_tracer_level`, 1 to 3. At 1 most events that tell host states apart are missing.
+
+    Yields:
+      A `Session`; after the block, `session.report()`.
+
+    Raises:
+      ProfileError: another capture (or another trace of jax's profiler) is running in this process.
+
+    Warns:
+      ProfileWarning: compilations may come from a persistent cache with stale operation names, or a GPU runs whole
+      graphs in which kernels have no names.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from rlfx.profile import capture, operation
+      >>> f = jax.jit(lambda x: jnp.sum(x * 2))
+      >>> x = jnp.ones(10)
+      >>> with capture(steps=10) as session:
+      ...     with operation("doubling"):
+      ...         f(x).block_until_ready()
+      Array(20., dtype=float32)
+      >>> report = session.report()
+      >>> sum(report.rows.values()) == report.window_ns
+      True
+    """
+    if not 1 <= host_level <= 3:
+        raise ProfileError(f"capture(host_level={host_level}): jax's host tracer has levels 1, 2 and 3.")
+    _warn_about_cache()
+    _warn_about_command_buffers()
+    root = pathlib.Path(tempfile.mkdtemp(prefix="rlfx-profile-") if directory is None else directory)
+    name = process or multiprocessing.current_process().name
+    session = Session(root, name, steps)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = int(python_tracer)
+    options.host_tracer_level = host_level
+    options.session_id = f"{name.replace('/', '_')}-{os.getpid()}-{time.time_ns()}"
+    about = _about(name)
+    log = compilations.CompileLog()
+    opened = annotate.open_annotations()
+    _start(root, options)
+    try:
+        with compilations.watching(log), intercept.intercepting(), jax.profiler.TraceAnnotation(annotate.CAPTURE):
+            yield session
+    finally:
+        edges = _edges(opened, annotate.open_annotations())
+        jax.profiler.stop_trace()
+        folder = root / "plugins" / "profile" / options.session_id
+        (folder / SIDECAR).write_text(json.dumps({**about, **edges, "steps": session.steps, **log.as_notes()}))
+
+
+def _start(root: pathlib.Path, options: Any) -> None:
+    try:
+        jax.profiler.start_trace(root, profiler_options=options)
+    except RuntimeError as error:
+        if "already been started" not in str(error) and "Only one profile" not in str(error):
+            raise
+        raise ProfileError(
+            located(
+                "A capture, or a trace of jax.profiler, is already running in this process; it has one at a time.",
+                fix="Leave the first before the second, or capture once around both and tell them apart by `phase`.",
+            )
+        ) from None
+
+
+def _about(process: str) -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "process": process,
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "argv": sys.argv,
+        "jax": jax.__version__,
+        "platform": device.platform,
+        "device": device.device_kind,
+        "devices": jax.local_device_count(),
+    }
+
+
+def _edges(before: dict, after: dict) -> dict[str, Any]:
+    """Annotations open when the capture began, with the epoch time they closed, and those open when it ended.
+
+    Those of the capturing thread are exact; those of other threads cannot be matched to a line of the trace.
+    """
+    me = threading.get_ident()
+    mine = before.get(me, [])
+    late = [a for a in after.get(me, []) if a not in mine]
+    return {
+        "open_at_start": [(a.name, a.stop_ns) for a in mine],
+        "open_at_stop": [(a.name, a.start_ns) for a in late],
+        "open_elsewhere": len({id(a) for d in (before, after) for k, v in d.items() if k != me for a in v}),
+    }
+
+
+def _warn_about_cache() -> None:
+    config = jax.config
+    caches = config.jax_compilation_cache_dir and config.jax_enable_compilation_cache
+    if caches and not config.jax_compilation_cache_include_metadata_in_key:
+        warnings.warn(
+            located(
+                "A persistent compilation cache is on and leaves names out of its key: a program compiled before may "
+                "come back with the operation names it had then.",
+                fix='jax.config.update("jax_compilation_cache_include_metadata_in_key", True) before the first jit, '
+                "or profile with the cache off.",
+            ),
+            ProfileWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_about_command_buffers() -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.default_backend() == "gpu" and "xla_gpu_enable_command_buffer=" not in flags:
+        warnings.warn(
+            located(
+                "On a GPU, XLA runs sequences of kernels as one command buffer, and their names are not traced.",
+                fix='Set XLA_FLAGS="--xla_gpu_enable_command_buffer=" before jax starts while you profile, '
+                "or use `python -m rlfx.profile run`, which does.",
+            ),
+            ProfileWarning,
+            stacklevel=4,
+        )

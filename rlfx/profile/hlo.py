@@ -1,0 +1,174 @@
+"""HLO modules as the profiler embeds them: what each instruction is, and which operations it works for."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from dataclasses import dataclass, field
+
+from rlfx.profile import wire
+from rlfx.profile.scopes import UNNAMED, Scope, parse
+
+LEAF, CONTAINER, CALLBACK = "leaf", "container", "callback"
+CONTAINERS = frozenset({"while", "conditional", "call", "async-start", "async-done"})
+FREE = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "copy", "reshape"}
+)
+TRANSCENDENTAL = frozenset(
+    [
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "tanh",
+        "sine",
+        "cosine",
+        "tan",
+        "power",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "erf",
+        "atan2",
+    ]
+)
+SEES_THROUGH = frozenset({"get-tuple-element", "tuple", "bitcast", "copy", "reshape", "copy-start", "copy-done"})
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One HLO instruction, as far as a profile needs it."""
+
+    name: str
+    opcode: str
+    operands: tuple[int, ...]
+    called: tuple[int, ...]
+    scope: Scope
+    elements: int
+    target: str
+    computation: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a profile attributes: a kind, and `(scope, weight)` for every operation the instruction works for."""
+
+    kind: str
+    scopes: tuple[tuple[Scope, int], ...]
+    inherited: bool
+
+    @property
+    def mixed(self) -> bool:
+        return len(self.scopes) > 1
+
+
+@dataclass
+class Module:
+    """An HLO module: `ops()[instruction name]` says where its time belongs. Parsed on first use."""
+
+    name: str
+    program_id: int
+    data: memoryview = field(repr=False)
+
+    @functools.cached_property
+    def ops(self) -> dict[str, Op]:
+        instructions, members, users, callers = read_module(self.data)
+        lookup = _Inheritance(instructions, users, callers)
+        return {i.name: _op(key, i, instructions, members, lookup) for key, i in instructions.items()}
+
+
+def read_module(data: memoryview):
+    """Of an HloModuleProto: instructions by id, ids by computation, users by id, calling instruction by computation."""
+    instructions: dict[int, Instruction] = {}
+    members: dict[int, list[int]] = {}
+    users: dict[int, list[int]] = collections.defaultdict(list)
+    callers: dict[int, int] = {}
+    for computation in wire.message(data).get(3, []):
+        found = wire.message(computation)
+        home = wire.integer(found, 5)
+        members[home] = []
+        for raw in found.get(2, []):
+            entry = wire.message(raw)
+            metadata = wire.message(entry[7][-1]) if 7 in entry else {}
+            shape = wire.message(entry[3][-1]) if 3 in entry else {}
+            i = Instruction(
+                name=wire.text(entry, 1),
+                opcode=wire.text(entry, 2),
+                operands=tuple(wire.integers(entry, 36)),
+                called=tuple(wire.integers(entry, 38)),
+                scope=parse(wire.text(metadata, 2)),
+                elements=math.prod(wire.integers(shape, 3)),
+                target=wire.text(entry, 28),
+                computation=home,
+            )
+            key = wire.integer(entry, 35)
+            instructions[key] = i
+            members[home].append(key)
+            for operand in i.operands:
+                users[operand].append(key)
+            for called in i.called:
+                callers[called] = key
+    return instructions, members, users, callers
+
+
+class _Inheritance:
+    """The scope of an instruction that XLA made: its operands', else its users', else that of the loop around it."""
+
+    def __init__(self, instructions, users, callers):
+        self._instructions, self._users, self._callers = instructions, users, callers
+
+    def scope(self, i: Instruction, key: int) -> Scope:
+        for neighbours in (lambda k: self._instructions[k].operands, lambda k: tuple(self._users.get(k, ()))):
+            found = self._search(key, neighbours, depth=4)
+            if found.named:
+                return found
+        caller = self._callers.get(i.computation)
+        if caller is None or caller not in self._instructions:
+            return UNNAMED
+        around = self._instructions[caller]
+        return around.scope if around.scope.named else self.scope(around, caller)
+
+    def _search(self, key: int, neighbours, depth: int) -> Scope:
+        for other in neighbours(key):
+            i = self._instructions.get(other)
+            if i is None or i.opcode in ("parameter", "constant"):
+                continue
+            if i.scope.named:
+                return i.scope
+            if depth and i.opcode in SEES_THROUGH:
+                found = self._search(other, neighbours, depth - 1)
+                if found.named:
+                    return found
+        return UNNAMED
+
+
+def _work(i: Instruction, instructions: dict[int, Instruction]) -> int:
+    """A rough count of operations, to divide a fusion's time among the scopes in it."""
+    if i.opcode in FREE:
+        return 0
+    if i.opcode == "dynamic-update-slice" and len(i.operands) > 1:
+        return instructions[i.operands[1]].elements  # in place: only the update is written
+    if i.opcode == "dot" and i.operands and i.elements:
+        # Multiply-adds of m×k · k×n from the three sizes alone: sqrt(mk · kn · mn) = mkn.
+        sizes = [instructions[o].elements for o in i.operands[:2] if o in instructions]
+        return max(i.elements, math.isqrt(math.prod(sizes) * i.elements))
+    read = max((instructions[o].elements for o in i.operands if o in instructions), default=0)
+    moved = max(i.elements, read) if i.opcode.startswith("reduce") else i.elements
+    return moved * (10 if i.opcode in TRANSCENDENTAL else 1)
+
+
+def _op(key: int, i: Instruction, instructions, members, lookup: _Inheritance) -> Op:
+    kind = CONTAINER if i.opcode in CONTAINERS else CALLBACK if "callback" in i.target else LEAF
+    work: collections.Counter[Scope] = collections.Counter()
+    if i.opcode in ("fusion", "call"):
+        for inner in (instructions[k] for c in i.called for k in members.get(c, ())):
+            if inner.scope.named:
+                work[inner.scope] += _work(inner, instructions)
+    shares = tuple((scope, weight) for scope, weight in sorted(work.items()) if weight)
+    if shares:
+        return Op(kind, shares, inherited=False)
+    if i.scope.named:
+        return Op(kind, ((i.scope, 1),), inherited=False)
+    return Op(kind, ((lookup.scope(i, key), 1),), inherited=True)

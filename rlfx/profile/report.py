@@ -1,0 +1,350 @@
+"""The report: attributed time of one or several processes, and the questions to ask of it."""
+
+from __future__ import annotations
+
+import collections
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlfx.profile import compilations, hlo, xspace
+from rlfx.profile.compilations import Compiled
+from rlfx.profile.rules import (
+    BACKEND,
+    BUSY,
+    CALLBACK,
+    COMPILE,
+    COPY,
+    DEVICE,
+    DISPATCH,
+    IDLE,
+    PYTHON,
+    TRANSFER,
+    WAIT,
+)
+from rlfx.profile.sweep import DeviceRow, Row, Sweep, sampled, spans, sweep, union
+from rlfx.profile.timeline import Kernel, Timeline, walk
+
+# What holds the program up at an instant, from the states of host and device.
+BOUND = {
+    (PYTHON, None): "host", (CALLBACK, None): "host", (BACKEND, None): "dispatch", (DISPATCH, None): "dispatch",
+    (COMPILE, None): "compile", (TRANSFER, None): "transfer", (WAIT, BUSY): "device", (DEVICE, BUSY): "device",
+    (WAIT, COPY): "transfer", (DEVICE, COPY): "transfer", (WAIT, IDLE): "idle", (DEVICE, IDLE): "idle",
+}  # fmt: skip
+ADVICE = {
+    "host": "move the loop, or the environment, into one jitted program",
+    "dispatch": "do more in a call: put the loop into `lax.scan`, or batch more environments",
+    "device": "the device itself is the limit: make its work smaller",
+    "transfer": "keep data on the device between steps",
+    "compile": "warm up before the capture, or keep argument shapes and functions the same",
+    "idle": "nothing works: look at locks, sleeps and input outside this process",
+}
+
+
+def bound_by(host: str, device: str) -> str:
+    """Example:
+    >>> bound_by("python", "busy"), bound_by("wait", "busy"), bound_by("wait", "idle")
+    ('host', 'device', 'idle')
+    """
+    return BOUND.get((host, None)) or BOUND[host, device]
+
+
+@dataclass
+class Process:
+    """One captured process: its attributed window, and the walk it came from. Times in ns, epoch ns where said."""
+
+    name: str
+    pid: int
+    parent: int
+    epoch_ns: int
+    sweep: Sweep
+    timeline: Timeline
+    compiled: list[Compiled]
+    notes: dict[str, Any]
+    path: str
+
+    @property
+    def window_ns(self) -> int:
+        return self.sweep.window[1] - self.sweep.window[0]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The window in epoch ns."""
+        return self.epoch_ns + self.sweep.window[0], self.epoch_ns + self.sweep.window[1]
+
+
+@dataclass
+class Report:
+    """Where the time went.
+
+    Attributes:
+      rows: `Row(phase, path, stage, host, device)` to ns; sums to `window_ns`, the windows of all processes together.
+      device_rows: `DeviceRow(phase, path, stage)` to ns: whose work the device did, overlapped or not.
+      transitions: `(from state, to state, phase, path)` to count.
+      kernels: `(module, instruction)` to count, ns and operation.
+      compiled: functions compiled in the window, with causes.
+      problems: everything that was dropped, unknown or doubtful, in words.
+    """
+
+    processes: list[Process]
+    rows: dict[Row, int]
+    device_rows: dict[DeviceRow, int]
+    transitions: collections.Counter
+    kernels: dict[tuple[str, str], Kernel]
+    compiled: list[Compiled]
+    problems: list[str]
+    steps: int = 0
+    corrected_ns: int = 0  # profiling overhead taken out of `rows`
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    # Sizes.
+
+    @property
+    def window_ns(self) -> int:
+        """ns of the windows of all processes, after correction."""
+        return sum(p.window_ns for p in self.processes) - self.corrected_ns
+
+    @property
+    def span_ns(self) -> int:
+        """ns from the first process's begin to the last one's end, after correction of a single process."""
+        first, last = min(p.span[0] for p in self.processes), max(p.span[1] for p in self.processes)
+        return last - first - (self.corrected_ns if len(self.processes) == 1 else 0)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps a second of the span; 0 if the number of steps is unknown."""
+        return self.steps / self.span_ns * 1e9 if self.span_ns else 0.0
+
+    # Pivots.
+
+    def total(self, **where: Any) -> int:
+        """ns of the rows that match, for example `total(host="python")` or `total(path=("simulation",))`."""
+        return sum(ns for row, ns in self.rows.items() if all(getattr(row, k) == v for k, v in where.items()))
+
+    def by(self, *keys: str) -> dict[tuple, int]:
+        """ns grouped by fields of `Row`, largest first. `operation` is the path in one string, `bound` what limits."""
+        out: collections.Counter = collections.Counter()
+        for row, ns in self.rows.items():
+            out[tuple(_key(row, k) for k in keys)] += ns
+        return dict(out.most_common())
+
+    def within(self, operation: str) -> int:
+        """ns in an operation and everything nested in it."""
+        return sum(ns for row, ns in self.rows.items() if operation in row.path)
+
+    def device_within(self, operation: str) -> int:
+        """ns that the device worked for an operation and everything nested in it."""
+        return sum(ns for row, ns in self.device_rows.items() if operation in row.path)
+
+    def stages(self) -> dict[str, int]:
+        """ns of device work by stage of programs compiled by rlfx (`rlfx.stage/<n> <kind>`)."""
+        out: collections.Counter = collections.Counter()
+        for row, ns in self.device_rows.items():
+            out[row.stage] += ns
+        return dict(out.most_common())
+
+    def count(self, source: str, target: str, operation: str | None = None) -> int:
+        """Transitions from one host state to another, inside one operation if given."""
+        return sum(
+            n
+            for (a, b, _, path), n in self.transitions.items()
+            if (a, b) == (source, target) and (operation is None or operation in path)
+        )
+
+    # The device.
+
+    def busy_spans(self) -> list[tuple[int, int]]:
+        """Epoch intervals in which the device executed or copied for any of the processes."""
+        return union([i for p in self.processes for i in spans(p.sweep.bounds, p.sweep.busy, p.epoch_ns)])
+
+    @property
+    def device_busy(self) -> float:
+        """Share of the span in which the device executed or copied, for any process."""
+        span = max(p.span[1] for p in self.processes) - min(p.span[0] for p in self.processes)
+        return sum(b - a for a, b in self.busy_spans()) / span if span else 0.0
+
+    @property
+    def device_bound(self) -> float:
+        """Share of the windows in which the device executed while no thread of the host had anything to do."""
+        return sum(ns for row, ns in self.rows.items() if bound_by(row.host, row.device) == "device") / self.window_ns
+
+    @property
+    def naive_utilisation(self) -> float:
+        """What a sampler reports: the share of 1/6 s periods with any kernel at all (RL-Scope, F.11)."""
+        span = min(p.span[0] for p in self.processes), max(p.span[1] for p in self.processes)
+        return sampled(self.busy_spans(), span)
+
+    @property
+    def unattributed(self) -> float:
+        """Share of the device's work whose instructions belong to no operation, in the trace or around its launch."""
+        total = sum(self.device_rows.values())
+        lost = sum(ns for row, ns in self.device_rows.items() if not named(row.path))
+        return lost / total if total else 0.0
+
+    def _kernel_share(self, chosen) -> float:
+        leaves = [k for k in self.kernels.values() if k.op is None or k.op.kind == hlo.LEAF]
+        total = sum(k.ns for k in leaves)
+        return sum(k.ns for k in leaves if k.op is not None and chosen(k.op)) / total if total else 0.0
+
+    @property
+    def mixed(self) -> float:
+        """Share of kernel time in fusions that serve several operations; divided by the work of each."""
+        return self._kernel_share(lambda op: op.mixed)
+
+    @property
+    def inherited(self) -> float:
+        """Share of kernel time in instructions without a name of their own (copies that XLA inserts)."""
+        return self._kernel_share(lambda op: op.inherited)
+
+    # Compilation and verdict.
+
+    @property
+    def compile_share(self) -> float:
+        """Share of the windows spent tracing, lowering and compiling."""
+        return self.total(host=COMPILE) / self.window_ns
+
+    def limits(self) -> dict[str, float]:
+        """Share of the windows by what limits: host, dispatch, device, transfer, compile, idle."""
+        return {key[0]: ns / self.window_ns for key, ns in self.by("bound").items()}
+
+    @property
+    def verdict(self) -> str:
+        """One line: what limits the program, where, and what to do."""
+        kind, share = next(iter(self.limits().items()))
+        places: collections.Counter = collections.Counter()
+        for row, ns in self.rows.items():
+            if bound_by(row.host, row.device) == kind:
+                places[_key(row, "operation")] += ns
+        place, ns = places.most_common(1)[0]
+        return (
+            f"{kind}-bound: {share:.0%} of the time, most of it in {place} ({ns / self.window_ns:.0%}); {ADVICE[kind]}"
+        )
+
+    # Presentation lives in its own modules.
+
+    def text(self, depth: int | None = None) -> str:
+        """The whole report as text; operations deeper than `depth` count for the one around them."""
+        from rlfx.profile.tables import text
+
+        return text(self, depth)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        from rlfx.profile.tables import html
+
+        return html(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything in JSON types, as `python -m rlfx.profile report --json` prints it."""
+        from rlfx.profile.tables import as_dict
+
+        return as_dict(self)
+
+
+def named(path: tuple[str, ...]) -> bool:
+    """Does a path name an operation, and not just the jitted function that stands in for one?"""
+    return bool(path) and not path[0].startswith("jit(")
+
+
+def _key(row: Any, key: str) -> Any:
+    if key == "operation":
+        return "/".join(row.path) or "(none)"
+    if key == "bound":
+        return bound_by(row.host, row.device)
+    return getattr(row, key)
+
+
+def profile_trace(trace: xspace.Trace) -> tuple[Process, list[str]]:
+    """Attribute one trace: the process, and what was wrong with it."""
+    timeline = walk(trace)
+    swept = sweep(timeline)
+    notes = trace.notes
+    name = notes.get("process", trace.path.stem.removesuffix(".xplane"))
+    process = Process(
+        name, notes.get("pid", 0), notes.get("parent", 0), trace.start_ns, swept, timeline,
+        compilations.summarize(notes), notes, str(trace.path),
+    )  # fmt: skip
+    return process, [*timeline.problems, *_doubts(process, trace)]
+
+
+def _doubts(process: Process, trace: xspace.Trace) -> list[str]:
+    out = []
+    for name, (count, ns) in sorted(process.timeline.unknown.items(), key=lambda item: -item[1][1]):
+        out.append(f"unknown event {name!r}, {count} times, {ns / 1e6:.2f} ms: counted with what encloses it")
+    if not any(named(row.path) for row in (*process.sweep.rows, *process.sweep.device)):
+        out.append(
+            "no operation is annotated: time is shown by jitted function; wrap parts of the program in "
+            "rlfx.profile.operation"
+        )
+    missing = {m for (m, _), k in process.timeline.kernels.items() if k.op is None and m}
+    if missing:
+        some = ", ".join(sorted(missing)[:5])
+        out.append(f"no HLO metadata for {some}: their instructions keep only the launch's operation")
+    if process.notes.get("cache_hits"):
+        out.append(
+            f"{process.notes['cache_hits']} programs came from the persistent compilation cache: unless its key "
+            "includes metadata, their operation names may be stale"
+        )
+    if process.notes.get("open_elsewhere"):
+        count = process.notes["open_elsewhere"]
+        out.append(f"{count} annotations of other threads crossed the capture's edges: not counted")
+    if process.timeline.early:
+        some = ", ".join(f"{n}× {f}" for f, n in sorted(process.timeline.early.items()))
+        out.append(f"programs launched before the capture ran in it ({some}): attributed by their own scopes alone")
+    if process.sweep.attributions[process.sweep.combo[-1]].state != IDLE:
+        out.append(
+            "the device was still busy when the capture ended: wait for results inside it to count all their work"
+        )
+    return out
+
+
+def read(directory: str | os.PathLike) -> Report:
+    """Read the traces under a directory (or one `.xplane.pb`) into a report.
+
+    Traces of several processes are merged on epoch time. Of two captures by one process name that do not overlap, the
+    newer one counts.
+
+    Raises:
+      ProfileError: there is no trace, or one is truncated or empty.
+    """
+    found, problems = [], []
+    for path in xspace.find(directory):
+        process, doubts = profile_trace(xspace.read_trace(path))
+        found.append(process)
+        problems.append(doubts)
+    kept, dropped = _newest(found)
+    said = [f"{p.path}: an older capture of process {p.name!r}: ignored" for p in dropped]
+    several = len(kept) > 1
+    for process, doubts in zip(found, problems, strict=True):
+        if process in kept:
+            said += [f"{process.name}: {d}" if several else d for d in doubts]
+    return merge(kept, said)
+
+
+def _newest(found: list[Process]) -> tuple[list[Process], list[Process]]:
+    kept: list[Process] = []
+    dropped: list[Process] = []
+    for p in sorted(found, key=lambda p: -p.span[1]):
+        older = any(k.name == p.name and p.span[1] <= k.span[0] for k in kept)
+        (dropped if older else kept).append(p)
+    return kept[::-1], dropped
+
+
+def merge(processes: list[Process], problems: list[str]) -> Report:
+    """Add up processes into one report."""
+    rows: collections.Counter = collections.Counter()
+    device: collections.Counter = collections.Counter()
+    transitions: collections.Counter = collections.Counter()
+    kernels: dict[tuple[str, str], Kernel] = {}
+    for p in processes:
+        rows.update(p.sweep.rows)
+        device.update(p.sweep.device)
+        transitions.update(p.timeline.transitions)
+        for key, k in p.timeline.kernels.items():
+            old = kernels.get(key, Kernel())
+            kernels[key] = Kernel(old.count + k.count, old.ns + k.ns, k.op or old.op, k.path)
+    compiled = sorted((c for p in processes for c in p.compiled), key=lambda c: -c.seconds)
+    steps = sum(int(p.notes.get("steps", 0)) for p in processes)
+    return Report(processes, dict(rows), dict(device), transitions, kernels, compiled, problems, steps)

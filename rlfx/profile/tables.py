@@ -1,0 +1,241 @@
+"""A report as text, as HTML for notebooks, and as JSON."""
+
+from __future__ import annotations
+
+import collections
+import html as escape
+from typing import Any
+
+from rlfx.profile.report import Report, bound_by, named
+from rlfx.profile.rules import IDLE, STATES
+
+
+def operation_rows(report: Report, depth: int | None = None) -> tuple[list[str], list[tuple]]:
+    """`(host states in use, [(phase, operation, ms, share, ms by host state..., ms device)])`, in the order of paths.
+
+    Operations deeper than `depth` count for the one around them.
+    """
+    cells: dict[tuple, collections.Counter] = {}
+    for row, ns in report.rows.items():
+        cell = cells.setdefault((row.phase, row.path[:depth]), collections.Counter())
+        cell[row.host] += ns
+        cell["total"] += ns
+        cell["device+"] += ns if row.device != IDLE else 0
+    states = [s for s in STATES if any(c[s] for c in cells.values())]
+    table = []
+    for (phase, path), c in sorted(cells.items(), key=lambda item: _order(item[0], cells)):
+        shares = [c[s] / 1e6 for s in states]
+        share = c["total"] / report.window_ns
+        table.append((phase, path, c["total"] / 1e6, share, *shares, c["device+"] / 1e6))
+    return states, table
+
+
+def _order(key: tuple, cells: dict) -> tuple:
+    """Trees in order of their weight: the largest top-level operation first, its children under it."""
+    phase, path = key
+    weights = []
+    for size in range(1, len(path) + 1):
+        weights.append(-sum(c["total"] for (ph, p), c in cells.items() if ph == phase and p[:size] == path[:size]))
+    phase_weight = -sum(c["total"] for (ph, _), c in cells.items() if ph == phase)
+    return phase_weight, phase, not path, [x for pair in zip(weights, path, strict=True) for x in pair]
+
+
+def grid(header: list[str], body: list[list[str]], left: int = 1) -> str:
+    """Align columns: the first `left` to the left, the others to the right.
+
+    Example:
+      >>> print(grid(["a", "n"], [["x", "10"], ["longer", "2"]]))
+      a        n
+      x       10
+      longer   2
+    """
+    widths = [max(len(r[i]) for r in [header, *body]) for i in range(len(header))]
+    lines = []
+    for r in [header, *body]:
+        cells = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def text(report: Report, depth: int | None = None) -> str:
+    """The whole report as text."""
+    parts = [_title(report), report.verdict, "", _operations(report, depth), "", _device(report)]
+    for title, body in (
+        ("Device work by operation", _device_rows(report, depth)),
+        ("Transitions", _transitions(report)),
+        ("Compiled", _compiled(report)),
+        ("Stages of compiled programs", _stages(report)),
+        ("Processes", _processes(report)),
+        ("Threads", _threads(report)),
+        ("Note", "\n".join(f"- {p}" for p in report.problems)),
+    ):
+        if body:
+            parts += ["", f"{title}:", body]
+    return "\n".join(parts)
+
+
+def _title(report: Report) -> str:
+    count = len(report.processes)
+    head = f"{count} process{'es' if count > 1 else ''}, {report.span_ns / 1e9:.3f} s"
+    if report.corrected_ns:
+        head += f" after taking out {report.corrected_ns / 1e6:.1f} ms of profiling overhead"
+    if report.steps:
+        head += f", {report.steps:,} steps, {report.steps_per_second:,.0f} steps/s"
+    return head
+
+
+def _operations(report: Report, depth: int | None) -> str:
+    states, table = operation_rows(report, depth)
+    phases = any(row[0] for row in table)
+    header = (["phase"] if phases else []) + ["operation", "ms", "share", *states, "device busy"]
+    body = []
+    for phase, path, ms, share, *cells in table:
+        label = "  " * max(0, len(path) - 1) + (path[-1] if path else "(none)")
+        body.append(([phase or "-"] if phases else []) + [label, f"{ms:.2f}", f"{share:.1%}", *[_ms(c) for c in cells]])
+    note = "(ms of the window by host state; `device busy` says how much of it the device worked)"
+    return f"{grid(header, body, left=1 + phases)}\n{note}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.005 else "."
+
+
+def _device(report: Report) -> str:
+    lines = [
+        f"device busy {report.device_busy:.1%} of the span, device-bound {report.device_bound:.1%}; "
+        f"a sampling tool would say {report.naive_utilisation:.0%}",
+        f"compilation {report.compile_share:.1%}; device work outside operations {report.unattributed:.1%}, "
+        f"in fusions of several {report.mixed:.1%}, with inherited names {report.inherited:.1%}",
+    ]
+    return "\n".join(lines)
+
+
+def _device_rows(report: Report, depth: int | None) -> str:
+    work: collections.Counter = collections.Counter()
+    count: collections.Counter = collections.Counter()
+    for row, ns in report.device_rows.items():
+        work["/".join(row.path[:depth]) or "(none)"] += ns
+    for process in report.processes:
+        for (_, path), n in process.timeline.launches.items():
+            count["/".join(path[:depth]) or "(none)"] += n
+    total = sum(work.values()) or 1
+    body = [[k, f"{ns / 1e6:.2f}", f"{ns / total:.1%}", str(count[k])] for k, ns in work.most_common(20)]
+    return grid(["operation", "ms", "share", "instructions"], body) if body else ""
+
+
+def _transitions(report: Report) -> str:
+    kinds: collections.Counter = collections.Counter()
+    cells: dict[str, collections.Counter] = {}
+    for (source, target, _, path), n in report.transitions.items():
+        kinds[source, target] += n
+        cells.setdefault("/".join(path) or "(none)", collections.Counter())[source, target] += n
+    columns = [k for k, _ in kinds.most_common(6)]
+    rows = sorted(cells.items(), key=lambda item: -item[1].total())[:15]
+    body = [[name, *[str(c[k] or ".") for k in columns]] for name, c in rows]
+    body.append(["all", *[str(kinds[k]) for k in columns]])
+    if report.steps:
+        body.append(["per step", *[f"{kinds[k] / report.steps:.3g}" for k in columns]])
+    return grid(["operation", *[f"{a}→{b}" for a, b in columns]], body) if columns else ""
+
+
+def _compiled(report: Report) -> str:
+    body = []
+    for c in report.compiled[:15]:
+        causes = collections.Counter(c.causes)
+        why = "; ".join(f"{n}× {cause}" if n > 1 else cause for cause, n in causes.items())
+        body.append([c.function, why, str(c.count), f"{c.seconds * 1e3:.1f}"])
+    return grid(["function", "cause", "count", "ms"], body, left=2) if body else ""
+
+
+def _stages(report: Report) -> str:
+    stages = {k: v for k, v in report.stages().items() if k}
+    return grid(["stage", "ms"], [[k, f"{ns / 1e6:.2f}"] for k, ns in stages.items()]) if stages else ""
+
+
+def _processes(report: Report) -> str:
+    if len(report.processes) < 2:
+        return ""
+    first = min(p.span[0] for p in report.processes)
+    body = []
+    for p in report.processes:
+        busy = sum(ns for r, ns in p.sweep.rows.items() if r.device != IDLE) / p.window_ns
+        bound = sum(ns for r, ns in p.sweep.rows.items() if bound_by(r.host, r.device) == "device") / p.window_ns
+        start = (p.span[0] - first) / 1e9
+        body.append([p.name, str(p.pid), f"{start:.2f}", f"{p.window_ns / 1e9:.3f}", f"{busy:.1%}", f"{bound:.1%}"])
+    return grid(["process", "pid", "start s", "seconds", "device busy", "device-bound"], body)
+
+
+def _threads(report: Report) -> str:
+    body = []
+    for p in report.processes:
+        if len(p.sweep.threads) < 2:
+            continue
+        for name, states in p.sweep.threads.items():
+            shown = ", ".join(f"{k} {v / 1e6:.1f}" for k, v in sorted(states.items(), key=lambda x: -x[1]) if v)
+            body.append([p.name, name, shown])
+    return grid(["process", "thread", "ms"], body, left=3) if body else ""
+
+
+def html(report: Report) -> str:
+    """A table for notebooks, with a bar of host states in every row."""
+    states, table = operation_rows(report)
+    colours = dict(zip(STATES, COLOURS, strict=True))
+    rows = []
+    for phase, path, ms, share, *cells in table:
+        bar = "".join(
+            f'<span style="display:inline-block;height:0.9em;background:{colours[s]};'
+            f'width:{200 * value / (report.window_ns / 1e6):.1f}px" title="{s} {value:.2f} ms"></span>'
+            for s, value in zip(states, cells[:-1], strict=True)
+        )
+        label = "&nbsp;" * 3 * max(0, len(path) - 1) + escape.escape(path[-1] if path else "(none)")
+        rows.append(
+            f"<tr><td>{escape.escape(phase)}</td><td style='text-align:left'>{label}</td><td>{ms:.2f}</td>"
+            f"<td>{share:.1%}</td><td style='text-align:left;white-space:nowrap'>{bar}</td>"
+            f"<td>{cells[-1]:.2f}</td></tr>"
+        )
+    legend = " ".join(f'<span style="color:{colours[s]}">■</span> {s}' for s in states)
+    notes = "".join(f"<li>{escape.escape(p)}</li>" for p in report.problems)
+    return (
+        f"<div><b>{escape.escape(report.verdict)}</b><br>{escape.escape(_title(report))}<br>"
+        f"{escape.escape(_device(report))}<br>{legend}<table><tr><th>phase</th><th>operation</th><th>ms</th>"
+        f"<th>share</th><th>host</th><th>device ms</th></tr>{''.join(rows)}</table>"
+        f"<ul>{notes}</ul></div>"
+    )
+
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart: one colour a host state.
+COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2")
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """Everything in JSON types."""
+    return {
+        "seconds": report.span_ns / 1e9,
+        "window_ns": report.window_ns,
+        "corrected_ns": report.corrected_ns,
+        "steps": report.steps,
+        "steps_per_second": report.steps_per_second,
+        "verdict": report.verdict,
+        "limits": report.limits(),
+        "device_busy": report.device_busy,
+        "device_bound": report.device_bound,
+        "naive_utilisation": report.naive_utilisation,
+        "compile_share": report.compile_share,
+        "unattributed": report.unattributed,
+        "mixed": report.mixed,
+        "inherited": report.inherited,
+        "rows": [{**row._asdict(), "ns": ns} for row, ns in report.rows.items()],
+        "device_rows": [
+            {**row._asdict(), "ns": ns, "named": named(row.path)} for row, ns in report.device_rows.items()
+        ],
+        "transitions": [
+            {"from": a, "to": b, "phase": phase, "path": path, "count": n}
+            for (a, b, phase, path), n in report.transitions.items()
+        ],
+        "compiled": [vars(c) for c in report.compiled],
+        "processes": [
+            {"name": p.name, "pid": p.pid, "parent": p.parent, "start_ns": p.span[0], "seconds": p.window_ns / 1e9}
+            for p in report.processes
+        ],
+        "problems": report.problems,
+    }

@@ -1,0 +1,121 @@
+"""Read a trace: planes, lines and events with jax's `ProfileData`; warnings and HLO modules from the wire format."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.profiler import ProfileData
+
+from rlfx.errors import ProfileError, located
+from rlfx.profile import wire
+from rlfx.profile.hlo import Module
+
+METADATA_PLANE = "/host:metadata"
+ENVIRONMENT_PLANE = "Task Environment"
+SIDECAR = "rlfx.json"
+
+
+@dataclass
+class Trace:
+    """One capture of one process. Times of events are nanoseconds after `start_ns` (epoch).
+
+    `notes` is what `capture` wrote beside the trace (process, compilations, annotations open at its edges); empty for
+    traces made by other means. `warnings` are the profiler's own.
+    """
+
+    path: pathlib.Path
+    planes: list[Any]
+    modules: dict[int, Module]
+    start_ns: int
+    notes: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+    data: Any = field(default=None, repr=False)  # owns the memory behind `planes`
+
+
+def find(directory: str | pathlib.Path) -> list[pathlib.Path]:
+    """The `.xplane.pb` files under a directory (or the file itself), oldest first.
+
+    Raises:
+      ProfileError: there is none.
+    """
+    root = pathlib.Path(directory)
+    files = [root] if root.is_file() else sorted(root.glob("**/*.xplane.pb"), key=lambda p: p.stat().st_mtime_ns)
+    if not files:
+        what = "is a directory without a trace (no .xplane.pb in it)" if root.is_dir() else "does not exist"
+        raise ProfileError(
+            located(
+                f"{str(directory)!r} {what}.",
+                fix="Capture one first: `with rlfx.profile.capture(directory): ...`, or "
+                "`python -m rlfx.profile run script.py`.",
+            )
+        )
+    return files
+
+
+def read_trace(path: str | pathlib.Path) -> Trace:
+    """Read one `.xplane.pb` with the notes beside it.
+
+    Raises:
+      ProfileError: the file is empty, truncated, or not a trace.
+    """
+    path = pathlib.Path(path)
+    raw = path.read_bytes()
+    try:
+        return parse_trace(raw, path, _notes(path))
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from None
+
+
+def parse_trace(raw: bytes, path: pathlib.Path, notes: dict[str, Any]) -> Trace:
+    """Read a serialized XSpace."""
+    if not raw:
+        raise ProfileError(wire.truncated("it is empty"))
+    space = wire.message(memoryview(raw))
+    if 1 not in space:
+        raise ProfileError(wire.truncated("it holds no plane"))
+    modules: dict[int, Module] = {}
+    for plane in space[1]:
+        found = wire.message(plane)
+        if wire.text(found, 2) == METADATA_PLANE:
+            modules = _modules(found)
+    data = ProfileData.from_serialized_xspace(raw)
+    planes = list(data.planes)
+    stats = {key: value for plane in planes if plane.name == ENVIRONMENT_PLANE for key, value in plane.stats}
+    warnings = [bytes(text).decode("utf-8", "replace") for number in (2, 3) for text in space.get(number, [])]
+    start = int(stats.get("profile_start_time", 0))
+    return Trace(path, planes, modules, start, notes, warnings, data)
+
+
+def _modules(plane: dict) -> dict[int, Module]:
+    """HLO modules by program id: a stat of each event's metadata holds an HloProto, whose field 1 is the module."""
+    modules = {}
+    for entry in plane.get(4, []):
+        metadata = wire.message(wire.message(entry)[2][-1])
+        for stat in metadata.get(5, []):
+            proto = wire.message(stat)
+            if 6 not in proto:
+                continue
+            module = wire.message(proto[6][-1]).get(1)
+            if module:
+                label = wire.text(metadata, 2)  # jit_f(4)
+                name, _, number = label.rpartition("(")
+                program = int(number.rstrip(")")) if number.rstrip(")").isdigit() else wire.integer(metadata, 1)
+                modules[program] = Module(name or label, program, module[-1])
+    return modules
+
+
+def _notes(path: pathlib.Path) -> dict[str, Any]:
+    sidecar = path.parent / SIDECAR
+    if not sidecar.exists():
+        return {}
+    try:
+        return json.loads(sidecar.read_text())
+    except json.JSONDecodeError:
+        raise ProfileError(
+            located(
+                f"{SIDECAR} beside the trace is not JSON.", fix="Capture again, or delete it to read the trace alone."
+            )
+        ) from None
