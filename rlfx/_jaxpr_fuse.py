@@ -1,0 +1,46 @@
+"""What fusing steps needs from private jax: the functions behind typed keys, and a few primitives by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src.random import prng
+from jax.extend import core as jex
+from jax.extend.core import primitives as p
+
+
+def is_key(aval: Any) -> bool:
+    """Whether values of this type are typed keys."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def key_shape(aval: Any) -> tuple[int, ...]:
+    """The shape of the uint32 words of one key."""
+    return tuple(aval.dtype._impl.key_shape)
+
+
+def key_function(aval: Any, name: str) -> Callable:
+    """A function of the key type's implementation on key words: ``split``, ``random_bits``, ``fold_in``."""
+    return getattr(aval.dtype._impl, name)
+
+
+def seed_function(params: dict) -> Callable:
+    """The seeding function of a ``random_seed`` equation."""
+    return params["impl"].seed
+
+
+def trace(fn: Callable, *avals: Any) -> jex.ClosedJaxpr:
+    """The closed jaxpr of a function at these types."""
+    return jax.make_jaxpr(fn)(*avals)
+
+
+IOTA_2X32 = prng.iota_2x32_shape_p
+RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
+
+
+def named(*names: str) -> list:
+    """The primitives with these public names that this jax has."""
+    found = [getattr(p, f"{name}_p", None) or getattr(jax.lax, f"{name}_p", None) for name in names]
+    return [primitive for primitive in found if primitive is not None]

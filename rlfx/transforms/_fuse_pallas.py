@@ -1,0 +1,156 @@
+"""Fused steps as one Pallas kernel: a program for each block of environments, the state in registers for all K steps."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from rlfx import _jaxpr as J
+from rlfx import _jaxpr_fuse as F
+from rlfx.transforms._fuse_program import StepProgram
+from rlfx.transforms._scalarize import Target, array_of, keys_of
+
+Flat = Sequence[jax.Array]
+
+
+def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat,
+           *, block: int, compiler: Any, interpret: bool):
+    """One ``pallas_call`` with a grid of ``N / block`` programs.
+
+    Scalars of the carry are loaded once, carried through the loop over K as values, and stored once. ``xs`` and ``ys``
+    stay in global memory, one row for each timestep. What all environments share travels as one vector for each dtype.
+    """
+    n = b.shape[0]
+    vectors, places = _packed(program, shared)
+    step = program.scalar_step(Target(block=(block,), rewrites=REWRITES))
+    stored = [_storage(d) for d in program.carry.dtypes]
+    outputs = [_storage(d) for d in program.ys.dtypes]
+    inputs = [t.reshape(1), b, *vectors, *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
+              *[x.astype(_storage(x.dtype)) for x in xs]]
+    sizes = np.cumsum([2, len(vectors), len(stored), len(xs), len(stored)])
+
+    def run(*refs):
+        (time, index), packed, before, given, after, out = _cut(refs, sizes)
+        here = pl.ds(pl.program_id(0) * block, block)
+        first, envs = time[0], index[here]
+        weights = _unpacked(program, packed, places)
+
+        def advance(k, state):
+            x = [r[k, here].astype(d) for r, d in zip(given, program.xs.dtypes, strict=True)]
+            state, y = step(weights, first + k, envs, state, x)
+            for r, value in zip(out, y, strict=True):
+                r[k, here] = value.astype(r.dtype)
+            return state
+
+        state = [r[here].astype(d) for r, d in zip(before, program.carry.dtypes, strict=True)]
+        for r, value in zip(after, jax.lax.fori_loop(0, length, advance, state), strict=True):
+            r[here] = value.astype(r.dtype)
+
+    shapes = [*[jax.ShapeDtypeStruct((n,), d) for d in stored], *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
+    whole = pl.BlockSpec(memory_space=pl.ANY) if interpret else pl.no_block_spec
+    call = pl.pallas_call(
+        run, out_shape=shapes, grid=(n // block,), in_specs=[whole] * len(inputs), out_specs=[whole] * len(shapes),
+        interpret=interpret, compiler_params=compiler, name="rlfx_fused_steps",
+    )
+    results = call(*inputs)
+    dtypes = [*program.carry.dtypes, *program.ys.dtypes]
+    results = [x.astype(d) for x, d in zip(results, dtypes, strict=True)]
+    return results[: len(stored)], results[len(stored) :]
+
+
+def _cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:
+    return [refs[a:b] for a, b in zip([0, *bounds], [*bounds, len(refs)], strict=True)]
+
+
+def _storage(dtype: Any) -> np.dtype:
+    """Booleans are bytes in memory."""
+    return np.dtype("int8") if np.dtype(dtype) == bool else np.dtype(dtype)
+
+
+def _packed(program: StepProgram, shared: Flat) -> tuple[list[jax.Array], list[list[tuple[int, int]]]]:
+    """One vector for each dtype, padded to a power of two, and where each scalar of each leaf is."""
+    parts: dict[np.dtype, list] = {}
+    places, sizes = [], {}
+    for x, aval, shape in zip(shared, program.shared.avals, program.shared.shapes, strict=True):
+        data = jax.random.key_data(x) if F.is_key(aval) else x
+        data = data.astype(_storage(data.dtype)).reshape(-1)
+        start = sizes.get(data.dtype, 0)
+        parts.setdefault(data.dtype, []).append(data)
+        sizes[data.dtype] = start + math.prod(shape)
+        which = list(parts).index(data.dtype)
+        places.append([(which, start + i) for i in range(math.prod(shape))])
+    vectors = [jnp.concatenate(group) for group in parts.values()]
+    return [jnp.pad(v, (0, _power_of_two(v.size) - v.size)) for v in vectors], places
+
+
+def _unpacked(program: StepProgram, refs: Sequence[Any], places: list[list[tuple[int, int]]]) -> list[np.ndarray]:
+    out = []
+    for aval, shape, at in zip(program.shared.avals, program.shared.shapes, places, strict=True):
+        dtype = np.dtype("uint32") if F.is_key(aval) else aval.dtype
+        x = array_of([refs[which][i].astype(dtype) for which, i in at], shape)
+        out.append(keys_of(x, aval.shape) if F.is_key(aval) else x)
+    return out
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _erf_inv(x, **_):
+    """Giles (2010), "Approximating the erfinv function", single precision: what XLA computes."""
+    w = -jnp.log1p(-x * x)
+    central = [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+               -0.00417768164, 0.246640727, 1.50140941]  # fmt: skip
+    tail = [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+            0.00943887047, 1.00167406, 2.83297682]  # fmt: skip
+    near = w < 5.0
+    v = jnp.where(near, w - 2.5, jnp.sqrt(jnp.maximum(w, 5.0)) - 3.0)
+    p = functools.reduce(lambda acc, c: acc * v + jnp.where(near, c[0], c[1]), zip(central, tail, strict=True),
+                         jnp.zeros_like(v))  # fmt: skip
+    return jnp.where(jnp.abs(x) == 1.0, x * jnp.inf, p * x)
+
+
+def _sign(x, **_):
+    one = jnp.ones_like(x)
+    return jnp.where(x > 0, one, jnp.where(x < 0, -one, x))
+
+
+def _integer_pow(x, *, y):
+    result, base, n = None, x, abs(y)
+    while n:
+        result = base if result is None and n & 1 else result * base if n & 1 else result
+        base, n = base * base, n >> 1
+    result = jnp.ones_like(x) if result is None else result
+    return 1 / result if y < 0 else result
+
+
+def _clamp(low, x, high):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+def _round(x, *, rounding_method):
+    """Half away from zero, or to even."""
+    if rounding_method == jax.lax.RoundingMethod.AWAY_FROM_ZERO:
+        return jnp.where(x < 0, jnp.ceil(x - 0.5), jnp.floor(x + 0.5))
+    low = jnp.floor(x)
+    odd = low - 2 * jnp.floor(low * 0.5) == 1
+    gap = x - low
+    return jnp.where((gap > 0.5) | ((gap == 0.5) & odd), low + 1, low)
+
+
+REWRITES = {
+    J.primitive("erf_inv"): _erf_inv,
+    J.primitive("sign"): _sign,
+    J.primitive("integer_pow"): _integer_pow,
+    J.primitive("clamp"): _clamp,
+    J.primitive("round"): _round,
+    J.primitive("square"): lambda x: x * x,
+}
+"""What Pallas' GPU backends lack, from what they have."""
