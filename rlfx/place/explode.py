@@ -1,0 +1,461 @@
+"""A jaxpr, sharded ("exploded") into a dataflow graph: shards, reductions of partial results, lazy data movement."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr_place as jp
+from rlfx.errors import PlacementError, located
+from rlfx.place import tensors as tn
+from rlfx.place.fuse import fuse_scopes
+from rlfx.place.graph import DataflowGraph, Node, Step
+
+Splits = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The index space of an equation.
+
+    ``operands[i][a]`` is the iteration axis that axis ``a`` of operand ``i`` follows (None: read it whole); ``out``
+    likewise for results; ``reduced`` axes appear in no result and are combined by ``combine``.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[tuple[int | None, ...], ...]
+    out: tuple[int, ...]
+    reduced: tuple[int, ...]
+    pinned: frozenset[int]
+    combine: Callable[[jax.Array, jax.Array], jax.Array] | None
+    kind: str
+    flops: Callable[[tuple[int, ...]], float]
+
+
+def _aligned(operand: tuple[int, ...], out: tuple[int, ...]) -> tuple[int | None, ...]:
+    """The output axis that each operand axis follows; scalars have none, axes of size one may be stretched."""
+    return tuple(None if n == 1 != out[a] else a for a, n in enumerate(operand))
+
+
+def _elementwise(eqn: jp.JaxprEqn) -> Iteration:
+    shape = eqn.outvars[0].aval.shape
+    axes = tuple(range(len(shape)))
+    operands = tuple(_aligned(v.aval.shape, shape) for v in eqn.invars)
+    return Iteration(shape, operands, axes, (), frozenset(), None, "elementwise", math.prod)
+
+
+def _dot(eqn: jp.JaxprEqn) -> Iteration:
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    lhs, rhs = (v.aval.shape for v in eqn.invars)
+    lhs_free = [i for i in range(len(lhs)) if i not in (*lhs_contract, *lhs_batch)]
+    rhs_free = [i for i in range(len(rhs)) if i not in (*rhs_contract, *rhs_batch)]
+    sizes = [lhs[i] for i in (*lhs_batch, *lhs_free, *lhs_contract)] + [rhs[i] for i in rhs_free]
+    batch, rows, inner = len(lhs_batch), len(lhs_free), len(lhs_contract)
+    lhs_map, rhs_map = [0] * len(lhs), [0] * len(rhs)
+    for axis, i in enumerate((*lhs_batch, *lhs_free, *lhs_contract)):
+        lhs_map[i] = axis
+    for axis, i in enumerate(rhs_batch):
+        rhs_map[i] = axis
+    for axis, i in enumerate(rhs_contract):
+        rhs_map[i] = batch + rows + axis
+    for axis, i in enumerate(rhs_free):
+        rhs_map[i] = batch + rows + inner + axis
+    reduced = tuple(range(batch + rows, batch + rows + inner))
+    out = tuple(i for i in range(len(sizes)) if i not in reduced)
+    return Iteration(
+        tuple(sizes), (tuple(lhs_map), tuple(rhs_map)), out, reduced, frozenset(), jnp.add, "matmul",
+        lambda n: 2.0 * math.prod(n),
+    )  # fmt: skip
+
+
+def _reduction(eqn: jp.JaxprEqn) -> Iteration:
+    shape, axes = eqn.invars[0].aval.shape, tuple(eqn.params["axes"])
+    out = tuple(i for i in range(len(shape)) if i not in axes)
+    combine = jp.REDUCTIONS[eqn.primitive]
+    return Iteration(shape, (tuple(range(len(shape))),), out, axes, frozenset(), combine, "reduction", math.prod)
+
+
+def _along(eqn: jp.JaxprEqn) -> Iteration:
+    shape, named = eqn.invars[0].aval.shape, eqn.params[jp.ALONG[eqn.primitive]]
+    pinned = frozenset((named,) if isinstance(named, int) else named)
+    gone = pinned if len(eqn.outvars[0].aval.shape) < len(shape) else frozenset()
+    out = tuple(i for i in range(len(shape)) if i not in gone)
+    return Iteration(shape, (tuple(range(len(shape))),), out, (), pinned, None, "reduction", math.prod)
+
+
+def _opaque(eqn: jp.JaxprEqn) -> Iteration:
+    def flops(_: tuple[int, ...]) -> float:
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        cost = jax.jit(lambda *xs: jp.evaluate(eqn, *xs)).lower(*avals).cost_analysis() or {}
+        return max(float(cost.get("flops", 0.0)), float(sum(v.aval.size for v in eqn.outvars)))
+
+    operands = tuple(tuple(None for _ in v.aval.shape) for v in eqn.invars)
+    return Iteration((), operands, (), (), frozenset(), None, "opaque", flops)
+
+
+def iteration(eqn: jp.JaxprEqn) -> Iteration:
+    """The index space of an equation; primitives without a rule are opaque: one shard that reads its operands whole."""
+    if eqn.primitive in jp.ELEMENTWISE:
+        return _elementwise(eqn)
+    if eqn.primitive is jp.dot_general_p:
+        return _dot(eqn)
+    if eqn.primitive in jp.REDUCTIONS:
+        return _reduction(eqn)
+    if eqn.primitive in jp.ALONG:
+        return _along(eqn)
+    return _opaque(eqn)
+
+
+def _slice_view(eqn: jp.JaxprEqn, x: tn.Tensor) -> tn.Tensor | None:
+    strides = eqn.params["strides"]
+    if strides is not None and any(s != 1 for s in strides):
+        return None
+    return tn.shift(x, tuple(eqn.params["start_indices"]), tuple(eqn.params["limit_indices"]))
+
+
+VIEWS: Mapping[Any, Callable[[jp.JaxprEqn, tn.Tensor], tn.Tensor | None]] = {
+    **{
+        prim: lambda eqn, x: tn.cast(x, eqn.outvars[0].aval.shape, lambda a: jp.evaluate(eqn, a)[0])
+        for prim in jp.CASTS
+    },
+    jp.transpose_p: lambda eqn, x: tn.transpose(x, tuple(eqn.params["permutation"])),
+    jp.broadcast_in_dim_p: lambda eqn, x: (
+        tn.broadcast(x, tuple(eqn.params["shape"]), tuple(eqn.params["broadcast_dimensions"]))
+    ),
+    jp.reshape_p: lambda eqn, x: (
+        None if eqn.params["dimensions"] is not None else tn.reshape(x, tuple(eqn.params["new_sizes"]))
+    ),
+    jp.squeeze_p: lambda eqn, x: tn.squeeze(x, tuple(eqn.params["dimensions"])),
+    jp.slice_p: _slice_view,
+}
+
+
+def _view(eqn: jp.JaxprEqn, operands: Sequence[tn.Tensor]) -> tn.Tensor | None:
+    """The result as a lazy view of its operands, or None if it must be computed by a node."""
+    if eqn.primitive in VIEWS and len(operands) == 1:
+        return VIEWS[eqn.primitive](eqn, operands[0])
+    if eqn.primitive is jp.concatenate_p:
+        return tn.Joined(tuple(operands), eqn.params["dimension"], eqn.outvars[0].aval.shape)
+    shape = eqn.outvars[0].aval.shape
+    if eqn.primitive is jp.iota_p:
+        axis, dtype = eqn.params["dimension"], eqn.params["dtype"]
+        return tn.Synthetic(
+            shape,
+            lambda region: (
+                jax.lax.broadcasted_iota(dtype, tn.region_shape(region), axis) + jnp.asarray(region[axis][0], dtype)
+            ),
+        )
+    if eqn.primitive in jp.ELEMENTWISE and all(map(tn.synthetic, operands)):
+
+        def make(region: tn.Region) -> jax.Array:
+            aligned = [tuple((0, 1) if a is None else region[a] for a in _aligned(x.shape, shape)) for x in operands]
+            parts = [x.read(r).run({}) for x, r in zip(operands, aligned, strict=True)]
+            return jp.evaluate(eqn, *parts)[0]
+
+        return tn.Synthetic(shape, make)
+    return None
+
+
+def _grid(eqn: jp.JaxprEqn, it: Iteration, operands: Sequence[tn.Tensor], split: tuple[int, ...] | None) -> tn.Cuts:
+    """Where an equation's index space is cut: by the user's split, or as its most finely cut operand is."""
+    cuts = []
+    for axis, size in enumerate(it.sizes):
+        if axis in it.pinned:
+            cuts.append((0, size))
+        elif split is not None:
+            parts = split[axis] if axis < len(split) else 1
+            cuts.append(tn.even_cuts(size, min(parts, size)))
+        else:
+            options = [(0, size)]
+            for tensor, mapping in zip(operands, it.operands, strict=True):
+                options += [tensor.cuts[a] for a, target in enumerate(mapping) if target == axis]
+            cuts.append(max(options, key=len))
+    return tuple(cuts)
+
+
+class _Builder:
+    """Accumulates nodes and blocks while the equations are visited in order."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.metas: list[str] = []
+        self.scopes: list[tuple[str, ...]] = []  # of each meta-op
+        self.blocks: list[jax.ShapeDtypeStruct] = []
+        self.loads: dict[int, tuple[int, tn.Region]] = {}
+
+    def meta(self, name: str, scopes: tuple[str, ...] = ()) -> int:
+        """A new meta-op; repeated names are numbered."""
+        self.scopes.append(scopes)
+        count = sum(m == name or m.startswith(f"{name}#") for m in self.metas)
+        self.metas.append(name if not count else f"{name}#{count + 1}")
+        return len(self.metas) - 1
+
+    def block(self, shape: tn.Shape, dtype: Any) -> int:
+        """A new block."""
+        self.blocks.append(jax.ShapeDtypeStruct(shape, dtype))
+        return len(self.blocks) - 1
+
+    def nbytes(self, *blocks: int) -> int:
+        """Bytes of some blocks."""
+        return sum(math.prod(self.blocks[b].shape) * self.blocks[b].dtype.itemsize for b in blocks)
+
+    def add(self, meta: int, index: Sequence[int], kind: str, role: Any, step: Step, flops: float, source: str,
+            read_bytes: float) -> None:  # fmt: skip
+        """A new node of one step."""
+        size = self.nbytes(*step.defines)
+        label = f"{self.metas[meta]}[{','.join(map(str, index))}]"
+        self.nodes.append(
+            Node(label, kind, meta, role, (step,), step.defines, step.reads, flops, read_bytes + size, size, source)
+        )
+
+    def argument(self, position: int, name: str, aval: Any) -> tn.Argument:
+        """An argument whose blocks become input nodes when its first reader cuts it."""
+
+        def make(cuts: tn.Cuts) -> tn.Blocks:
+            meta, ids = self.meta(name), {}
+            for index, region in tn.regions(cuts).items():
+                ids[index] = self.block(tn.region_shape(region), aval.dtype)
+                self.loads[ids[index]] = (position, region)
+                step = Step((ids[index],), (), lambda env: ())
+                self.add(meta, index, "input", "input", replace(step, defines=(ids[index],)), 0.0, name, 0.0)
+            return tn.Blocks(aval.shape, cuts, ids)
+
+        return tn.Argument(aval.shape, make)
+
+    def shards(self, eqn: jp.JaxprEqn, it: Iteration, operands: Sequence[tn.Tensor], cuts: tn.Cuts,
+               name: str) -> list[tn.Tensor]:  # fmt: skip
+        """The nodes of one equation, and its results as blocks."""
+
+        def operand_regions(region: tn.Region) -> list[tn.Region]:
+            return [
+                tuple((0, n) if axis is None else region[axis] for n, axis in zip(x.shape, mapping, strict=True))
+                for x, mapping in zip(operands, it.operands, strict=True)
+            ]
+
+        grid = tn.regions(cuts)
+        for region in grid.values():
+            for x, wanted in zip(operands, operand_regions(region), strict=True):
+                x.request(wanted)
+        for x in operands:
+            x.read(tn.whole(x.shape))  # settles arguments
+        meta, source = self.meta(name, jp.scopes(eqn)), jp.source(eqn)
+        parts: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for index, region in grid.items():
+            wanted = operand_regions(region)
+            reads = [x.read(r) for x, r in zip(operands, wanted, strict=True)]
+            out_shapes = (
+                [v.aval.shape for v in eqn.outvars]
+                if it.kind == "opaque"
+                else [tuple(region[a][1] - region[a][0] for a in it.out)]
+            )
+            defines = tuple(self.block(s, v.aval.dtype) for s, v in zip(out_shapes, eqn.outvars, strict=True))
+            blocks = tuple(sorted(frozenset().union(*(r.blocks for r in reads))))
+
+            def run(env: Any, reads: Any = reads) -> tuple[jax.Array, ...]:
+                return tuple(jp.evaluate(eqn, *(r.run(env) for r in reads)))
+
+            read_bytes = sum(
+                math.prod(tn.region_shape(r)) * v.aval.dtype.itemsize
+                for r, v, e in zip(wanted, eqn.invars, reads, strict=True)
+                if e.blocks
+            )
+            sizes = tn.region_shape(region)
+            self.add(meta, index, it.kind, "shard", Step(defines, blocks, run), it.flops(sizes), source, read_bytes)
+            parts.setdefault(tuple(index[a] for a in it.out), []).append(defines)
+        return self._results(eqn, it, cuts, meta, parts, source)
+
+    def _results(self, eqn: Any, it: Iteration, cuts: tn.Cuts, meta: int, parts: Any, source: str) -> list[tn.Tensor]:
+        """Blocks of the results; partial results of one block are combined by a reduce node."""
+        out_cuts = tuple(cuts[a] for a in it.out)
+        results: list[dict[tuple[int, ...], int]] = [{} for _ in eqn.outvars]
+        for index, partials in parts.items():
+            if len(partials) > 1:
+                reads = tuple(p[0] for p in partials)
+                aval = self.blocks[reads[0]]
+                total = self.block(aval.shape, aval.dtype)
+
+                def run(env: Any, reads: Any = reads) -> tuple[jax.Array, ...]:
+                    value = env[reads[0]]
+                    for b in reads[1:]:
+                        value = it.combine(value, env[b])  # type: ignore[misc]
+                    return (value,)
+
+                flops = float(math.prod(aval.shape) * (len(reads) - 1))
+                self.add(meta, ("reduce", *index), "aggregate", "reduce", Step((total,), reads, run), flops, source,
+                         self.nbytes(*reads))  # fmt: skip
+                partials = [(total,)]
+            for result, block in zip(results, partials[0], strict=True):
+                result[index if it.kind != "opaque" else ()] = block
+        if it.kind == "opaque":
+            return [
+                tn.Blocks(v.aval.shape, cuts0, {tuple(0 for _ in v.aval.shape): ids[()]})
+                for v, ids in zip(eqn.outvars, results, strict=True)
+                for cuts0 in [tuple((0, n) for n in v.aval.shape)]
+            ]
+        return [tn.Blocks(v.aval.shape, out_cuts, ids) for v, ids in zip(eqn.outvars, results, strict=True)]
+
+    def form(self, x: tn.Tensor, cuts: tn.Cuts, dtype: Any, name: str) -> tn.Tensor:
+        """Formation nodes: the tensor copied into a grid of its own."""
+        meta, ids = self.meta(name), {}
+        for index, region in tn.regions(cuts).items():
+            expr = x.read(region)
+            ids[index] = self.block(tn.region_shape(region), dtype)
+            step = Step((ids[index],), tuple(sorted(expr.blocks)), lambda env, expr=expr: (expr.run(env),))
+            self.add(meta, index, "formation", "shard", step, 0.0, "the function's result", self.nbytes(ids[index]))
+        return tn.Blocks(x.shape, cuts, ids)
+
+
+def _argument_names(fn: Callable[..., Any], in_tree: Any, args: Any) -> list[str]:
+    """Names of the flat arguments: parameter, then path."""
+    import inspect
+
+    try:
+        bound = list(inspect.signature(fn).bind(*args).arguments.items())
+    except (TypeError, ValueError):
+        bound = [(f"arg{i}", a) for i, a in enumerate(args)]
+    leaves = jax.tree_util.tree_leaves_with_path(dict(enumerate(v for _, v in bound)))
+    names = [name for name, _ in bound]
+    return [names[path[0].key] + jax.tree_util.keystr(path[1:]) for path, _ in leaves]
+
+
+def _split_for(name: str, scopes: tuple[str, ...], eqn: jp.JaxprEqn, splits: Splits, dots: set[str]) -> Any:
+    """The user's split of an equation: by its own name, or by the innermost named scope that has one."""
+    if name in splits:
+        return splits[name]
+    primitive = str(eqn.primitive)
+    for scope in reversed(scopes):
+        if scope in splits and (scope not in dots or eqn.primitive is jp.dot_general_p):
+            return splits[scope]
+    return splits.get(primitive)
+
+
+def explode(
+    fn: Callable[..., Any],
+    *args: Any,
+    splits: Splits | None = None,
+    out_splits: tuple[int, ...] | None = None,
+    fuse: Sequence[str] = (),
+    name: str | None = None,
+) -> DataflowGraph:
+    """Trace a function and shard its operations into a dataflow graph (DOPPLER section 2, appendix A).
+
+    Every equation of the jaxpr is a meta-op. Its index space (for a contraction: batch, rows, contracted, columns; else
+    the axes of its largest array) is cut into a grid of shard nodes; a cut contracted or reduced axis adds reduce
+    nodes that combine the partial results. Broadcasts, reshapes, transposes, casts, slices and concatenations are
+    evaluated lazily by the nodes that read them. Arguments are cut where their first reader needs them.
+
+    Args:
+      fn: a pure JAX function of pytrees of arrays.
+      *args: example arguments, or ``jax.ShapeDtypeStruct``.
+      splits: parts per axis, by ``jax.named_scope``, primitive or argument name. A scope with a contraction splits its
+        contractions only. Everything else follows its most finely cut operand.
+      out_splits: cut the function's results with formation nodes; by default results stay in their last blocks.
+      fuse: named scopes whose equations become one node per block.
+      name: the graph's name, by default the function's.
+
+    Returns:
+      The graph. ``graph.evaluate(*args)`` equals ``fn(*args)`` up to the order of floating-point sums.
+
+    Raises:
+      PlacementError: the function has effects, a split names nothing in it, or a fused scope would make a cycle.
+
+    Differs from the paper: the paper takes shardings from EinDecomp and does not print them; ours are arguments.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> graph = explode(lambda x, w: jnp.tanh(x @ w), jnp.ones((8, 4)), jnp.ones((4, 8)),
+      ...                 splits={"dot_general": (2, 2, 1)}, name="layer")
+      >>> graph.summary()
+      'layer: 12 nodes (input 6, matmul 4, aggregate 2, elementwise 2)...'
+    """
+    splits = dict(splits or {})
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    label = name or getattr(fn, "__name__", "fn")
+    if closed.effects:
+        kinds = ", ".join(sorted(str(e) for e in closed.effects))
+        raise PlacementError(
+            located(
+                f"{label} has side effects ({kinds}); its nodes may run in any order on any device.",
+                where=next((jp.source(e) for e in closed.jaxpr.eqns if e.effects), None),
+                fix="Remove debug prints and callbacks from the function, or run them outside of it.",
+            )
+        )
+    jaxpr, consts = jp.flatten(closed)
+    names = _argument_names(fn, None, args)
+    builder = _Builder()
+    env: dict[Any, tn.Tensor] = {}
+    avals = [v.aval for v in jaxpr.invars]
+    for position, (var, arg_name) in enumerate(zip(jaxpr.invars, names, strict=True)):
+        env[var] = builder.argument(position, arg_name, var.aval)
+    for i, (var, const) in enumerate(zip(jaxpr.constvars, consts, strict=True)):
+        small = math.prod(jnp.shape(const)) == 1
+        env[var] = tn.literal(const) if small else builder.argument(len(names) + i, f"const{i}", var.aval)
+    dots = {s for e in jaxpr.eqns if e.primitive is jp.dot_general_p for s in jp.scopes(e)}
+    _check_splits(splits, fuse, names, jaxpr, label)
+    for var, arg_name in zip(jaxpr.invars, names, strict=True):
+        if arg_name in splits:
+            parts = splits[arg_name]
+            env[var].settle(  # type: ignore[attr-defined]
+                tuple(tn.even_cuts(n, parts[a] if a < len(parts) else 1) for a, n in enumerate(var.aval.shape))
+            )
+    for eqn in jaxpr.eqns:
+        operands = [tn.literal(v.val) if isinstance(v, jp.Literal) else env[v] for v in eqn.invars]
+        view = _view(eqn, operands)
+        if view is not None:
+            env[eqn.outvars[0]] = view
+            continue
+        it, scopes = iteration(eqn), jp.scopes(eqn)
+        meta_name = "/".join((*scopes, str(eqn.primitive)))
+        cuts = _grid(eqn, it, operands, _split_for(meta_name, scopes, eqn, splits, dots))
+        env.update(zip(eqn.outvars, builder.shards(eqn, it, operands, cuts, meta_name), strict=True))
+    results = []
+    for i, v in enumerate(jaxpr.outvars):
+        x = tn.literal(v.val) if isinstance(v, jp.Literal) else env[v]
+        if out_splits is not None:
+            cuts = tuple(
+                tn.even_cuts(n, out_splits[a] if a < len(out_splits) else 1) for a, n in enumerate(v.aval.shape)
+            )
+            x = builder.form(x, cuts, v.aval.dtype, f"result{i}")
+        expr = x.read(tn.whole(x.shape))
+        results.append((tuple(sorted(expr.blocks)), expr.run))
+    loads, constants = dict(builder.loads), list(consts)
+
+    def load(flat: Sequence[jax.Array]) -> dict[int, jax.Array]:
+        everything = [*map(jnp.asarray, flat), *map(jnp.asarray, constants)]
+        return {
+            block: everything[position][tuple(slice(a, b) for a, b in region)]
+            for block, (position, region) in loads.items()
+        }
+
+    nodes = fuse_scopes(builder.nodes, builder.metas, builder.scopes, fuse, results, builder.nbytes, label)
+    return DataflowGraph(
+        tuple(nodes), tuple(builder.metas), tuple(builder.blocks), load, tuple(results),
+        jax.tree.structure(args), jax.tree.structure(out_shape),
+        tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals), label,
+    )  # fmt: skip
+
+
+def _check_splits(splits: Splits, fuse: Sequence[str], names: list[str], jaxpr: jp.Jaxpr, label: str) -> None:
+    """Every name in ``splits`` and ``fuse`` means something in the function."""
+    paths = [("/".join((*jp.scopes(e), str(e.primitive)))) for e in jaxpr.eqns]
+    known = {*names, *paths, *itertools.chain.from_iterable(p.split("/") for p in paths)}
+    for key in (*splits, *fuse):
+        if key not in known:
+            raise PlacementError(
+                located(
+                    f"{key!r} names no scope, operation or argument of {label}.",
+                    fix=f"Use one of: {', '.join(sorted(known))}.",
+                )
+            )
+    for key, parts in splits.items():
+        if any(not isinstance(p, int) or p < 1 for p in parts):
+            raise PlacementError(
+                located(f"The split {parts} of {key!r} has a part that is not a positive integer.",
+                        fix="Give the number of parts of each axis, such as (2, 1, 4).")
+            )  # fmt: skip

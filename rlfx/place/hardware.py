@@ -1,0 +1,171 @@
+"""Machines as the simulator sees them: compute and memory rates, links, capacities."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx.errors import PlacementError, located
+from rlfx.place.graph import DataflowGraph
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine.
+
+    Attributes:
+      names: of the devices, ``[D]``.
+      flops: floating-point operations per second of each device, ``[D]``.
+      memory_rate: bytes per second between a device and its own memory, ``[D]``.
+      overhead: seconds to launch a kernel, ``[D]``.
+      memory: bytes of each device's memory, ``[D]``.
+      bandwidth: bytes per second of the link from row to column, ``[D, D]``; the diagonal is not used.
+      latency: seconds to start a transfer, ``[D, D]``.
+    """
+
+    names: tuple[str, ...]
+    flops: np.ndarray
+    memory_rate: np.ndarray
+    overhead: np.ndarray
+    memory: np.ndarray
+    bandwidth: np.ndarray
+    latency: np.ndarray
+
+    def __post_init__(self) -> None:
+        """Every rate is positive."""
+        off = ~np.eye(len(self.names), dtype=bool)
+        for label, values in (
+            ("flops", self.flops),
+            ("memory_rate", self.memory_rate),
+            ("overhead", self.overhead),
+            ("memory", self.memory),
+            ("bandwidth", self.bandwidth[off]),
+            ("latency", self.latency[off]),
+        ):
+            if np.any(~(np.asarray(values) > 0)):
+                raise PlacementError(
+                    located(f"Hardware.{label} must be positive everywhere, got {np.asarray(values).tolist()}.",
+                            fix="Give measured rates; a kernel launch and a transfer both take some time.")
+                )  # fmt: skip
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return len(self.names)
+
+    def fitted(self, graph: DataflowGraph, one_device_seconds: float) -> Hardware:
+        """This machine, uniformly faster or slower so that one device runs the whole graph in the given time.
+
+        Links keep their speed. The paper prints one-device times but neither its kernels' rates nor its shardings.
+        """
+        factor = float(task_seconds(graph, self)[:, 0].sum()) / one_device_seconds
+        return replace(
+            self, flops=self.flops * factor, memory_rate=self.memory_rate * factor, overhead=self.overhead / factor
+        )
+
+    def with_memory(self, nbytes: float) -> Hardware:
+        """This machine with the same memory limit on every device."""
+        return replace(self, memory=np.full(self.devices, nbytes, np.float64))
+
+    def with_links(self, bytes_per_second: float) -> Hardware:
+        """This machine with the same bandwidth on every link."""
+        return replace(self, bandwidth=np.full((self.devices, self.devices), bytes_per_second, np.float64))
+
+
+def task_seconds(graph: DataflowGraph, hardware: Hardware) -> np.ndarray:
+    """Seconds of every task of a graph on every device, float64 ``[tasks, D]``: a roofline plus the launch overhead."""
+    flops = np.array([graph.nodes[i].flops for i in graph.tasks])
+    traffic = np.array([graph.nodes[i].traffic for i in graph.tasks])
+    compute, memory = flops[:, None] / hardware.flops, traffic[:, None] / hardware.memory_rate
+    return np.maximum(compute, memory) + hardware.overhead
+
+
+def uniform(
+    devices: int,
+    *,
+    flops: float,
+    memory_rate: float,
+    memory: float,
+    bandwidth: float,
+    latency: float = 10e-6,
+    overhead: float = 5e-6,
+    name: str = "gpu",
+) -> Hardware:
+    """Equal devices, one dedicated link per ordered pair.
+
+    Example:
+      >>> uniform(2, flops=1e12, memory_rate=1e11, memory=1e9, bandwidth=1e10).names
+      ('gpu:0', 'gpu:1')
+    """
+    each, pair = np.ones(devices), np.ones((devices, devices))
+    return Hardware(
+        tuple(f"{name}:{i}" for i in range(devices)), flops * each, memory_rate * each, overhead * each, memory * each,
+        bandwidth * pair, latency * pair,
+    )  # fmt: skip
+
+
+def p100_pcie(devices: int = 4, bandwidth: float = 10e9, memory: float = 16e9) -> Hardware:
+    """Tesla P100s on PCIe (section 7.1): 9.3 TFLOP/s single precision, 732 GB/s memory."""
+    return uniform(devices, flops=9.3e12, memory_rate=732e9, memory=memory, bandwidth=bandwidth, name="p100")
+
+
+def v100_meshes(devices: int = 8, nvlink: float = 45e9, bridge: float = 22.5e9, pcie: float = 10e9) -> Hardware:
+    """V100s in two fully connected NVLink meshes (appendix I.2), with one NVLink from each device to its twin.
+
+    Other pairs of the two meshes go through PCIe. 15.7 TFLOP/s, 900 GB/s memory, 32 GB.
+    """
+    base = uniform(devices, flops=15.7e12, memory_rate=900e9, memory=32e9, bandwidth=pcie, name="v100")
+    mesh = np.arange(devices) // (devices // 2)
+    twin = np.arange(devices) % (devices // 2)
+    same, paired = mesh[:, None] == mesh, (twin[:, None] == twin) & (mesh[:, None] != mesh)
+    return replace(base, bandwidth=np.where(same, nvlink, np.where(paired, bridge, pcie)))
+
+
+def _median_seconds(fn: Any, *args: Any, repeats: int = 7) -> float:
+    jax.block_until_ready(fn(*args))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(fn(*args))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def measured(devices: list[Any] | None = None, size: int = 512) -> Hardware:
+    """This machine's jax devices, measured with a matrix product, an addition, an empty kernel and transfers.
+
+    Args:
+      devices: jax devices, by default all of the default platform.
+      size: edge of the square matrices.
+
+    Returns:
+      Medians of a few runs, taken one device at a time: devices that share cores (XLA's host devices) look faster here
+      than they are together.
+    """
+    devices = list(devices or jax.devices())
+    count = len(devices)
+    product, add, empty = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1.0), jax.jit(lambda x: x + 1.0)
+    flops, rate, overhead = np.zeros(count), np.zeros(count), np.zeros(count)
+    nbytes = 4.0 * (4 * size) ** 2
+    on = [jax.device_put(jnp.ones((size, size), jnp.float32), d) for d in devices]
+    big = [jax.device_put(jnp.ones((4 * size, 4 * size), jnp.float32), d) for d in devices]
+    for i, d in enumerate(devices):
+        overhead[i] = _median_seconds(empty, jax.device_put(jnp.float32(0.0), d), repeats=50)
+        flops[i] = 2.0 * size**3 / max(_median_seconds(product, on[i]) - overhead[i], 1e-9)
+        rate[i] = 2.0 * nbytes / max(_median_seconds(add, big[i]) - overhead[i], 1e-9)
+    bandwidth, latency = np.ones((count, count)), np.ones((count, count))
+    for i in range(count):
+        for j in range(count):
+            if i != j:
+                small = jax.device_put(jnp.float32(0.0), devices[i])
+                latency[i, j] = _median_seconds(lambda x, d=devices[j]: jax.device_put(x, d), small, repeats=20)
+                seconds = _median_seconds(lambda x, d=devices[j]: jax.device_put(x, d), big[i])
+                bandwidth[i, j] = nbytes / max(seconds - latency[i, j], 1e-9)
+    stats = [d.memory_stats() or {} for d in devices]
+    memory = np.array([float(s.get("bytes_limit", 8e9)) for s in stats])
+    return Hardware(tuple(str(d) for d in devices), flops, rate, overhead, memory, bandwidth, latency)

@@ -1,0 +1,204 @@
+"""The placement problem: a task graph with durations, as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+import jax
+import numpy as np
+
+from rlfx.errors import PlacementError, located
+from rlfx.place.graph import DataflowGraph
+from rlfx.place.hardware import Hardware, task_seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a simulator and a policy need to know, V tasks on D devices. All times in seconds.
+
+    Attributes:
+      exec_time: float32 ``[V, D]``, positive.
+      transfer_time: float32 ``[V, D, D]``, of a task's result from row to column device; zero on the diagonal.
+      adjacency: bool ``[V, V]``, ``adjacency[u, v]`` if v reads u's result. Tasks are in topological order.
+      nbytes: float32 ``[V]``, size of each task's result.
+      input_bytes: float32 ``[I]``, sizes of the graph's input blocks, which are available everywhere.
+      input_reads: bool ``[I, V]``, which tasks read them.
+      memory: float32 ``[D]``, bytes.
+      metas: groups of tasks ``(shards, reduces)``, one per meta-op, in topological order (appendix A).
+      names: of the tasks.
+    """
+
+    exec_time: np.ndarray
+    transfer_time: np.ndarray
+    adjacency: np.ndarray
+    nbytes: np.ndarray
+    input_bytes: np.ndarray
+    input_reads: np.ndarray
+    memory: np.ndarray
+    metas: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = field(default=())
+    names: tuple[str, ...] = field(default=())
+
+    @property
+    def tasks(self) -> int:
+        """V."""
+        return self.exec_time.shape[0]
+
+    @property
+    def devices(self) -> int:
+        """D."""
+        return self.exec_time.shape[1]
+
+    @cached_property
+    def mean_exec(self) -> np.ndarray:
+        """Mean time over devices, ``[V]``."""
+        return self.exec_time.mean(axis=1)
+
+    @cached_property
+    def mean_transfer(self) -> np.ndarray:
+        """Mean time over links, ``[V]``."""
+        pairs = max(1, self.devices * (self.devices - 1))
+        return self.transfer_time.sum(axis=(1, 2)) / pairs
+
+    def _longest(self, forward: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Longest path costs and next hops; ``forward``: towards the exits, own cost included."""
+        cost, hop = self.mean_exec.astype(np.float64).copy(), np.full(self.tasks, -1)
+        order = range(self.tasks - 1, -1, -1) if forward else range(self.tasks)
+        for v in order:
+            others = np.flatnonzero(self.adjacency[v] if forward else self.adjacency[:, v])
+            if len(others):
+                through = cost[others] + (self.mean_transfer[v] if forward else self.mean_transfer[others])
+                hop[v] = others[np.argmax(through)]
+                cost[v] += through.max()
+        return cost, hop
+
+    @cached_property
+    def to_exit(self) -> tuple[np.ndarray, np.ndarray]:
+        """Longest path from each task to an exit, with mean transfers (the paper's t-level): cost and next hop."""
+        return self._longest(True)
+
+    @cached_property
+    def from_entry(self) -> tuple[np.ndarray, np.ndarray]:
+        """Longest path from an entry to each task (the paper's b-level): cost and previous hop."""
+        return self._longest(False)
+
+    @cached_property
+    def depth(self) -> np.ndarray:
+        """Hops on the longest path from an entry, int ``[V]``."""
+        depth = np.zeros(self.tasks, np.int64)
+        for v in range(self.tasks):
+            preds = np.flatnonzero(self.adjacency[:, v])
+            depth[v] = depth[preds].max() + 1 if len(preds) else 0
+        return depth
+
+    def lower_bound(self) -> float:
+        """Seconds that no assignment beats: all work spread evenly, or the longest path without transfers.
+
+        The work bound sums each task's fastest time; with unequal devices the sum is of harmonic shares, so that a
+        device twice as fast counts twice.
+        """
+        fastest = self.exec_time.min(axis=1).astype(np.float64)
+        path = fastest.copy()
+        for v in range(self.tasks - 1, -1, -1):
+            succ = np.flatnonzero(self.adjacency[v])
+            path[v] += path[succ].max() if len(succ) else 0.0
+        speed = (fastest[:, None] / self.exec_time).max(axis=0)  # of each device, relative to the fastest, at best
+        return float(max(path.max(), fastest.sum() / speed.sum()))
+
+    def one_device(self) -> np.ndarray:
+        """Seconds of running everything on each device alone, ``[D]``."""
+        return self.exec_time.sum(axis=0)
+
+    def restricted(self, nbytes: float) -> Problem:
+        """The same problem with every device's memory limited."""
+        return replace(self, memory=np.full(self.devices, nbytes, np.float32))
+
+    @cached_property
+    def memory_may_bind(self) -> bool:
+        """Whether some assignment could exceed a device's memory: everything on the smallest device."""
+        return bool(self.nbytes.sum() + self.input_bytes.sum() > self.memory.min())
+
+
+def checked(problem: Problem) -> Problem:
+    """The same problem, once its durations are known to be positive and its tasks in topological order.
+
+    Raises:
+      PlacementError: they are not.
+    """
+    if np.any(~(problem.exec_time > 0)):
+        v, d = (int(i) for i in np.argwhere(~(problem.exec_time > 0))[0])
+        raise PlacementError(
+            located(f"Task {v} takes {problem.exec_time[v, d]} s on device {d}; every task must take some time.",
+                    fix="Give positive execution times: a launch alone takes microseconds.")
+        )  # fmt: skip
+    if np.any(np.tril(problem.adjacency)):
+        u, v = (int(i) for i in np.argwhere(np.tril(problem.adjacency))[0])
+        raise PlacementError(
+            located(f"Task {v} reads task {u}, which does not come before it.", fix="Number tasks in topological order.")
+        )
+    return problem
+
+
+def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
+    """The placement problem of a graph on a machine.
+
+    Raises:
+      PlacementError: no assignment can fit, because some task's own inputs and result exceed every device's memory.
+
+    Example:
+      >>> from rlfx.place import workloads, hardware
+      >>> problem = build(workloads.chainmm(size=16).graph(), hardware.p100_pcie())
+      >>> problem.tasks, problem.devices
+      (76, 4)
+    """
+    tasks, inputs = graph.tasks, graph.inputs
+    number = {node: i for i, node in enumerate(tasks)}
+    input_number = {node: i for i, node in enumerate(inputs)}
+    adjacency = np.zeros((len(tasks), len(tasks)), bool)
+    input_reads = np.zeros((len(inputs), len(tasks)), bool)
+    for u, v in graph.edges:
+        if u in number:
+            adjacency[number[u], number[v]] = True
+        else:
+            input_reads[input_number[u], number[v]] = True
+    nbytes = np.array([graph.nodes[i].nbytes for i in tasks], np.float32)
+    input_bytes = np.array([graph.nodes[i].nbytes for i in inputs], np.float32)
+    off = ~np.eye(hardware.devices, dtype=bool)
+    transfer = (nbytes[:, None, None] / hardware.bandwidth + hardware.latency) * off
+    groups: dict[int, tuple[list[int], list[int]]] = {}
+    for i, node in enumerate(tasks):
+        shard, reduce = groups.setdefault(graph.nodes[node].meta, ([], []))
+        (reduce if graph.nodes[node].role == "reduce" else shard).append(i)
+    problem = Problem(
+        exec_time=task_seconds(graph, hardware).astype(np.float32),
+        transfer_time=transfer.astype(np.float32),
+        adjacency=adjacency,
+        nbytes=nbytes,
+        input_bytes=input_bytes,
+        input_reads=input_reads,
+        memory=np.asarray(hardware.memory, np.float32),
+        metas=tuple((tuple(s), tuple(r)) for s, r in groups.values()),
+        names=tuple(graph.nodes[i].name for i in tasks),
+    )
+    _check_fits(problem, graph.name)
+    return checked(problem)
+
+
+def _check_fits(problem: Problem, label: str) -> None:
+    """Some device can hold each task's own inputs and result."""
+    need = problem.nbytes + problem.input_bytes @ problem.input_reads + problem.nbytes @ problem.adjacency
+    worst = int(np.argmax(need))
+    if need[worst] > problem.memory.max():
+        raise PlacementError(
+            located(
+                f"{label} does not fit on any assignment: {problem.names[worst]} alone needs {need[worst] / 1e9:.3f} GB "
+                f"and the largest device has {problem.memory.max() / 1e9:.3f} GB.",
+                fix="Split that operation into more parts, or use devices with more memory.",
+            )
+        )
+
+
+jax.tree_util.register_dataclass(
+    Problem,
+    data_fields=["exec_time", "transfer_time", "adjacency", "nbytes", "input_bytes", "input_reads", "memory"],
+    meta_fields=["metas", "names"],
+)
