@@ -87,7 +87,7 @@ def gather(trace: Trace) -> Gathered:
         elif not rules.KNOWN_PLANES.fullmatch(plane.name):
             count = sum(1 for line in plane.lines for _ in line.events)
             problems.append(f"unknown plane {plane.name!r} with {count} events: not attributed")
-    if not events:
+    if not events and not windows:
         raise ProfileError(
             located(
                 f"{trace.path} holds no event to attribute (planes: {', '.join(p.name for p in trace.planes)}).",

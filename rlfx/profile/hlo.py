@@ -58,6 +58,7 @@ class Op:
     kind: str
     scopes: tuple[tuple[Scope, int], ...]
     inherited: bool
+    opcode: str = ""
 
     @property
     def mixed(self) -> bool:
@@ -168,7 +169,7 @@ def _op(key: int, i: Instruction, instructions, members, lookup: _Inheritance) -
                 work[inner.scope] += _work(inner, instructions)
     shares = tuple((scope, weight) for scope, weight in sorted(work.items()) if weight)
     if shares:
-        return Op(kind, shares, inherited=False)
+        return Op(kind, shares, inherited=False, opcode=i.opcode)
     if i.scope.named:
-        return Op(kind, ((i.scope, 1),), inherited=False)
-    return Op(kind, ((lookup.scope(i, key), 1),), inherited=True)
+        return Op(kind, ((i.scope, 1),), inherited=False, opcode=i.opcode)
+    return Op(kind, ((lookup.scope(i, key), 1),), inherited=True, opcode=i.opcode)

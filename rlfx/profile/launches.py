@@ -83,8 +83,11 @@ class Launches:
         return base
 
 
-def early_runs(events: list) -> collections.Counter:
-    """How many runs of each function have no launch in the trace: they were under way when the capture began."""
+def unmatched(events: list) -> tuple[collections.Counter, collections.Counter]:
+    """`(runs without a launch, launches without a run)` of each function.
+
+    The first were under way when the capture began, the second had not finished when it ended, or have nothing to run.
+    """
     runs: dict[str, set] = collections.defaultdict(set)
     launches: collections.Counter = collections.Counter()
     calls: dict[int, list[tuple[int, str]]] = collections.defaultdict(list)
@@ -105,4 +108,5 @@ def early_runs(events: list) -> collections.Counter:
         elif e.rule.value == rules.DISPATCH and e.start >= until.get(e.line, 0):
             until[e.line] = e.end
             launches[stack[-1][1] if stack else ""] += 1
-    return collections.Counter({f: len(ids) - launches[f] for f, ids in runs.items() if len(ids) > launches[f]})
+    ran = collections.Counter({f: len(ids) for f, ids in runs.items()})
+    return ran - launches, launches - ran

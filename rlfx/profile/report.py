@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlfx.profile import compilations, hlo, xspace
+from rlfx.profile import compilations, hlo, rules, xspace
 from rlfx.profile.compilations import Compiled
 from rlfx.profile.rules import (
     BACKEND,
@@ -37,7 +37,7 @@ ADVICE = {
     "device": "the device itself is the limit: make its work smaller",
     "transfer": "keep data on the device between steps",
     "compile": "warm up before the capture, or keep argument shapes and functions the same",
-    "idle": "nothing works: look at locks, sleeps and input outside this process",
+    "idle": "nothing works: look at locks, sleeps, input, and other programs on this machine",
 }
 
 
@@ -73,7 +73,7 @@ class Process:
         return self.epoch_ns + self.sweep.window[0], self.epoch_ns + self.sweep.window[1]
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """Where the time went.
 
@@ -231,6 +231,9 @@ class Report:
     def __str__(self) -> str:
         return self.text()
 
+    def __repr__(self) -> str:
+        return f"Report({len(self.processes)} processes, {self.span_ns / 1e9:.3f} s, {self.verdict!r})"
+
     def _repr_html_(self) -> str:
         from rlfx.profile.tables import html
 
@@ -293,11 +296,17 @@ def _doubts(process: Process, trace: xspace.Trace) -> list[str]:
     if process.timeline.early:
         some = ", ".join(f"{n}× {f}" for f, n in sorted(process.timeline.early.items()))
         out.append(f"programs launched before the capture ran in it ({some}): attributed by their own scopes alone")
-    if process.sweep.attributions[process.sweep.combo[-1]].state != IDLE:
-        out.append(
-            "the device was still busy when the capture ended: wait for results inside it to count all their work"
-        )
+    late = {f: n for f, n in process.timeline.late.items() if _computes(f, trace)}
+    if late or process.sweep.attributions[process.sweep.combo[-1]].state != IDLE:
+        some = ", ".join(f"{n}× {f}" for f, n in sorted(late.items())) or "a program"
+        out.append(f"the device was still busy when the capture ended ({some}): wait for results inside it")
     return out
+
+
+def _computes(function: str, trace: xspace.Trace) -> bool:
+    """Does any program of the function have an instruction that executes?"""
+    found = [m for m in trace.modules.values() if rules.function_of(m.name) == function]
+    return any(op.opcode not in hlo.FREE for m in found for op in m.ops.values())
 
 
 def read(directory: str | os.PathLike) -> Report:

@@ -158,7 +158,13 @@ def attribute(contexts: list[Context], kinds: list[str]) -> Attribution:
         leaves = _innermost(open_programs)
     kernels = [c for c in leaves if c.device != COPY]
     state = BUSY if kernels else COPY if leaves else IDLE
-    device = _shared([(DeviceRow(s.phase or phase, s.path, s.stage), s.weight) for s in c.shares] for c in leaves)
+    around = main.base[1] if main is not None else ()
+
+    def owner(c: Context, s: Share) -> DeviceRow:
+        # A copy without a known launch is the work of what the host does then.
+        return DeviceRow(s.phase or phase, s.path or (around if c.device == COPY else ()), s.stage)
+
+    device = _shared([(owner(c, s), s.weight) for s in c.shares] for c in leaves)
     if acting:
         rows = _shared(
             [(Row(s.phase or phase, s.path, s.stage, c.state, state), s.weight) for s in c.shares] for c in acting

@@ -17,7 +17,7 @@ from rlfx.profile.annotate import OPERATION, PHASE
 from rlfx.profile.events import DeviceEvent, Event, Line, gather
 from rlfx.profile.hlo import CALLBACK as CALLBACK_OP
 from rlfx.profile.hlo import LEAF, Op
-from rlfx.profile.launches import Base, Launches, early_runs
+from rlfx.profile.launches import Base, Launches, unmatched
 from rlfx.profile.rules import CALLBACK, COPY, DEVICE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
 from rlfx.profile.scopes import UNNAMED, join
 from rlfx.profile.xspace import Trace
@@ -87,6 +87,7 @@ class Timeline:
     paid: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # kind: [(time, track)]
     problems: list[str] = field(default_factory=list)
     early: dict[str, int] = field(default_factory=dict)  # programs launched before the capture
+    late: dict[str, int] = field(default_factory=dict)  # programs launched that were not seen to run
 
 
 class _Frame(NamedTuple):
@@ -110,7 +111,7 @@ class _Walker:
         self.ids: dict[Context, int] = {}
         self.contexts: list[Context] = []
         self.memo: dict[tuple, int] = {}
-        early = early_runs(self.gathered.events)
+        early, late = unmatched(self.gathered.events)
         self.launches = Launches(early)
         lines = self.gathered.lines
         self.lines = lines
@@ -121,7 +122,13 @@ class _Walker:
         self.roots = [self.intern(main if line.kind == "main" else ABSENT) for line in lines]
         window = self.gathered.window
         self.out = Timeline(
-            window, self.contexts, [], self.gathered.main, problems=self.gathered.problems, early=dict(early)
+            window,
+            self.contexts,
+            [],
+            self.gathered.main,
+            problems=self.gathered.problems,
+            early=dict(early),
+            late=dict(late),
         )
         self.by_kind = {
             "annotation": self.annotation, "state": self.state, "record": self.record, "region": self.region,

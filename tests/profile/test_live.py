@@ -1,0 +1,339 @@
+"""Captures of real programs on this machine: sums, counts, states, threads and scopes through every transformation."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.profile import capture, operation, phase, read
+
+
+def work(x, n):
+    """`n` rounds that take the same time whatever the data."""
+    return jax.lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ x), x)
+
+
+X = np.random.default_rng(0).normal(size=(128, 128)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return jnp.asarray(X)
+
+
+def total_exact(report):
+    return sum(report.rows.values()) == report.window_ns
+
+
+def test_sums_are_exact_and_calls_are_counted(tmp_path, x):
+    f = jax.jit(lambda a: work(a, 3))
+    jax.block_until_ready(f(x))
+    with capture(tmp_path, steps=70) as session:
+        for _ in range(7):
+            with operation("simulation"):
+                y = f(x)
+            with operation("learning"):
+                jax.block_until_ready(f(y))
+    report = session.report()
+    assert total_exact(report)
+    assert report.count("python", "backend", "simulation") == 7
+    assert report.count("python", "backend", "learning") == 7
+    assert report.count("backend", "dispatch") == 14
+    assert report.processes[0].timeline.operations == {("", ("simulation",)): 7, ("", ("learning",)): 7}
+    assert report.steps_per_second == pytest.approx(70 / report.span_ns * 1e9)
+    assert not report.compiled
+    assert report.device_within("simulation") > 0
+    assert report.device_within("learning") > 0
+    assert report.unattributed == 0
+
+
+def test_two_scopes_of_known_ratio(tmp_path, x):
+    @jax.jit
+    def program(a):
+        with operation("long"):
+            a = work(a, 30)
+        with operation("short"):
+            return work(a, 10)
+
+    jax.block_until_ready(program(x))
+    ratios = []
+    for attempt in range(5):  # the median: other programs may share the machine
+        with capture(tmp_path / str(attempt)) as session:
+            for _ in range(10):
+                jax.block_until_ready(program(x))
+        report = session.report()
+        ratios.append(report.device_within("long") / report.device_within("short"))
+    assert 2.7 <= np.median(ratios) <= 3.3
+
+
+def scan_of(f):
+    return lambda a: jax.lax.scan(lambda c, _: (f(c), None), a, None, length=3)[0]
+
+
+TRANSFORMED = {
+    "scan": lambda f: scan_of(f),
+    "vmap": lambda f: lambda a: jax.vmap(f)(jnp.stack([a, a + 1])),
+    "grad": lambda f: jax.grad(lambda a: f(a).sum()),
+    "remat": lambda f: jax.grad(lambda a: jax.checkpoint(f)(a).sum()),
+    "cond": lambda f: lambda a: jax.lax.cond(a.sum() > -1e9, f, lambda b: b * 2, a),
+    "while": lambda f: lambda a: jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, f(s[1])), (0, a))[1],
+    "jit": lambda f: lambda a: jax.jit(f)(a),
+    "everything": lambda f: jax.grad(lambda a: scan_of(jax.checkpoint(jax.vmap(f)))(jnp.stack([a, a])).sum()),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_scopes_survive(tmp_path, x, name):
+    def inside(a):
+        with operation("policy"):
+            a = jnp.tanh(a @ a)
+            with operation("head"):
+                return jnp.tanh(a @ a.T)
+
+    f = jax.jit(TRANSFORMED[name](inside))
+    jax.block_until_ready(f(x))
+    with capture(tmp_path) as session, operation("train"):
+        for _ in range(3):
+            jax.block_until_ready(f(x))
+    report = session.report()
+    assert total_exact(report)
+    paths = {row.path for row in report.device_rows}
+    assert ("train", "policy", "head") in paths
+    assert ("train", "policy") in paths
+    assert paths <= {("train",), ("train", "policy"), ("train", "policy", "head")}
+    assert report.device_within("head") >= 0.2 * report.device_within("policy")
+
+
+def test_operations_inside_a_pallas_call_are_those_of_its_caller(tmp_path):
+    from jax.experimental import pallas as pl
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = jnp.sin(x_ref[...]) * 2
+
+    @jax.jit
+    def f(a):
+        with operation("fused steps"):
+            return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(a.shape, a.dtype), interpret=True)(a)
+
+    a = jnp.ones((64, 64))
+    jax.block_until_ready(f(a))
+    with capture(tmp_path) as session:
+        jax.block_until_ready(f(a))
+    report = session.report()
+    assert report.device_within("fused steps") > 0.95 * sum(report.device_rows.values()) > 0
+
+
+def test_stages_of_compiled_programs(tmp_path, x):
+    @jax.jit
+    def f(a):
+        with jax.named_scope("rlfx.stage/0 scan"), jax.named_scope("policy"):
+            a = work(a, 2)
+        with jax.named_scope("rlfx.stage/1 parallel"):
+            return work(a, 2)
+
+    jax.block_until_ready(f(x))
+    with capture(tmp_path) as session:
+        jax.block_until_ready(f(x))
+    report = session.report()
+    assert {"0 scan", "1 parallel"} <= set(report.stages())
+    assert report.device_within("policy") > 0
+    assert "1 parallel" in report.text()
+
+
+def test_blocked_waits_belong_to_the_operation_that_the_device_executes(tmp_path, x):
+    @jax.jit
+    def f(a):
+        with operation("loss"):
+            return work(a, 300)
+
+    jax.block_until_ready(f(x))
+    reports = []
+    for attempt in range(5):
+        with capture(tmp_path / str(attempt)) as session, operation("update"):
+            jax.block_until_ready((f(x), f(x)))
+            f(x).block_until_ready()
+            np.asarray(f(x))
+        reports.append(session.report())
+    # Waiting for a thread of XLA's to wake up on a loaded machine is no work of the device: the best one counts.
+    report = max(reports, key=lambda r: r.device_bound)
+    waited = report.total(host="wait")
+    assert waited > 0.4 * report.window_ns
+    assert report.total(host="wait", path=("update", "loss")) > 0.9 * waited
+    assert report.verdict.startswith("device-bound")
+    assert "update/loss" in report.verdict
+
+
+def test_callbacks_are_the_host_s_work(tmp_path):
+    def simulate(a):
+        with operation("physics"):
+            time.sleep(0.02)
+        return np.asarray(a) + 1
+
+    @jax.jit
+    def f(a):
+        with operation("simulation"):
+            return jax.pure_callback(simulate, jax.ShapeDtypeStruct(a.shape, a.dtype), a) * 2
+
+    a = jnp.ones(100_000)
+    jax.block_until_ready(f(a))
+    with capture(tmp_path) as session:
+        for _ in range(3):
+            jax.block_until_ready(f(a))
+    report = session.report()
+    assert report.total(host="callback", path=("simulation", "physics")) == pytest.approx(3 * 0.02e9, rel=0.2)
+    assert sum(n for (_, target, _, _), n in report.transitions.items() if target == "callback") == 3
+    assert report.verdict.startswith("host-bound")
+    assert total_exact(report)
+
+
+def test_transfers(tmp_path):
+    data = np.ones(4_000_000, np.float32)
+    with capture(tmp_path) as session, operation("insert"):
+        for _ in range(3):
+            jax.block_until_ready(jax.device_put(data))
+    report = session.report()
+    assert report.count("python", "transfer", "insert") == 3
+    assert total_exact(report)
+
+
+def test_compilations_by_function_and_cause(tmp_path, x):
+    @jax.jit
+    def learn(batch, scale):
+        return batch.sum() * scale
+
+    with capture(tmp_path) as session, operation("update"):
+        learn(x, 1.0)
+        learn(x, 2.0)
+        learn(x[:10], 1.0)
+        learn(x, np.float32(1.0))
+    report = session.report()
+    (compiled,) = [c for c in report.compiled if c.function == "learn"]
+    assert compiled.count == 3
+    assert compiled.causes[0] == "first call in this process"
+    assert compiled.causes[1] == "argument batch: now f32[10,128] and before f32[128,128]"
+    assert compiled.causes[2].startswith("argument scale: now f32[]")
+    assert report.compile_share > 0.3
+    assert report.total(host="compile") == report.total(host="compile", path=("update",))
+    assert "argument batch" in report.text()
+
+
+def test_explanations_do_not_reach_the_user_s_log(tmp_path, x, capfd):
+    with capture(tmp_path):
+        jax.jit(lambda a: a - 3)(x)
+    assert "CACHE MISS" not in capfd.readouterr().err
+    assert not jax.config.jax_explain_cache_misses
+
+
+def test_several_threads_share_an_instant(tmp_path):
+    def actor(seconds):
+        with operation("acting"):
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                time.sleep(0.001)
+
+    with capture(tmp_path) as session:
+        threads = [threading.Thread(target=actor, args=(0.05,)) for _ in range(2)]
+        with operation("learning"):
+            for t in threads:
+                t.start()
+            end = time.perf_counter() + 0.05
+            while time.perf_counter() < end:
+                time.sleep(0.001)
+        for t in threads:
+            t.join()
+    report = session.report()
+    assert total_exact(report)
+    assert len(report.processes[0].sweep.threads) == 3
+    # Three threads at once for 50 ms: two thirds of it is acting's.
+    assert report.within("acting") / report.within("learning") == pytest.approx(2, rel=0.3)
+    assert "thread" in report.text()
+
+
+def test_annotations_across_the_edges_of_a_capture(tmp_path):
+    outer = operation("outer")
+    outer.__enter__()
+    inner = operation("inner")
+    manager = capture(tmp_path)
+    session = manager.__enter__()
+    time.sleep(0.01)
+    outer.__exit__(None, None, None)
+    time.sleep(0.01)
+    inner.__enter__()
+    time.sleep(0.01)
+    manager.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    report = session.report()
+    ms = {row.path: ns / 1e6 for row, ns in report.rows.items()}
+    assert ms[("outer",)] == pytest.approx(10, abs=3)
+    assert ms[()] == pytest.approx(10, abs=3)
+    assert ms[("inner",)] == pytest.approx(10, abs=3)
+
+
+def test_decorators_and_phases(tmp_path):
+    @phase("collect")
+    @operation("simulation")
+    def step():
+        time.sleep(0.003)
+
+    with capture(tmp_path) as session:
+        step()
+        with phase("update"), operation("learn"):
+            time.sleep(0.003)
+            step()
+    report = session.report()
+    keys = {(row.phase, row.path) for row in report.rows}
+    assert {("collect", ("simulation",)), ("update", ("learn",)), ("collect", ("learn", "simulation"))} <= keys
+
+
+def test_results_are_bit_equal_with_and_without_a_capture(tmp_path, x):
+    def run():
+        @jax.jit
+        def update(w, key):
+            with operation("loss"):
+                g = jax.grad(lambda v: jnp.tanh(x @ v + jax.random.normal(key, (128, 1))).sum())(w)
+            return w - 0.1 * g
+
+        w = jnp.zeros((128, 1))
+        for i in range(5):
+            with operation("update"):
+                w = update(w, jax.random.key(i))
+        return np.asarray(w)
+
+    plain = run()
+    with capture(tmp_path):
+        profiled = run()
+    assert (plain == profiled).all()
+
+
+def test_programs_under_way_when_the_capture_begins_are_not_the_first_launches(tmp_path, x):
+    f = jax.jit(lambda a: work(a, 100))
+    jax.block_until_ready(f(x))
+    y = f(x)
+    with capture(tmp_path) as session, operation("mine"):
+        jax.block_until_ready((y, f(x)))
+    report = session.report()
+    assert total_exact(report)
+    assert ("mine",) in {row.path for row in report.device_rows}
+    early = any("launched before the capture" in p for p in report.problems)
+    assert early == (("jit(_lambda)",) in {row.path for row in report.device_rows})
+
+
+def test_the_python_tracer_changes_nothing_in_the_states(tmp_path, x):
+    f = jax.jit(lambda a: work(a, 1))
+    jax.block_until_ready(f(x))
+    with capture(tmp_path, python_tracer=True) as session, operation("loop"):
+        for _ in range(5):
+            jax.block_until_ready(f(x))
+    report = session.report()
+    assert report.count("python", "backend", "loop") == 5
+    assert not [p for p in report.problems if "unknown event" in p]
+
+
+def test_a_directory_and_its_file_read_alike(tmp_path, x):
+    with capture(tmp_path) as session, operation("a"):
+        jax.block_until_ready(x + 1)
+    (path,) = tmp_path.glob("**/*.xplane.pb")
+    assert read(path).rows == session.report().rows
