@@ -1,1 +1,19 @@
 """rlfx: composable RL transforms for JAX."""
+
+from rlfx.recurrence.compile import compile as compile
+from rlfx.recurrence.compile import unroll as unroll
+from rlfx.recurrence.history import History as History
+from rlfx.recurrence.reductions import Shared as Shared
+from rlfx.recurrence.reductions import every as every
+from rlfx.recurrence.reductions import last as last
+from rlfx.recurrence.reductions import max as max
+from rlfx.recurrence.reductions import mean as mean
+from rlfx.recurrence.reductions import min as min
+from rlfx.recurrence.reductions import shared as shared
+from rlfx.recurrence.reductions import std as std
+from rlfx.recurrence.reductions import sum as sum
+from rlfx.recurrence.series import inputs as inputs
+from rlfx.recurrence.series import series as series
+from rlfx.recurrence.series import solve as solve
+from rlfx.recurrence.time import maximum as maximum
+from rlfx.recurrence.time import minimum as minimum

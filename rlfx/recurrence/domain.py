@@ -1,0 +1,86 @@
+"""The iteration domain of the program that is being traced: which timesteps, how many environments.
+
+The domain travels as named axes of the trace, jax's own scoping for such facts: it nests, it is restored on error, and
+there is no state of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.errors import ProgramError, located
+from rlfx.recurrence.index import Index, Slice
+
+_T, _B, _UNTIL, _AT = "rlfx.t", "rlfx.b", "rlfx.until", "rlfx.at"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """``{(t, b) : 0 <= t < length, 0 <= b < batch}``.
+
+    Attributes:
+      length: the number of timesteps T (its bound, when episodes end by themselves).
+      batch: the number of environments, or None without a batch axis.
+      until: whether every environment ends at its own time N <= T.
+      at: the one concrete timestep for which the program is traced (the reference interpreter), else None.
+    """
+
+    length: int
+    batch: int | None = None
+    until: bool = False
+    at: int | None = None
+
+    def axes(self) -> list[tuple[str, int]]:
+        """The named axes that carry this domain through a trace."""
+        return [
+            (_T, self.length),
+            (_B, 0 if self.batch is None else self.batch),
+            (_UNTIL, int(self.until)),
+            (_AT, 0 if self.at is None else self.at + 1),
+        ]
+
+    def times(self) -> np.ndarray:
+        """Every timestep, int32 [T]."""
+        return np.arange(self.length, dtype=np.int32)
+
+    def evaluate(self, index: Index, t: Any = None) -> Any:
+        """An index expression at integer times ``t`` (all of them by default), with N = T."""
+        t = self.times() if t is None else t
+        return np.broadcast_to(index.evaluate(t, self.length, low=np.minimum, high=np.maximum), np.shape(t))
+
+    def size_of(self, access: Slice) -> Any:
+        """The length of the slice that a reader at t sees: an integer where it is the same at every t, else a symbol."""
+        lo, hi = access.first, access.stop
+        if self.at is not None:
+            first, stop = (int(self.evaluate(e, np.int32(self.at))) for e in (lo, hi))
+            return max(stop - first, 0)
+        sizes = np.maximum(self.evaluate(hi) - self.evaluate(lo), 0)
+        if sizes.min() == sizes.max() and not (self.until and not _before_now(access)):
+            return int(sizes[0])
+        tau, nu = J.time_dims(self.length, self.until)
+        size = hi.as_dim(tau, nu) - lo.as_dim(tau, nu)
+        return size if (self.evaluate(hi) >= self.evaluate(lo)).all() else J.maximum_dim(size, 0)
+
+
+def _before_now(access: Slice) -> bool:
+    """Whether a slice surely ends at or before t: then an episode's own end does not shorten it."""
+    return access.hi.offset is not None and access.hi.offset <= 1
+
+
+def current_domain(what: str) -> Domain:
+    """The domain of the program being traced; ``what`` names the caller in the error when there is none."""
+    length = J.axis_size(_T)
+    if length is None:
+        raise ProgramError(
+            located(
+                f"{what} has a meaning only inside a per-timestep program, and none is being traced here.",
+                where=J.here(),
+                fix="Call it in the function that you give to rlfx.compile, rlfx.unroll or rlfx.reference.",
+            )
+        )
+    at = J.axis_size(_AT) or 0
+    return Domain(length, J.axis_size(_B) or None, bool(J.axis_size(_UNTIL)), at - 1 if at else None)

@@ -1,0 +1,134 @@
+"""The learner: the differentiable region of a program, what is stored for it, and what it evaluates again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import networkx as nx
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.access import reach_in
+from rlfx.recurrence.graph import Graph
+from rlfx.recurrence.index import Point
+from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.program import Equation, Program, Var
+from rlfx.recurrence.schedule import Schedule, has_effects, schedule
+from rlfx.recurrence.storage import minimum_cut
+
+
+def is_float(var: Var) -> bool:
+    """Whether a value can carry a derivative."""
+    return jnp.issubdtype(var.dtype, jnp.inexact)
+
+
+def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
+    """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
+    reached = set(perturbed)
+    changed = True
+    while changed:
+        changed = False
+        for e in program.equations:
+            if e.op in J.STOP_GRADIENT or not any(v in reached for v in e.inputs):
+                continue
+            for v in e.outputs:
+                if is_float(v) and v not in reached:
+                    reached.add(v)
+                    changed = True
+    definition = program.definitions()
+    leading: set[Equation] = set()
+    todo = [v for v in targets if v in reached]
+    while todo:
+        equation = definition.get(todo.pop())
+        if equation is None or equation in leading:
+            continue
+        leading.add(equation)
+        todo += [v for v in equation.inputs if isinstance(v, Var) and v in reached]
+    return frozenset(leading)
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """How a gradient is computed: an acting pass that stores, and a region that is differentiated.
+
+    Attributes:
+      targets: what is differentiated.
+      active: the equations on a differentiable path.
+      stored: values that the acting pass keeps for the region.
+      tails: values at t = T that it keeps.
+      acting, region: their schedules.
+    """
+
+    program: Program
+    targets: tuple[Var, ...]
+    active: frozenset[Equation]
+    stored: tuple[Var, ...]
+    tails: tuple[Var, ...]
+    acting: Schedule
+    region: Schedule
+
+    @property
+    def active_carry(self) -> tuple[Equation, ...]:
+        """The recurrences through which the gradient flows backwards in time."""
+        carried = set(self.program.next_carry)
+        return tuple(e for e in self.active if e.is_read and e.source in carried)
+
+
+_FIXED = frozenset({reduce_p, whole_p, across_p, inputs_p})
+
+
+def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var, ...], outputs: Graph) -> Learner:
+    """Cut the learner out of a program.
+
+    Args:
+      perturbed: inputs with respect to which derivatives are taken.
+      targets: differentiated outputs: of the loss and aux at every point, of next carries at the last.
+      outputs: the graph of what the acting pass must return anyway.
+    """
+    last = frozenset(v for v in targets if v in set(program.next_carry))
+    whole = Graph(program, frozenset(targets) - last, last)
+    active = active_equations(program, perturbed, targets)
+    recurrent = _recurrent(whole)
+    data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
+
+    def fixed(e: Equation) -> bool:
+        return e.op in _FIXED or e in recurrent or has_effects(e) or (e.is_read and isinstance(e.access, Point))
+
+    cut = minimum_cut(
+        program,
+        whole.equations,
+        targets,
+        fixed=fixed,
+        free=active.__contains__,
+        kept=lambda v: v in data or "t" not in program.dims_of(v),
+    )
+    given = set(cut.stored) | ({program.ends} if isinstance(program.ends, Var) else set())
+    region = Graph(program, frozenset(targets) - last, last, given=frozenset(given))
+    tails = _tails(region)
+    if isinstance(program.ends, Var):
+        tails |= {program.ends}
+    acting = Graph(program, outputs.wanted | given, outputs.wanted_last, outputs.wanted_tails | tails)
+    order = {v: i for i, v in enumerate(v for e in program.equations for v in e.outputs)}
+    return Learner(
+        program,
+        targets,
+        active,
+        tuple(sorted(given, key=lambda v: order.get(v, -1))),
+        tuple(sorted(tails, key=lambda v: order.get(v, -1))),
+        schedule(acting),
+        schedule(region),
+    )
+
+
+def _recurrent(graph: Graph) -> frozenset[Equation]:
+    return frozenset(e for c in nx.strongly_connected_components(graph.nx) if len(c) > 1 for e in c)
+
+
+def _tails(region: Graph) -> frozenset[Var]:
+    found: set[Var] = set()
+    for e in region.equations:
+        if e.is_read and isinstance(e.access, Point) and e.end is None:
+            if reach_in(e.access, region.program.domain).after_end:
+                found |= region.extension(e.source, e).tails
+    return frozenset(found)

@@ -1,0 +1,403 @@
+"""The executor: runs a schedule as one pure JAX function, loops as ``lax.scan``, everything else under nested ``vmap``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence import reads
+from rlfx.recurrence.access import is_shift, reach_in
+from rlfx.recurrence.index import TIME, Lookup, Point, Slice
+from rlfx.recurrence.primitives import across_p, inputs_p, read_p, reduce_p, whole_p
+from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.ragged import evaluate_ragged
+from rlfx.recurrence.schedule import Loop, Parallel, Schedule
+from rlfx.recurrence.values import Value, axis_of, expand, map_over, of_atom, run_pointwise
+
+
+class Execution:
+    """One run of a schedule: what is known of each variable so far.
+
+    Attributes:
+      env: values at all points.
+      finals: values at the last iteration of a loop.
+    """
+
+    def __init__(self, schedule: Schedule, env: Mapping[Var, Value], tails: Mapping[Var, Value], t0: Any):
+        self.schedule, self.program, self.graph = schedule, schedule.graph.program, schedule.graph
+        self.domain = self.program.domain
+        self.sizes = {"t": self.domain.length, "b": self.domain.batch or 1}
+        self.t0 = t0
+        self.env: dict[Var, Value] = dict(env)
+        self.finals: dict[Var, Value] = {}
+        self.tails = dict(tails)
+        self.times = Value(jnp.asarray(self.domain.times()), frozenset("t"))
+
+    def run(self) -> Execution:
+        for number, stage in enumerate(self.schedule.stages):
+            kind = stage.direction + " scan" if isinstance(stage, Loop) else "all t"
+            with jax.named_scope(f"rlfx.stage/{number} {kind}"):
+                if isinstance(stage, Parallel):
+                    self._sequence(stage.equations, self.env, self.times, self._read_complete)
+                else:
+                    self._loop(stage)
+        return self
+
+    # -- results
+
+    @property
+    def length(self) -> Any:
+        """N: the integer T, or under ``until=`` the Value [b] of the episodes' lengths."""
+        if not self.domain.until:
+            return self.domain.length
+        assert isinstance(self.program.ends, Var)
+        if self.program.ends in self.tails:
+            return self.tails[self.program.ends]
+        return self.last(self.program.definitions()[self.program.ends].source)
+
+    def last(self, var: Var) -> Value:
+        """The value at the last timestep."""
+        if var in self.finals:
+            return self.finals[var]
+        value = self.env[var]
+        if "t" not in value.dims:
+            return value
+        n = self.length
+        if not isinstance(n, Value):
+            return Value(value.data[-1], value.dims - {"t"})
+        wide = expand(value, value.dims | n.dims, self.sizes)
+        picked = map_over(lambda x, i: x[i], n.dims, [n.dims, n.dims])
+        data = jnp.moveaxis(wide.data, 0, 1) if "b" in n.dims else wide.data
+        return Value(picked(data, n.data - 1), wide.dims - {"t"})
+
+    def tail(self, var: Atom) -> Value:
+        """The value at t = T: demand extension from the final carry."""
+        if isinstance(var, Lit) or "t" not in self.program.dims_of(var):
+            return of_atom(var, self.env)
+        if var in self.tails:
+            return self.tails[var]
+        extension = self.graph.extension(var, None)
+        env = {v: x for v, x in self.env.items() if "t" not in x.dims} | self.tails
+        n = self.length
+        end = n if isinstance(n, Value) else Value(jnp.int32(n))
+        env[self.program.now] = Value(self.t0 + end.data, end.dims)
+        for e in self.program.equations:
+            if e.is_read and e.access == _PREVIOUS and e.source in extension.last:
+                env[e.outputs[0]] = self.last(e.source)
+        self._sequence(extension.equations, env, end, self._no_reads)
+        return env[var]
+
+    def first(self, atom: Atom) -> Value:
+        """The value at t = 0."""
+        if isinstance(atom, Lit) or "t" not in self.program.dims_of(atom):
+            return of_atom(atom, self.env)
+        if atom in self.env and "t" in self.env[atom].dims and atom is not self.program.now:
+            return Value(self.env[atom].data[0], self.env[atom].dims - {"t"})
+        if atom is self.program.now:
+            return Value(jnp.asarray(self.t0))
+        equation = self.program.definitions()[atom]
+        if equation.is_read:
+            assert equation.start is not None
+            return self.first(equation.start)
+        env = {v: x for v, x in self.env.items() if "t" not in x.dims}
+        env |= {v: self.first(v) for v in equation.inputs if isinstance(v, Var)}
+        self._sequence((equation,), env, Value(jnp.int32(0)), self._no_reads)
+        return env[atom]
+
+    def _no_reads(self, equation: Equation, env, t):
+        raise AssertionError(f"a read in a pointwise evaluation: {equation}")
+
+    def end_value(self, equation: Equation) -> Value:
+        """What a read beyond the end gives."""
+        if equation.end is None:
+            return self.tail(equation.source)
+        if isinstance(equation.end, Var) and "t" in self.program.dims_of(equation.end):
+            return self.last(equation.end)
+        return of_atom(equation.end, self.env)
+
+    # -- sequences of equations
+
+    def _sequence(self, equations: Sequence[Equation], env: dict[Var, Value], t: Value, read: Callable) -> None:
+        """Evaluate equations in order, consecutive pointwise ones of the same dims together."""
+
+        def key(e: Equation) -> Any:
+            if not e.is_pointwise or e.is_ragged:
+                return e
+            return frozenset().union(*(self._dims(v, env, t) for v in e.inputs))
+
+        for group_key, group in itertools.groupby(_by_dims(equations, key), key=lambda ke: ke[0]):
+            members = [e for _, e in group]
+            if isinstance(group_key, frozenset):
+                run_pointwise(members, env, lambda v: True)
+                continue
+            (equation,) = members
+            with jax.named_scope(equation.scope) if equation.scope else jax.named_scope(equation.op.name):
+                self._special(equation, env, t, read)
+
+    def _dims(self, atom: Atom, env: Mapping[Var, Value], t: Value) -> frozenset:
+        if isinstance(atom, Lit):
+            return NO_DIMS
+        known = env.get(atom)
+        dims = known.dims if known is not None else self.program.dims_of(atom)
+        return dims if "t" in t.dims else dims - {"t"}
+
+    def _special(self, equation: Equation, env: dict[Var, Value], t: Value, read: Callable) -> None:
+        if equation.is_read:
+            outs = [read(equation, env, t)]
+        elif equation.op in _SPECIAL:
+            outs = _SPECIAL[equation.op](self, equation, [of_atom(a, env) for a in equation.inputs], env, t)
+        else:
+            outs = evaluate_ragged(equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, self._ragged_length())
+        env.update(zip(equation.outputs, outs, strict=True))
+
+    def _ragged_length(self) -> Any:
+        try:
+            return self.length
+        except KeyError:  # inside the loop that finds the lengths only past slices are read, which do not depend on them
+            return self.domain.length
+
+    # -- reads of what is complete
+
+    def _read_complete(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
+        access, source = equation.access, env[equation.source]
+        if isinstance(access, Lookup):
+            return reads.lookup(source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.sizes)
+        if isinstance(access, Slice):
+            return reads.read_slice(source, access, equation.params["size"], self.domain, self.sizes)
+        found = reach_in(access, self.domain)
+        n = self.length if found.future or found.after_end else self.domain.length
+        if isinstance(access, Point):
+            start = lambda: self.first(equation.start)  # noqa: E731
+            end = lambda: self.end_value(equation)  # noqa: E731
+            return reads.read_point(source, access.index, self.domain, n, start, end, self.sizes)
+        return reads.read_window(source, access, of_atom(equation.operands[0], env), self.domain, n, self.sizes)
+
+    # -- loops
+
+    def _loop(self, loop: Loop) -> None:
+        program, sizes = self.program, self.sizes
+        defined = {v for e in loop.body for v in e.outputs}
+        operands = list(
+            dict.fromkeys(
+                v for e in loop.body for v in (e.inputs if not e.is_read or e not in loop.reads else e.operands)
+                if isinstance(v, Var) and v not in defined
+            )
+        )  # fmt: skip
+        lookups = {e.source for e in loop.body if e.is_read and e not in loop.reads}
+        xs = {v: self._now() if v is program.now else self.env[v] for v in operands if v not in lookups and self._varies(v)}
+        constants = {v: self.env[v] for v in operands if v not in xs}
+        slots = {v: self._slot_dims(v) for v in loop.depth}
+
+        def step(state, at_t):
+            t, slices = at_t
+            here = dict(constants)
+            for (v, whole), x in zip(xs.items(), slices, strict=True):
+                here[v] = Value(x, whole.dims - {"t"}, whole.starts, whole.clean)
+            clock = Value(t)
+            rings = dict(zip(loop.depth, state, strict=True))
+            pending = list(loop.body)
+            writes = {v: self._owner(v) for v in loop.depth if loop.depth[v] > 1}
+
+            def read(equation, env, now):
+                if equation not in loop.reads:
+                    return self._read_complete(equation, env, now)
+                return self._read_running(equation, env, Value(rings[equation.source], slots[equation.source]), loop, t)
+
+            for chunk, written in _chunks(pending, writes):
+                self._sequence(chunk, here, clock, read)
+                for v in written:
+                    rings[v] = self._write(rings[v], here[v], slots[v], loop.depth[v], t)
+            for v, depth in loop.depth.items():
+                if depth == 1:
+                    rings[v] = expand(here[v], slots[v], sizes).data
+            stacked = [expand(here[v], program.dims_of(v) - {"t"}, sizes).data for v in loop.stacked]
+            return list(rings.values()), stacked
+
+        init = [self._initial(v, loop, slots[v]) for v in loop.depth]
+        slices = [x.data for x in xs.values()]
+        kept, ys = jax.lax.scan(step, init, (self.times.data, slices), reverse=loop.direction == "backward")
+        final = dict(zip(loop.depth, kept, strict=True))
+        for v, data in zip(loop.stacked, ys, strict=True):
+            self.env[v] = Value(data, program.dims_of(v) | {"t"})
+        for v in loop.last:
+            data = final[v] if loop.depth[v] == 1 else final[v][reads.ring_slot(self.domain.length - 1, loop.depth[v], self.domain.length)]
+            self.finals[v] = Value(data, slots[v])
+
+    def _varies(self, var: Var) -> bool:
+        return var is self.program.now or "t" in self.env[var].dims
+
+    def _now(self) -> Value:
+        return Value(self.t0 + self.times.data, frozenset("t"))
+
+    def _owner(self, var: Var) -> Equation:
+        return self.graph.definition[var]
+
+    def _slot_dims(self, var: Var) -> frozenset:
+        return self.program.dims_of(var) - {"t"}
+
+    def _edge_reads(self, var: Var, loop: Loop) -> Iterable[Equation]:
+        return (e for e in loop.reads if e.source is var)
+
+    def _initial(self, var: Var, loop: Loop, dims: frozenset) -> Any:
+        """What the loop's storage of a series holds before the first iteration."""
+        depth = loop.depth[var]
+        shape = tuple(self.sizes["b"] for a in ("b",) if a in dims) + tuple(var.shape)
+        if depth == 1:
+            for read in self._edge_reads(var, loop):
+                edge = self.first(read.start) if loop.direction == "forward" else self.end_value(read)
+                return expand(edge, dims, self.sizes).data
+            return _zeros(shape, var.dtype)
+        return _zeros((depth,) + shape, var.dtype)
+
+    def _write(self, ring: Any, value: Value, dims: frozenset, depth: int, t: Any) -> Any:
+        slot = reads.ring_slot(t, depth, self.domain.length)
+        return jax.lax.dynamic_update_index_in_dim(ring, expand(value, dims, self.sizes).data, slot, 0)
+
+    def _read_running(self, equation: Equation, env: Mapping[Var, Value], stored: Value, loop: Loop, t: Any) -> Value:
+        access, depth = equation.access, loop.depth[equation.source]
+        if isinstance(access, Lookup):
+            source = Value(stored.data, stored.dims | {"t"})
+            operands = [of_atom(a, env) for a in equation.operands]
+            return reads.lookup(source, equation, operands, Value(t), self.t0, self.sizes)
+        if isinstance(access, Slice):
+            return reads.read_ring_slice(stored, depth, access, equation.params["size"], self.domain, t)
+        future = loop.direction == "backward"
+        n = self.length if future else self.domain.length
+        if not isinstance(access, Point):
+            fill = of_atom(equation.operands[0], env)
+            return reads.read_ring_window(stored, depth, access, fill, self.domain, t, n, self.sizes)
+        if depth == 1:
+            value, position = stored, t + is_shift(access)
+            if not isinstance(n, Value):
+                return value  # the register starts with the boundary value
+        else:
+            value, position = reads.read_ring_point(stored, depth, access.index, self.domain, t)
+        if future:
+            late = reads.beyond(position, NO_DIMS, n, self.sizes)
+            return value if late is None else reads.choose(late, self.end_value(equation), value, self.sizes)
+        if equation.start is None:
+            return value
+        return reads.choose(Value(position < 0), self.first(equation.start), value, self.sizes)
+
+
+_PREVIOUS = Point(TIME - 1)
+
+
+def _by_dims(equations: Sequence[Equation], key: Callable) -> Iterable[tuple[Any, Equation]]:
+    """Pairs (key, equation), computed as the iteration goes: keys may depend on what was evaluated before."""
+    for e in equations:
+        yield key(e), e
+
+
+def _chunks(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:
+    """The body, cut after each equation whose value goes into a ring."""
+    chunk: list[Equation] = []
+    for equation in body:
+        chunk.append(equation)
+        written = [v for v, owner in writes.items() if owner is equation]
+        if written:
+            yield chunk, written
+            chunk = []
+    yield chunk, []
+
+
+def _zeros(shape: tuple, dtype: Any) -> Any:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.zeros((*shape, *jax.random.key_data(jax.random.key(0)).shape), jnp.uint32))
+    return jnp.zeros(shape, dtype)
+
+
+# -- equations across points -----------------------------------------------------------------------------------------
+
+
+def reduce_value(op: str, value: Value, over: Sequence[str], sizes: Mapping[str, int], valid: Value | None = None) -> Value:
+    """Reduce over t and b. ``valid``: which points belong to the domain, where it is ragged."""
+    dims = value.dims | (frozenset(over) if op == "sum" or valid is not None else NO_DIMS)
+    if valid is not None:
+        dims |= valid.dims
+    wide = expand(value, dims, sizes)
+    axes = tuple(a for a in (axis_of(dims, d) for d in over) if a is not None)
+    if op == "last":
+        return Value(wide.data[-1], dims - {"t"})
+    if valid is None:
+        data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}[op](wide.data, axis=axes)
+        return Value(data.astype(wide.data.dtype), dims - set(over))
+    mask = expand(valid, dims, sizes).data
+    mask = mask.reshape(mask.shape + (1,) * (wide.data.ndim - mask.ndim))
+    data = wide.data
+    if op in ("sum", "mean"):
+        total = jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes)
+        if op == "mean":
+            total = total / jnp.sum(mask, axis=axes).astype(data.dtype)
+        return Value(total.astype(data.dtype), dims - set(over))
+    from rlfx.recurrence.ragged import _extreme_of
+
+    fill = jnp.asarray(_extreme_of(data.dtype, op == "min"), data.dtype)
+    return Value(getattr(jnp, op)(jnp.where(mask, data, fill), axis=axes), dims - set(over))
+
+
+def _reduce(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
+    op, over = equation.params["op"], equation.params["over"]
+    valid = run.valid(env, t) if run.domain.until else None
+    if op == "last" and valid is not None:
+        return [run.last(equation.inputs[0])]
+    return [reduce_value(op, values[0], over, run.sizes, valid)]
+
+
+def _valid(run: Execution, env: Mapping[Var, Value], t: Value) -> Value:
+    """Under ``until=``: at which points the environment has not ended."""
+    count = env[run.program.ends]
+    dims = count.dims | t.dims
+    return Value(expand(count, dims, run.sizes).data == expand(t, dims, run.sizes).data, dims)
+
+
+Execution.valid = _valid  # type: ignore[attr-defined]
+
+
+def _whole(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
+    n, jaxpr = equation.params["num_consts"], equation.params["jaxpr"]
+    args = [*values[:n], *(expand(v, v.dims | {"b"}, run.sizes) for v in values[n:])]
+    fn = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)
+    dims = frozenset().union(*(v.dims for v in args)) - {"b"} if args else NO_DIMS
+    outs = map_over(fn, dims, [v.dims for v in args])(*(v.data for v in args))
+    return [Value(o, dims) for o in outs]
+
+
+def _across(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
+    data, i, b = values
+    if "b" not in data.dims:
+        data = expand(data, data.dims | {"b"}, run.sizes)
+    dims = (data.dims - {"b"}) | i.dims | b.dims
+    whole = data.dims - {"b"}
+    fn = map_over(lambda x, i, b: x[b, i], dims, [whole, i.dims, b.dims])
+    return [Value(fn(data.data, i.data, b.data), dims)]
+
+
+def _inputs(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
+    return [Value(values[0].data, frozenset(equation.params["axes"]))]
+
+
+_SPECIAL: dict[Any, Callable] = {reduce_p: _reduce, whole_p: _whole, across_p: _across, inputs_p: _inputs}
+
+
+def execute(schedule: Schedule, env: Mapping[Var, Value], t0: Any, tails: Mapping[Var, Value] | None = None) -> Execution:
+    """Run a schedule.
+
+    Args:
+      env: values of the program's inputs and of what is given.
+      t0: the absolute time of the first timestep.
+      tails: values at t = T of what is given.
+    """
+    full = dict(env)
+    program: Program = schedule.graph.program
+    execution = Execution(schedule, full, tails or {}, t0)
+    execution.env[program.now] = execution._now()
+    return execution.run()
+
+
+_ = read_p

@@ -1,0 +1,274 @@
+"""The IR: a program is the set of equations of one timestep of one environment, with symbolic reads between points."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.index import Lookup, Point
+from rlfx.recurrence.primitives import across_p, inputs_p, read_p, reduce_p, whole_p
+
+Dims = frozenset
+NO_DIMS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Var:
+    """A value of one point (t, b). ``shape`` may contain symbolic dimensions."""
+
+    id: int
+    shape: tuple
+    dtype: Any
+
+    def __repr__(self) -> str:
+        return name_of(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Lit:
+    """A constant that is written into an equation."""
+
+    value: Any
+
+    @property
+    def shape(self) -> tuple:
+        return np.shape(self.value)
+
+    def __repr__(self) -> str:
+        return f"{np.asarray(self.value).item():g}" if np.ndim(self.value) == 0 else "literal"
+
+
+Atom = Var | Lit
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """``outputs = op(inputs)``. For a read, ``inputs[0]`` is the source, at the points that ``access`` relates.
+
+    Attributes:
+      where: the user's source line.
+      scope: the ``jax.named_scope`` path.
+    """
+
+    op: Any
+    params: Mapping[str, Any]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    where: str = ""
+    scope: str = ""
+
+    @property
+    def is_read(self) -> bool:
+        return self.op is read_p
+
+    @property
+    def access(self) -> Any:
+        """The access of a read."""
+        return self.params["access"]
+
+    @property
+    def source(self) -> Var:
+        """What a read reads."""
+        return self.inputs[0]  # type: ignore[return-value]
+
+    @property
+    def operands(self) -> tuple[Atom, ...]:
+        """The inputs at the equation's own point: a read's source is not among them."""
+        return self.inputs[1:] if self.is_read else self.inputs
+
+    @property
+    def start(self) -> Atom | None:
+        """The boundary value before the first timestep."""
+        return self.inputs[1] if self.is_read and self.params["start"] else None
+
+    @property
+    def end(self) -> Atom | None:
+        """The boundary value after the last timestep."""
+        return self.inputs[1 + bool(self.params["start"])] if self.is_read and self.params["end"] else None
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether the outputs at (t, b) depend on the inputs at (t, b) alone."""
+        return not (self.is_read or self.op in (reduce_p, whole_p, across_p, inputs_p))
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether an axis of an input or output has a length that depends on t."""
+        return any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))
+
+    def __str__(self) -> str:
+        left = " ".join(f"{name_of(v)}:{_type(v)}" for v in self.outputs)
+        if self.is_read:
+            right = f"{self.source!r}[{self.access}]"
+            extras = [f"{n}={a!r}" for n, a in (("start", self.start), ("end", self.end)) if a is not None]
+            right += f" ({', '.join(extras)})" if extras else ""
+        else:
+            shown = {k: v for k, v in self.params.items() if k in ("op", "over", "axes")}
+            inside = "[" + " ".join(f"{k}={v if isinstance(v, str) else '+'.join(map(str, v))}" for k, v in shown.items()) + "]"
+            right = f"{self.op.name}{inside if shown else ''} {' '.join(map(repr, self.inputs))}".rstrip()
+        return f"{left} = {right}"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced per-timestep program: equations over the domain, frozen and printable.
+
+    Attributes:
+      name: the user's function.
+      domain: the timesteps and environments.
+      equations: in program order; only reads may refer to later ones.
+      params, consts: inputs shared by all points (``consts`` are arrays that the function closes over).
+      carry: inputs with the initial carry.
+      key, now, b: the random key (or None), the absolute time, the environment's index.
+      loss, next_carry, aux: outputs. ``loss`` is None for an unrolled program.
+      ends: under ``until=``, the number of timesteps so far; else None.
+      dims: which of t, b each value varies with.
+      shared: for each leaf of the carry, whether all environments share it.
+      directives: what transforms asked of the schedule.
+    """
+
+    name: str
+    domain: Domain
+    equations: tuple[Equation, ...]
+    params: tuple[Var, ...]
+    consts: tuple[Var, ...]
+    carry: tuple[Var, ...]
+    key: Var | None
+    now: Var
+    b: Var
+    loss: Atom | None
+    next_carry: tuple[Atom, ...]
+    aux: tuple[Atom, ...]
+    dims: Mapping[Var, frozenset]
+    shared: tuple[bool, ...]
+    ends: Atom | None = None
+    reduce: str = "mean"
+    const_values: tuple = ()
+    trees: Mapping[str, Any] = field(default_factory=dict)
+    directives: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[Var, ...]:
+        """Every input, in the order in which the lowered function takes them."""
+        key = () if self.key is None else (self.key,)
+        return (*self.params, *self.consts, *self.carry, *key, self.now, self.b)
+
+    def dims_of(self, atom: Atom) -> frozenset:
+        """Which of t and b a value varies with."""
+        return self.dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS
+
+    def definitions(self) -> dict[Var, Equation]:
+        """The equation that defines each value."""
+        return {v: e for e in self.equations for v in e.outputs}
+
+    def reads(self) -> Iterator[Equation]:
+        """The equations that reach other timesteps."""
+        return (e for e in self.equations if e.is_read)
+
+    def __str__(self) -> str:
+        size = f"T={self.domain.length}" + (f" B={self.domain.batch}" if self.domain.batch else "")
+        lines = [f"{self.name}   {size}"]
+        groups = [("params", self.params), ("consts", self.consts), ("carry", self.carry)]
+        for label, group in groups:
+            if group:
+                lines.append(f"  {label:7}" + " ".join(f"{v!r}:{_type(v)}" for v in group))
+        lines.append(
+            "  given  " + " ".join(f"{label}={v!r}" for label, v in (("key", self.key), ("t", self.now), ("b", self.b)) if v)
+        )
+        for equation in self.equations:
+            dims = "".join(d for d in ("t", "b") if d in self.dims_of(equation.outputs[0])) or "-"
+            lines.append(f"  {dims:3}{equation}")
+        if self.loss is not None:
+            lines.append(f"  loss   {self.reduce} {self.loss!r}")
+        lines.append("  next   " + " ".join(map(repr, self.next_carry)))
+        if self.aux:
+            lines.append("  aux    " + " ".join(map(repr, self.aux)))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name}: {len(self.equations)} equations, {sum(1 for _ in self.reads())} reads>"
+
+
+def name_of(var: Var) -> str:
+    """A short name: a, b, ..., z, ba, bb, ..."""
+    letters, n = "", var.id
+    while True:
+        letters = chr(ord("a") + n % 26) + letters
+        n //= 26
+        if n == 0:
+            return letters
+
+
+def _type(var: Var) -> str:
+    kind = J.short_dtype(var.dtype)
+    return f"{kind}[{','.join(str(d).replace(' ', '') for d in var.shape)}]"
+
+
+# -- which dimensions a value varies with ----------------------------------------------------------------------------
+
+
+def infer_dims(equations: tuple[Equation, ...], given: Mapping[Var, frozenset]) -> dict[Var, frozenset]:
+    """The least fixed point of ``dims(output) = union of dims(inputs)`` over operands, reads and recurrences."""
+    dims = dict(given)
+
+    def of(atom: Atom) -> frozenset:
+        return dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS
+
+    for _ in itertools.count():
+        changed = False
+        for equation in equations:
+            found = _dims_rule(equation, of)
+            for out in equation.outputs:
+                if not found <= dims.get(out, NO_DIMS):
+                    dims[out] = found | dims.get(out, NO_DIMS)
+                    changed = True
+                dims.setdefault(out, NO_DIMS)
+        if not changed:
+            return dims
+
+
+def _dims_rule(equation: Equation, of) -> frozenset:
+    union = frozenset().union(*(of(a) for a in equation.inputs)) if equation.inputs else NO_DIMS
+    if equation.is_ragged and not equation.is_read:
+        union |= {"t"}
+    if equation.op is reduce_p:
+        return union - set(equation.params["over"])
+    if equation.op is whole_p:
+        return union - {"b"}
+    if equation.op is across_p:
+        return (of(equation.inputs[0]) - {"b"}) | of(equation.inputs[1]) | of(equation.inputs[2])
+    if equation.op is inputs_p:
+        return union | set(equation.params["axes"])
+    if equation.is_read:
+        return _read_dims(equation, of)
+    return union
+
+
+def _read_dims(equation: Equation, of) -> frozenset:
+    source, access = of(equation.source), equation.access
+    if isinstance(access, Lookup):
+        index = frozenset().union(*(of(a) for a in equation.inputs[1:]))
+        return ((source - {"b"}) if access.across_batch else source) - {"t"} | index | {"t"}
+    edges = frozenset().union(*(of(a) for a in equation.inputs[1:])) if len(equation.inputs) > 1 else NO_DIMS
+    if isinstance(access, Point):
+        moves = access.index.depends_on_time and (source & {"t"} or edges_matter(equation))
+        return (source - {"t"}) | (edges - {"t"}) | ({"t"} if moves else NO_DIMS)
+    return (source - {"t"}) | (edges - {"t"}) | ({"t"} if _moves(equation) else NO_DIMS)
+
+
+def edges_matter(equation: Equation) -> bool:
+    """Whether a boundary value may be read: the result then varies with t even if the source does not."""
+    return bool(equation.params["start"] or equation.params["end"])
+
+
+def _moves(equation: Equation) -> bool:
+    access = equation.access
+    if not hasattr(access, "first"):
+        return True  # a window is filled at the ends
+    return access.first.depends_on_time or access.stop.depends_on_time

@@ -1,0 +1,422 @@
+"""From a per-timestep Python function to a :class:`Program`: trace once, per environment, and flatten."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
+from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.index import TIME, Point
+from rlfx.recurrence.primitives import (
+    ACCESS_PRIMITIVES,
+    declare_p,
+    define_p,
+    now_p,
+    read_p,
+    series_p,
+)
+from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
+from rlfx.recurrence.reductions import Shared
+from rlfx.recurrence.time import Context, Time
+
+tree = jax.tree_util
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a program is traced for: the domain, and the flat avals and trees of its arguments."""
+
+    domain: Domain
+    has_loss: bool
+    params_tree: Any
+    carry_tree: Any  # without Shared wrappers
+    shared: tuple[bool, ...]
+    reduce: str = "mean"
+    until: Callable | None = None
+
+
+def unwrap_shared(carry: Any) -> tuple[Any, tuple[bool, ...]]:
+    """The carry without its Shared wrappers, and for each leaf whether it was shared."""
+    is_shared = lambda x: isinstance(x, Shared)  # noqa: E731
+    bare = tree.tree_map(lambda x: x.value if is_shared(x) else x, carry, is_leaf=is_shared)
+    flags: list[bool] = []
+    for node in tree.tree_leaves(carry, is_leaf=is_shared):
+        flags += [is_shared(node)] * (len(tree.tree_leaves(node.value)) if is_shared(node) else 1)
+    return bare, tuple(flags)
+
+
+def rewrap_shared(bare: Any, like: Any) -> Any:
+    """``bare`` with the Shared wrappers of ``like``."""
+    is_shared = lambda x: isinstance(x, Shared)  # noqa: E731
+    outer = tree.tree_structure(like, is_leaf=is_shared)
+    parts = outer.flatten_up_to(_same_outer(bare, like))
+    nodes = tree.tree_leaves(like, is_leaf=is_shared)
+    return tree.tree_unflatten(outer, [Shared(p) if is_shared(n) else p for p, n in zip(parts, nodes, strict=True)])
+
+
+def _same_outer(bare: Any, like: Any) -> Any:
+    return tree.tree_unflatten(tree.tree_structure(unwrap_shared(like)[0]), tree.tree_leaves(bare))
+
+
+def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *, name: str | None = None) -> Program:
+    """Trace ``f(params, carry, t)`` at one point of the domain and flatten it to equations.
+
+    Args:
+      avals: shapes and dtypes of the flat params and the flat carry, the carry's without their [B] axis.
+      key_aval: that of a typed key, or None.
+
+    Raises:
+      ProgramError: if f's results do not have the form of a program; see its subclasses.
+    """
+    n_params, n_carry = sig.params_tree.num_leaves, sig.carry_tree.num_leaves
+    out: dict[str, Any] = {}
+    frame = J.here()
+
+    def flat(*args):
+        params = tree.tree_unflatten(sig.params_tree, args[:n_params])
+        carry = tree.tree_unflatten(sig.carry_tree, args[n_params : n_params + n_carry])
+        key, b = (args[-2] if key_aval is not None else None), args[-1]
+        t = Time(now_p.bind(), TIME, Context(sig.domain.length, key, b))
+        result = f(params, carry, t)
+        loss, next_carry, aux = _split(result, sig, f)
+        next_carry = unwrap_shared(next_carry)[0]
+        leaves = check_carry(carry, next_carry, f)
+        stop = _stop(sig.until, sig.carry_tree, leaves) if sig.until else []
+        aux_leaves, aux_tree = tree.tree_flatten(aux)
+        out.update(aux_tree=aux_tree, n_aux=len(aux_leaves))
+        flat_loss = [] if loss is None else [_check_loss(loss, f)]
+        return [*flat_loss, *leaves, *map(_returned, aux_leaves), *stop]
+
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    structs = [*avals, *([] if key_aval is None else [key_aval]), index]
+    try:
+        jaxpr, consts = J.make_jaxpr(flat, axes=sig.domain.axes())(*structs)
+    except J.InconclusiveDimension as error:
+        raise UnsupportedSliceOp(
+            located(
+                "An operation needs the length of a slice that depends on t, or an identity for a slice that may be "
+                f"empty: {str(error).splitlines()[0]}",
+                where=J.source_in_traceback(error) or frame,
+                fix="Read a window of fixed length instead, x.window(lo, hi, fill=v), or a slice that is never empty.",
+            )
+        ) from error
+    except J.UnexpectedTracerError as error:
+        raise ProgramError(
+            located(
+                "A value leaked out of the traced program (it was stored outside of the function, in a list or an "
+                "attribute, and used in another trace).",
+                where=J.source_in_traceback(error) or frame,
+                fix="Return it from the program as aux instead of storing it.",
+            )
+        ) from error
+    return _assemble(name or getattr(f, "__name__", "program"), sig, jaxpr, consts, out, key_aval is not None)
+
+
+# -- checks of what the function returned ----------------------------------------------------------------------------
+
+
+def _split(result: Any, sig: Signature, f: Callable) -> tuple[Any, Any, Any]:
+    form = "(loss, carry) or (loss, carry, aux)" if sig.has_loss else "(carry, out)"
+    sizes = (2, 3) if sig.has_loss else (2,)
+    if not isinstance(result, tuple) or len(result) not in sizes:
+        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        raise ProgramError(
+            located(f"The program returned {got}, not {form}.", where=J.function_source(f), fix=f"Return {form}.")
+        )
+    if not sig.has_loss:
+        return None, result[0], result[1]
+    return result[0], result[1], result[2] if len(result) == 3 else None
+
+
+def _check_loss(loss: Any, f: Callable) -> Any:
+    loss = _returned(loss)
+    if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ProgramError(
+            located(
+                f"The loss of one timestep of one environment is a float scalar; it is {J.short_dtype(loss.dtype)}"
+                f"{list(loss.shape)}.",
+                where=J.function_source(f),
+                fix="Reduce it in the program (jnp.mean), or return the rest as aux.",
+            )
+        )
+    return loss
+
+
+def _returned(leaf: Any) -> Any:
+    try:
+        value = jnp.asarray(leaf)
+    except TypeError as error:
+        raise ProgramError(
+            located(f"The program returned {type(leaf).__name__}, which is not an array.", fix=f"Return arrays. {error}")
+        ) from None
+    if J.symbolic_axes(value.shape):
+        raise UnsupportedSliceOp(
+            located(
+                f"The program returns a value of shape {value.shape}, whose length depends on t.",
+                where=J.here(),
+                fix="Reduce it, or return a window of fixed length: x.window(lo, hi, fill=v).",
+            )
+        )
+    return value
+
+
+def check_carry(carry: Any, next_carry: Any, f: Callable) -> list:
+    """The leaves of the next carry, with the structure, shapes and dtypes of the carry, or an error with the path."""
+    expected, got = tree.tree_structure(carry), tree.tree_structure(next_carry)
+    where = J.function_source(f)
+    if expected != got:
+        raise ProgramError(
+            located(
+                f"The carry that the program returned has another structure than the carry it was given: {got} "
+                f"instead of {expected}.",
+                where=where,
+                fix="Return a carry of the same pytree structure (the compiled function's second argument).",
+            )
+        )
+    leaves = []
+    paths = tree.tree_flatten_with_path(carry)[0]
+    for (path, old), new in zip(paths, tree.tree_leaves(next_carry), strict=True):
+        new = _returned(new)
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise ProgramError(
+                located(
+                    f"carry{tree.keystr(path)} comes back as {J.short_dtype(new.dtype)}{list(new.shape)}, and it was given as "
+                    f"{J.short_dtype(old.dtype)}{list(old.shape)}.",
+                    where=where,
+                    fix="Return it with the type of the initial carry (astype, reshape), or give the initial carry the type "
+                    "that the program returns.",
+                )
+            )
+        leaves.append(new)
+    return leaves
+
+
+def _stop(until: Callable, carry_tree: Any, leaves: list) -> list:
+    stop = jnp.asarray(until(tree.tree_unflatten(carry_tree, leaves)))
+    if stop.shape != () or stop.dtype != jnp.bool_:
+        raise ProgramError(
+            located(
+                f"until(carry) must be a boolean scalar, for one environment; it is {J.short_dtype(stop.dtype)}"
+                f"{list(stop.shape)}.",
+                where=J.function_source(until),
+                fix="Return a comparison of the carry's values.",
+            )
+        )
+    return [stop]
+
+
+# -- flattening ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Flattener:
+    """Builds the equation list: inlines calls, ties declared series to their definitions, hoists reads."""
+
+    now: Var
+    ids: Any = field(default_factory=itertools.count)
+    equations: list[Equation] = field(default_factory=list)
+    knots: dict[Var, Var] = field(default_factory=dict)
+
+    def var(self, aval: Any) -> Var:
+        return Var(next(self.ids), tuple(aval.shape), aval.dtype)
+
+    def emit(self, op, params, inputs, avals, where="", scope="") -> tuple[Var, ...]:
+        outputs = tuple(self.var(a) for a in avals)
+        self.equations.append(Equation(op, dict(params), tuple(inputs), outputs, where, scope))
+        return outputs
+
+    def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom]) -> list[Atom]:
+        env: dict[Any, Atom] = {}
+
+        def read(atom) -> Atom:
+            return Lit(atom.val) if J.is_literal(atom) else env[atom]
+
+        env.update(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        for eqn in jaxpr.eqns:
+            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars]), strict=True))
+        return [read(a) for a in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, inputs: list[Atom]) -> Sequence[Atom]:
+        where, scope, avals = J.source_of(eqn), J.scope_of(eqn), [v.aval for v in eqn.outvars]
+        op, params = eqn.primitive, eqn.params
+        if op is now_p:
+            return [self.now]
+        if op is declare_p:
+            return [self.var(avals[0])]
+        if op is define_p:
+            declared, value = inputs
+            (named,) = self.emit(series_p, {}, [value], avals, where, scope)
+            self.knots[declared] = named  # type: ignore[index]
+            return [named]
+        if op in J.INLINED or (J.is_call(op) and (_reaches_out(params) or _is_ragged(eqn))):
+            body, consts = J.call_body(op, params)
+            return self.run(body, [Lit(c) for c in consts], inputs)
+        if _reaches_out(params):
+            return self._hoist(eqn, inputs, where, scope)
+        return self.emit(op, params, inputs, avals, where, scope)
+
+    def _hoist(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
+        """Move the reads inside a cond or scan before it: their values become operands."""
+        hoisted = J.hoist(eqn, lambda p: p in ACCESS_PRIMITIVES)
+        if hoisted is None:
+            raise ProgramError(
+                located(
+                    f"A read of another timestep, or a definition, inside {eqn.primitive.name} cannot be moved out of it.",
+                    where=where,
+                    fix=f"Read the series before the {eqn.primitive.name} and use the value inside.",
+                )
+            )
+        early: list[Atom] = []
+        for op, params, positions, aval in hoisted.equations:
+            args = [inputs[p] if isinstance(p, int) else Lit(p.val) for p in positions]
+            early += [self.now] if op is now_p else self.emit(op, params, args, [aval], where, scope)
+        avals = [v.aval for v in eqn.outvars]
+        return self.emit(eqn.primitive, hoisted.params, hoisted.place(inputs, early), avals, where, scope)
+
+    def tied(self) -> tuple[Equation, ...]:
+        """The equations, with every read of a declared series reading its definition."""
+
+        def tie(e: Equation) -> Equation:
+            source = self.knots.get(e.inputs[0]) if e.is_read else None
+            return e if source is None else Equation(e.op, e.params, (source, *e.inputs[1:]), e.outputs, e.where, e.scope)
+
+        return tuple(tie(e) for e in self.equations)
+
+
+def _reaches_out(params: dict) -> bool:
+    return any(
+        eqn.primitive in ACCESS_PRIMITIVES or _reaches_out(eqn.params)
+        for jaxpr, _ in J.sub_jaxprs(params)
+        for eqn in jaxpr.eqns
+    )
+
+
+def _is_ragged(eqn: Any) -> bool:
+    return any(J.symbolic_axes(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars))
+
+
+def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, has_key: bool) -> Program:
+    n_params, n_carry = sig.params_tree.num_leaves, sig.carry_tree.num_leaves
+    int32 = J.ShapedArray((), jnp.dtype("int32"))
+    flat = _Flattener(now=Var(0, (), jnp.dtype("int32")))
+    next(flat.ids)
+    const_vars = tuple(flat.var(v.aval) for v in jaxpr.constvars)
+    args = [flat.var(v.aval) for v in jaxpr.invars]
+    params, carry0 = tuple(args[:n_params]), tuple(args[n_params : n_params + n_carry])
+    key, b = (args[-2] if has_key else None), args[-1]
+
+    # The carry is a series like any other: carry[t] is what the program returned at t - 1, and the argument at t = 0.
+    carried = [flat.var(v.aval) for v in jaxpr.invars[n_params : n_params + n_carry]]
+    outputs = flat.run(jaxpr, const_vars, [*params, *carried, *args[n_params + n_carry :]])
+    has_loss = int(sig.has_loss)
+    loss = outputs[0] if sig.has_loss else None
+    next_carry = outputs[has_loss : has_loss + n_carry]
+    aux = tuple(outputs[has_loss + n_carry : has_loss + n_carry + out["n_aux"]])
+    ends = None
+    if sig.until is not None:
+        next_carry, ends = _freeze(flat, carried, next_carry, outputs[-1], int32)
+    named = [flat.emit(series_p, {}, [v], [_aval_of(c)])[0] for v, c in zip(next_carry, carried, strict=True)]
+    first = [
+        Equation(read_p, _previous, (source, start), (var,), "carry")
+        for source, start, var in zip(named, carry0, carried, strict=True)
+    ]
+    equations = (*first, *flat.tied())
+    batch = {"b"} if sig.domain.batch is not None else set()
+    given = {v: frozenset() for v in (*params, *const_vars)}
+    given |= {v: frozenset() if s else frozenset(batch) for v, s in zip(carry0, sig.shared, strict=True)}
+    given |= {flat.now: frozenset("t"), b: frozenset(batch)}
+    if key is not None:
+        given[key] = frozenset()
+    dims = infer_dims(equations, given)
+    _check_shared(equations, named, sig, dims)
+    return Program(
+        name=name,
+        domain=sig.domain,
+        equations=equations,
+        params=params,
+        consts=const_vars,
+        carry=carry0,
+        key=key,
+        now=flat.now,
+        b=b,
+        loss=loss,
+        next_carry=tuple(named),
+        aux=aux,
+        dims=dims,
+        shared=sig.shared,
+        ends=ends,
+        reduce=sig.reduce,
+        const_values=tuple(consts),
+        trees={"params": sig.params_tree, "carry": sig.carry_tree, "aux": out["aux_tree"]},
+    )
+
+
+_previous = {"access": Point(TIME - 1), "size": None, "start": True, "end": False}
+
+
+def _aval_of(var: Var) -> Any:
+    return J.ShapedArray(var.shape, var.dtype)
+
+
+def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: Any) -> tuple[list[Atom], Var]:
+    """Under ``until=``: an environment that has stopped keeps its carry, and counts its own timesteps."""
+    boolean = J.ShapedArray((), jnp.dtype("bool"))
+    alive, count = flat.var(boolean), flat.var(int32)
+
+    def emit(op: str, inputs: list, aval: Any, **params) -> Var:
+        return flat.emit(J.primitive(op), params, inputs, [aval])[0]
+
+    frozen: list[Atom] = []
+    for old, new in zip(carried, proposed, strict=True):
+        frozen.append(emit("select_n", [alive, old, new], _aval_of(old)))
+    goes_on = emit("and", [alive, emit("not", [stop], boolean)], boolean)
+    as_int = emit("convert_element_type", [alive], int32, new_dtype=np.dtype("int32"), weak_type=False, sharding=None)
+    counted = emit("add", [count, as_int], int32)
+    for var, following, at_start in ((alive, goes_on, True), (count, counted, 0)):
+        (named,) = flat.emit(series_p, {}, [following], [_aval_of(var)])
+        value = np.asarray(at_start, var.dtype)
+        flat.equations.append(Equation(read_p, _previous, (named, Lit(value)), (var,), "until"))
+    return frozen, count
+
+
+def _check_shared(equations, named: list[Var], sig: Signature, dims: dict) -> None:
+    for path_and_leaf, var, is_shared in zip(
+        tree.tree_flatten_with_path(tree.tree_unflatten(sig.carry_tree, list(range(len(named)))))[0], named, sig.shared, strict=True
+    ):
+        if is_shared and "b" in dims[var]:
+            definitions = {v: e for e in equations for v in e.outputs}
+            culprit = _first_varying(var, definitions, dims)
+            raise ProgramError(
+                located(
+                    f"carry{tree.keystr(path_and_leaf[0])} is Shared by all environments, but its next value varies with "
+                    "the environment.",
+                    where=culprit.where,
+                    fix='Reduce it over the batch, rlfx.mean(x, over="b"), or compute it once with rlfx.shared(fn, ...).',
+                )
+            )
+
+
+def _first_varying(var: Var, definitions: dict, dims: dict) -> Equation:
+    """The user's last equation on the way to ``var`` that brings in the environment."""
+    equation = definitions[var]
+    while equation.op is series_p and equation.inputs[0] in definitions:
+        equation = definitions[equation.inputs[0]]
+    return equation
+
+
+def validate_length(length: Any, name: str = "length") -> int:
+    """A positive Python integer, or a DomainError that names the argument."""
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
+        raise DomainError(located(f"{name} must be an integer, got {length!r}.", fix=f"Give {name}=T, an int >= 1."))
+    if length < 1:
+        raise DomainError(located(f"{name} must be at least 1, got {length}.", fix=f"Give {name} >= 1."))
+    return int(length)

@@ -1,0 +1,109 @@
+"""Values of many points at once: an array with leading axes for t and b, and how equations are mapped over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Var
+
+AXES = ("t", "b")
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The value of a variable at all points of its dims, axes in the order t, b.
+
+    Attributes:
+      data: [T if "t" in dims][B if "b" in dims] + the shape at one point; a ragged axis has its largest length.
+      dims: which of t and b the data has axes for.
+      starts: for each axis of the point's shape, where the valid positions begin: None on ordinary axes; None as a whole
+        for ordinary values. See :mod:`rlfx.recurrence.ragged`.
+      clean: whether positions that are not valid hold copies of valid data.
+    """
+
+    data: Any
+    dims: frozenset = NO_DIMS
+    starts: tuple | None = None
+    clean: bool = True
+
+
+def expand(value: Value, dims: frozenset, sizes: Mapping[str, int]) -> Value:
+    """The value with axes for at least ``dims``."""
+    data, have = value.data, value.dims
+    for position, axis in enumerate(AXES):
+        if axis in dims and axis not in have:
+            at = sum(1 for a in AXES[:position] if a in have)
+            data = jnp.broadcast_to(jnp.expand_dims(data, at), data.shape[:at] + (sizes[axis],) + data.shape[at:])
+            have = have | {axis}
+    return Value(data, have, value.starts, value.clean)
+
+
+def axis_of(dims: frozenset, axis: str) -> int | None:
+    """The position of t or b among the leading axes, None if it is not there."""
+    return None if axis not in dims else sum(1 for a in AXES[: AXES.index(axis)] if a in dims)
+
+
+def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Callable:
+    """``fn`` of one point, mapped over ``dims``; ``values`` are the dims of its arguments."""
+    for axis in reversed(AXES):  # b is the inner map
+        if axis in dims:
+            fn = jax.vmap(fn, in_axes=tuple(0 if axis in d else None for d in values))
+    return fn
+
+
+def of_atom(atom: Atom, env: Mapping[Var, Value]) -> Value:
+    """The value of an atom."""
+    return Value(jnp.asarray(atom.value)) if isinstance(atom, Lit) else env[atom]
+
+
+def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], wanted: Callable[[Var], bool]) -> None:
+    """Evaluate consecutive equations that vary with the same dims under one map, and add what is wanted to ``env``."""
+    defined = {v for e in equations for v in e.outputs}
+    inputs = list(dict.fromkeys(u for e in equations for u in e.inputs if isinstance(u, Var) and u not in defined))
+    outputs = [v for e in equations for v in e.outputs if wanted(v)]
+    dims = frozenset().union(*(env[u].dims for u in inputs)) if inputs else NO_DIMS
+
+    def point(*args):
+        local: dict[Var, Any] = dict(zip(inputs, args, strict=True))
+        for e in equations:
+            operands = [u.value if isinstance(u, Lit) else local[u] for u in e.inputs]
+            with jax.named_scope(e.scope) if e.scope else _NO_SCOPE:
+                local.update(zip(e.outputs, evaluate(e, operands), strict=True))
+        return [local[v] for v in outputs]
+
+    mapped = map_over(point, dims, [env[u].dims for u in inputs])
+    for v, data in zip(outputs, mapped(*(env[u].data for u in inputs)), strict=True):
+        env[v] = Value(data, dims)
+
+
+class _NoScope:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        return None
+
+
+_NO_SCOPE = _NoScope()
+
+
+def evaluate(equation: Equation, operands: Sequence[Any]) -> list:
+    """One pointwise equation on concrete operands or tracers of one point."""
+    if equation.op in _IDENTITIES:
+        return [operands[0]]
+    return J.bind(equation.op, dict(equation.params), *map(_arrays, operands))
+
+
+def _arrays(x: Any) -> Any:
+    return x if hasattr(x, "dtype") else jnp.asarray(x)
+
+
+from rlfx.recurrence.primitives import series_p  # noqa: E402
+
+_IDENTITIES = frozenset({series_p})
