@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import platform
 import sys
 import tempfile
 import threading
@@ -133,10 +134,23 @@ def _about(process: str) -> dict[str, Any]:
         "parent": os.getppid(),
         "argv": sys.argv,
         "jax": jax.__version__,
+        "machine": machine(),
         "platform": device.platform,
         "device": device.device_kind,
         "devices": jax.local_device_count(),
     }
+
+
+def machine() -> str:
+    """What a calibration is good for: processor, number of cores, device and version of jax."""
+    return f"{_processor()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}, jax {jax.__version__}"
+
+
+def _processor() -> str:
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _edges(before: dict, after: dict) -> dict[str, Any]:

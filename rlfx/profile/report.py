@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlfx.profile import compilations, hlo, rules, xspace
 from rlfx.profile.compilations import Compiled
@@ -24,6 +24,10 @@ from rlfx.profile.rules import (
 )
 from rlfx.profile.sweep import DeviceRow, Row, Sweep, sampled, spans, sweep, union
 from rlfx.profile.timeline import Kernel, Timeline, walk
+
+if TYPE_CHECKING:
+    from rlfx.profile.compare import Comparison
+    from rlfx.profile.overhead import Overhead
 
 # What holds the program up at an instant, from the states of host and device.
 BOUND = {
@@ -238,6 +242,22 @@ class Report:
         from rlfx.profile.tables import html
 
         return html(self)
+
+    def corrected(self, overhead: Overhead | None = None) -> Report:
+        """Without the cost of profiling; by the calibration stored for this machine unless one is given.
+
+        Raises:
+          ProfileError: no calibration is stored, or it is of another machine.
+        """
+        from rlfx.profile.overhead import correct, load
+
+        return correct(self, overhead or load())
+
+    def compare(self, after: Report) -> Comparison:
+        """This run against a later one of the same task."""
+        from rlfx.profile.compare import compare
+
+        return compare(self, after)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything in JSON types, as `python -m rlfx.profile report --json` prints it."""

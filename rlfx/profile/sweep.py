@@ -49,12 +49,16 @@ class DeviceRow(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """An instant: its rows with weights, the device's work with weights, and whether only the device held things up."""
+    """An instant: its rows with weights, the device's work with weights, and whether only the device held things up.
+
+    `parallel` counts the threads (or instructions, if bound) that share it.
+    """
 
     rows: tuple[tuple[Row, int], ...]
     device: tuple[tuple[DeviceRow, int], ...]
     state: str
     bound: bool
+    parallel: int = 1
 
 
 @dataclass
@@ -82,8 +86,8 @@ class Sweep:
         """Per segment: is the device executing while no thread of the host has anything to do?"""
         return np.asarray([a.bound for a in self.attributions])[self.combo]
 
-    def shares_at(self, times: np.ndarray) -> np.ndarray:
-        """The combination in force at each time."""
+    def combo_at(self, times: np.ndarray) -> np.ndarray:
+        """The combination in force at each time: an index into `attributions`."""
         at = np.clip(np.searchsorted(self.bounds, times, "right") - 1, 0, len(self.combo) - 1)
         return self.combo[at]
 
@@ -169,11 +173,11 @@ def attribute(contexts: list[Context], kinds: list[str]) -> Attribution:
         rows = _shared(
             [(Row(s.phase or phase, s.path, s.stage, c.state, state), s.weight) for s in c.shares] for c in acting
         )
-        return Attribution(rows, device, state, False)
+        return Attribution(rows, device, state, False, len(acting))
     host = DEVICE if main is not None and main.state == DEVICE else WAIT
     if leaves:
         rows = tuple((Row(*key, host, state), weight) for key, weight in device)
-        return Attribution(rows, device, state, True)
+        return Attribution(rows, device, state, True, len(leaves))
     waiting = [c for c in contexts if c.state is not None and any(s.path for s in c.shares)]
     waiting = waiting or ([main] if main is not None else [])
     rows = _shared([(Row(s.phase or phase, s.path, s.stage, host, state), 1) for s in c.shares] for c in waiting)
