@@ -2,6 +2,7 @@
 
 from rlfx.recurrence.compile import compile as compile
 from rlfx.recurrence.compile import unroll as unroll
+from rlfx.recurrence.epochs import minibatch_epochs as minibatch_epochs
 from rlfx.recurrence.history import History as History
 from rlfx.recurrence.reductions import Shared as Shared
 from rlfx.recurrence.reductions import every as every
@@ -12,6 +13,13 @@ from rlfx.recurrence.reductions import min as min
 from rlfx.recurrence.reductions import shared as shared
 from rlfx.recurrence.reductions import std as std
 from rlfx.recurrence.reductions import sum as sum
+from rlfx.recurrence.reference import reference as reference
+from rlfx.recurrence.returns import discounted_sum as discounted_sum
+from rlfx.recurrence.returns import gae as gae
+from rlfx.recurrence.returns import lambda_return as lambda_return
+from rlfx.recurrence.returns import n_step_return as n_step_return
+from rlfx.recurrence.returns import next_value as next_value
+from rlfx.recurrence.returns import vtrace as vtrace
 from rlfx.recurrence.series import inputs as inputs
 from rlfx.recurrence.series import series as series
 from rlfx.recurrence.series import solve as solve

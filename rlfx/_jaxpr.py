@@ -409,3 +409,14 @@ def _replay(jaxpr: Any, consts: Sequence, args: Sequence, wanted: Callable, valu
 def equal_dims(a: Any, b: Any) -> bool:
     """Whether two dimensions are surely equal."""
     return core.definitely_equal(a, b)
+
+
+def evaluate_dims(value: Any, tau: int, nu: int) -> Any:
+    """An equation's parameter with integers in place of symbolic dimensions."""
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(evaluate_dims(v, tau, nu) for v in value)
+    return int(evaluate_dim(value, tau, nu)) if _is_dim(value) else value
+
+
+def _is_dim(value: Any) -> bool:
+    return isinstance(value, shape_poly._DimExpr)

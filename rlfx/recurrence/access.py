@@ -21,7 +21,7 @@ def relation(access: Access, length: int) -> isl.Map:
     Example:
       >>> from rlfx.recurrence.index import TIME
       >>> print(relation(Point(TIME + 1), 3))
-      { [t] -> [1 + t] : 0 <= t <= 2 }
+      { [t] -> [s = 1 + t] : 0 <= t <= 2 }
     """
     return isl.Map(f"{{ [t] -> [s] : 0 <= t < {length} and {_constraint(access, length)} }}").coalesce()
 

@@ -337,7 +337,7 @@ def compile(
       ...     return (y[t] - 0.5 * y[t + 1]) ** 2, x + 1.0
       >>> loss_fn = rlfx.compile(loss, length=3)
       >>> jax.grad(lambda w: loss_fn(w, jnp.float32(1.0))[0])(2.0)
-      Array(12.333..., dtype=float32, weak_type=True)
+      Array(12.333..., dtype=float32)
     """
     return Compiled(f, validate_domain(length, batch, until), True, _validate_reduce(reduce), until)
 

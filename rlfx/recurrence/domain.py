@@ -15,7 +15,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.index import Index, Slice
 
-_T, _B, _UNTIL, _AT = "rlfx.t", "rlfx.b", "rlfx.until", "rlfx.at"
+_T, _B, _UNTIL, _AT, _STOP = "rlfx.t", "rlfx.b", "rlfx.until", "rlfx.at", "rlfx.stop"
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,14 @@ class Domain:
       batch: the number of environments, or None without a batch axis.
       until: whether every environment ends at its own time N <= T.
       at: the one concrete timestep for which the program is traced (the reference interpreter), else None.
+      stop: where the environment of that trace ends, if before ``length``.
     """
 
     length: int
     batch: int | None = None
     until: bool = False
     at: int | None = None
+    stop: int | None = None
 
     def axes(self) -> list[tuple[str, int]]:
         """The named axes that carry this domain through a trace."""
@@ -41,6 +43,7 @@ class Domain:
             (_B, 0 if self.batch is None else self.batch),
             (_UNTIL, int(self.until)),
             (_AT, 0 if self.at is None else self.at + 1),
+            (_STOP, 0 if self.stop is None else self.stop),
         ]
 
     def times(self) -> np.ndarray:
@@ -56,7 +59,8 @@ class Domain:
         """The length of the slice that a reader at t sees: an integer where it is the same at every t, else a symbol."""
         lo, hi = access.first, access.stop
         if self.at is not None:
-            first, stop = (int(self.evaluate(e, np.int32(self.at))) for e in (lo, hi))
+            end = self.stop or self.length
+            first, stop = (int(e.evaluate(self.at, end, low=min, high=max)) for e in (lo, hi))
             return max(stop - first, 0)
         sizes = np.maximum(self.evaluate(hi) - self.evaluate(lo), 0)
         if sizes.min() == sizes.max() and not (self.until and not _before_now(access)):
@@ -83,4 +87,5 @@ def current_domain(what: str) -> Domain:
             )
         )
     at = J.axis_size(_AT) or 0
-    return Domain(length, J.axis_size(_B) or None, bool(J.axis_size(_UNTIL)), at - 1 if at else None)
+    until, stop = bool(J.axis_size(_UNTIL)), J.axis_size(_STOP) or None
+    return Domain(length, J.axis_size(_B) or None, until, at - 1 if at else None, stop)

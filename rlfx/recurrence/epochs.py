@@ -1,0 +1,98 @@
+"""Several epochs over a rollout in shuffled minibatches: the learner of PPO and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.errors import DomainError, located
+
+tree = jax.tree_util
+
+
+def minibatch_epochs(
+    update: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    data: Any,
+    *,
+    epochs: int,
+    minibatches: int,
+    key: jax.Array,
+    axis: str = "tb",
+) -> tuple[Any, Any]:
+    """Run ``update`` on every minibatch of every epoch.
+
+    Args:
+      update: ``update(carry, minibatch) -> (carry, aux)``.
+      carry: params, optimiser state, whatever an update changes.
+      data: a pytree of arrays with leading axes ``[T, B]``, from an unrolled program.
+      epochs: how often all data are seen; each epoch shuffles anew.
+      minibatches: into how many parts an epoch is divided. It must divide the number of points (or environments).
+      key: a typed key.
+      axis: ``"tb"`` mixes all points: a minibatch has leading axis ``[T * B / minibatches]``. ``"b"`` keeps sequences
+        together, for recurrent policies: ``[T, B / minibatches]``.
+
+    Returns:
+      ``(carry, aux)``, each leaf of aux with leading axes ``[epochs, minibatches]``.
+
+    Raises:
+      DomainError: if the arguments do not divide the data, or leaves have different leading axes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rlfx
+      >>> data = jnp.arange(6.0).reshape(3, 2)
+      >>> total, seen = rlfx.minibatch_epochs(lambda c, x: (c + x.sum(), x.shape[0]), 0.0, data,
+      ...                                     epochs=2, minibatches=3, key=jax.random.key(0))
+      >>> float(total), seen.shape
+      (30.0, (2, 3))
+    """
+    rows, sequences = _flatten(data, axis)
+    _check(epochs, "epochs")
+    _check(minibatches, "minibatches")
+    if sequences % minibatches:
+        what = "points (T * B)" if axis == "tb" else "environments (B)"
+        raise DomainError(
+            located(
+                f"minibatches={minibatches} does not divide the {sequences} {what} of the data.",
+                fix=f"Choose a divisor of {sequences}.",
+            )
+        )
+    size = sequences // minibatches
+    lead = 0 if axis == "tb" else 1
+
+    def epoch(carry, epoch_key):
+        order = jax.random.permutation(epoch_key, sequences).reshape(minibatches, size)
+
+        def one(carry, indices):
+            # The gather happens per minibatch: the shuffled data never exist as a whole.
+            batch = tree.tree_map(lambda x: jnp.take(x, indices, axis=lead, unique_indices=True, mode="clip"), rows)
+            return update(carry, batch)
+
+        return jax.lax.scan(one, carry, order)
+
+    return jax.lax.scan(epoch, carry, jax.random.split(key, epochs))
+
+
+def _flatten(data: Any, axis: str) -> tuple[Any, int]:
+    if axis not in ("tb", "b"):
+        raise DomainError(located(f'axis is "tb" or "b", got {axis!r}.', fix="Choose one of them."))
+    leads = {jnp.shape(leaf)[:2] for leaf in tree.tree_leaves(data)}
+    if len(leads) != 1 or len(next(iter(leads))) != 2:
+        raise DomainError(
+            located(
+                f"The leaves of data must have the same two leading axes [T, B]; they have {sorted(leads)}.",
+                fix="Give the out of an unrolled program, whose leaves all have them.",
+            )
+        )
+    ((t, b),) = leads
+    if axis == "b":
+        return data, b
+    return tree.tree_map(lambda x: x.reshape((t * b,) + x.shape[2:]), data), t * b
+
+
+def _check(n: Any, name: str) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise DomainError(located(f"{name} must be a positive integer, got {n!r}.", fix=f"Give {name} >= 1."))

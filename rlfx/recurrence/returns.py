@@ -1,0 +1,214 @@
+"""Returns and advantages, written in the language: discounted sums, n-step and lambda returns, GAE, V-trace.
+
+Each takes the environment's ``Step`` (``reward``, ``terminated``, ``truncated``, ``final_obs``) and is right at all three
+kinds of end: a termination has no future; a truncation has one, from the observation before the reset; and so has the end
+of the rollout, by demand extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.errors import DomainError, ProgramError, located
+from rlfx.recurrence.domain import current_domain
+from rlfx.recurrence.index import TIME, Point
+from rlfx.recurrence.primitives import discounted_sum_p, reduce_p
+from rlfx.recurrence.series import Series, series, solve
+
+_NEXT, _HERE = Point(TIME + 1), Point(TIME)
+
+
+def _next(x: Series) -> Any:
+    return x._read(_NEXT)
+
+
+def _here(x: Series) -> Any:
+    return x._read(_HERE)
+
+
+def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
+    """``sum_k rewards[k] * prod_{j < k} discount[j]`` over a slice.
+
+    Args:
+      rewards: a slice ``r[t:]``, ``r[t:t + n]``, ...: [n] or [n, ...].
+      discount: a slice of the same timesteps, or a scalar.
+
+    Returns:
+      The sum, without the leading axis. Over ``r[t:]`` it compiles to one backward recurrence.
+
+    TimeRL, Alg. 1, line 16; there the sum is over a dynamic range, executed as such.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> def returns(rewards, carry, t):
+      ...     return carry, rlfx.discounted_sum(rlfx.inputs(rewards)[t:], 0.5)
+      >>> rlfx.unroll(returns, length=3)(jnp.array([1.0, 2.0, 4.0]), None)[1]
+      Array([3., 4., 4.], dtype=float32)
+    """
+    current_domain("rlfx.discounted_sum")
+    rewards = jnp.asarray(rewards)
+    if rewards.ndim == 0:
+        raise DomainError(
+            located("discounted_sum takes a slice of rewards, got a scalar.", where=J.here(), fix="Write reward[t:].")
+        )
+    discount = jnp.asarray(discount, rewards.dtype) if jnp.ndim(discount) == 0 else jnp.asarray(discount)
+    if discount.ndim not in (0, rewards.ndim) or (discount.ndim and str(discount.shape[0]) != str(rewards.shape[0])):
+        raise DomainError(
+            located(
+                f"discounted_sum takes the discounts of the same timesteps as the rewards; their shapes are "
+                f"{rewards.shape} and {discount.shape}.",
+                where=J.here(),
+                fix="Slice both alike: discounted_sum(reward[t:], discount[t:]).",
+            )
+        )
+    return discounted_sum_p.bind(rewards, jnp.broadcast_to(discount, rewards.shape))
+
+
+def _check_step(step: Any, name: str) -> None:
+    missing = [field for field in ("reward", "terminated", "truncated") if not hasattr(step, field)]
+    if missing:
+        raise ProgramError(
+            located(
+                f"{name} takes the environment's Step; this {type(step).__name__} has no {', '.join(missing)}.",
+                where=J.here(),
+                fix="Give the second result of env.step(key, state, action).",
+            )
+        )
+
+
+def _continues(step: Any, dtype: Any) -> tuple[Any, Any]:
+    """``(1 - terminated, 1 - done)`` as numbers: what bootstraps, and what goes on accumulating."""
+    terminated, truncated = jnp.asarray(step.terminated), jnp.asarray(step.truncated)
+    return 1 - terminated.astype(dtype), 1 - (terminated | truncated).astype(dtype)
+
+
+def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
+    """The value of the observation that followed: ``value[t + 1]``, and at a truncation the critic on ``final_obs``.
+
+    Args:
+      critic: ``critic(obs) -> value``, of one observation.
+      step: the environment's Step; ``step.final_obs`` is the last observation of the episode, before the reset.
+      value: ``critic(obs)`` at t (or a Series of it).
+
+    Returns:
+      A value like ``value``. It is not masked at terminations: the returns below do that. At the end of the rollout it is
+      the critic on the observation of the final carry.
+    """
+    _check_step(step, "next_value")
+    following = _next(value if isinstance(value, Series) else series(value))
+    truncated = jnp.asarray(step.truncated) & ~jnp.asarray(step.terminated)
+    # A real branch: inside the acting loop the critic sees `final_obs` only at timesteps where some episode is cut.
+    some = truncated if current_domain("rlfx.next_value").batch is None else reduce_p.bind(truncated, op="max", over=("b",))
+    at_end = jax.lax.cond(some, lambda: critic(step.final_obs), lambda: jnp.zeros_like(following))
+    return jnp.where(truncated, at_end, following)
+
+
+def lambda_return(step: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.Array:
+    """The lambda return: ``G = r + gamma ((1 - lam) v' + lam G[t + 1])``.
+
+    Args:
+      step: the environment's Step.
+      next_value: the value of the next observation, from :func:`next_value`.
+      gamma, lam: the discount and the mixing parameter; 1.0 gives Monte-Carlo returns, 0.0 one-step targets.
+
+    Returns:
+      G at t, bootstrapped at truncations and at the end of the rollout.
+    """
+    _check_step(step, "lambda_return")
+    reward = jnp.asarray(step.reward)
+    alive, going = _continues(step, reward.dtype)
+    bootstrap = gamma * alive * next_value
+    carried = gamma * lam * going
+    one_step = reward + bootstrap - carried * next_value
+    # Beyond the rollout the return is the last value, which makes the last step's return its one-step target.
+    return solve(lambda g: one_step + carried * _next(g), end=next_value)
+
+
+def n_step_return(step: Any, next_value: Any, *, gamma: Any, n: int) -> jax.Array:
+    """The n-step return: n rewards, then the value; shorter where an episode or the rollout ends before.
+
+    Args:
+      step: the environment's Step.
+      next_value: the value of the next observation, from :func:`next_value`.
+      gamma: the discount.
+      n: the number of rewards, at least 1.
+    """
+    _check_step(step, "n_step_return")
+    if not isinstance(n, int) or n < 1:
+        raise DomainError(located(f"n_step_return needs an integer n >= 1, got {n!r}.", where=J.here(), fix="Give n=5."))
+    domain = current_domain("rlfx.n_step_return")
+    n = min(n, domain.length)
+    reward = jnp.asarray(step.reward)
+    alive, going = _continues(step, reward.dtype)
+    # G_1 = r + gamma v'; G_k[t] = r + gamma G_{k-1}[t + 1], cut where the episode ends: there the value stands in.
+    target = one = reward + gamma * alive * next_value
+    carried = gamma * going
+    for _ in range(n - 1):
+        target = reward + gamma * (alive - going) * next_value + carried * _next(series(target, end=next_value))
+    del one
+    return target
+
+
+def gae(step: Any, value: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.Array:
+    """Generalised advantage estimation: ``A = delta + gamma lam A[t + 1]``, ``delta = r + gamma v' - v``.
+
+    Args:
+      step: the environment's Step.
+      value, next_value: the values of this and of the next observation (see :func:`next_value`).
+      gamma, lam: the discount and the mixing parameter.
+
+    Returns:
+      The advantage at t. ``A + value`` is the critic's target. It is differentiable in the values; apply
+      ``jax.lax.stop_gradient`` where the advantage is a constant, as in PPO.
+
+    Schulman et al. 2016, eq. 16; cut at terminations and truncations, and bootstrapped at the latter.
+    """
+    _check_step(step, "gae")
+    value = _here(value) if isinstance(value, Series) else value
+    alive, going = _continues(step, jnp.asarray(step.reward).dtype)
+    delta = step.reward + gamma * alive * next_value - value
+    carried = gamma * lam * going
+    return solve(lambda a: delta + carried * _next(a), end=jnp.zeros((), jnp.result_type(delta)))
+
+
+def vtrace(
+    step: Any,
+    value: Any,
+    next_value: Any,
+    log_rho: Any,
+    *,
+    gamma: Any,
+    lam: Any = 1.0,
+    clip_rho: Any = 1.0,
+    clip_c: Any = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """V-trace targets and policy-gradient advantages (Espeholt et al. 2018, eqs. 1 and 4).
+
+    Args:
+      step: the environment's Step.
+      value, next_value: the values of this and of the next observation.
+      log_rho: log of the ratio of target to behaviour policy for the action taken.
+      gamma, lam: the discount, and the trace parameter.
+      clip_rho, clip_c: the truncation levels of the importance weights.
+
+    Returns:
+      ``(target, advantage)``: the critic's target, and ``clipped rho * (r + gamma target' - value)``.
+    """
+    _check_step(step, "vtrace")
+    value = _here(value) if isinstance(value, Series) else value
+    reward = jnp.asarray(step.reward)
+    alive, going = _continues(step, reward.dtype)
+    rho = jnp.exp(log_rho)
+    clipped = jnp.minimum(rho, clip_rho)
+    delta = clipped * (reward + gamma * alive * next_value - value)
+    trace = gamma * going * lam * jnp.minimum(rho, clip_c)
+    correction = solve(lambda c: delta + trace * _next(c), end=jnp.zeros((), jnp.result_type(delta)))
+    target = correction + value
+    # Where the episode ends, and after the rollout, the next target is the next value.
+    following = going * _next(series(target, end=next_value)) + (alive - going) * next_value
+    return target, clipped * (reward + gamma * following - value)
