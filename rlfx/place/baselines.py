@@ -1,0 +1,153 @@
+"""Heuristics that place without searching: one device, critical path, HEFT, EnumerativeOptimizer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from rlfx.place.problem import Problem
+from rlfx.place.simulate import objective, ranks, run_order
+
+
+class Assignment(NamedTuple):
+    """Where each task runs, and which ready task a device prefers.
+
+    Attributes:
+      device: int32 ``[V]``.
+      order: int32 ``[V]``, a permutation; lower runs first.
+    """
+
+    device: np.ndarray
+    order: np.ndarray
+
+
+def evaluate(problem: Problem, candidates: list[Assignment], *, fifo: bool = False) -> np.ndarray:
+    """The objective of some assignments, one simulator call each, float32 ``[B]``, seconds."""
+    device = np.stack([c.device for c in candidates]).astype(np.int32)
+    order = np.stack([c.order for c in candidates]).astype(np.int32)
+    return np.asarray(objective(problem, device, order, fifo=fifo, limited=problem.memory_may_bind))
+
+
+def best(problem: Problem, candidates: list[Assignment]) -> tuple[Assignment, float]:
+    """The candidate with the lowest objective, and its value in seconds."""
+    costs = evaluate(problem, candidates)
+    winner = int(np.argmin(costs))
+    return candidates[winner], float(costs[winner])
+
+
+def one_device(problem: Problem) -> Assignment:
+    """Everything on the device that is fastest alone."""
+    device = np.full(problem.tasks, np.argmin(problem.one_device()), np.int32)
+    return Assignment(device, run_order(problem, "critical-path"))
+
+
+def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.0) -> Assignment:
+    """Critical path: repeatedly take the ready task with the longest path to an exit, put it where it starts earliest.
+
+    Section 7.1's heuristic and the teacher of stage I. Ties are broken at random; with probability ``1 - greedy`` a
+    random ready task is taken instead of the longest. The order of the result is the order of selection.
+    """
+    V, D = problem.tasks, problem.devices
+    level = problem.to_exit[0]
+    waiting = problem.adjacency.sum(axis=0)
+    ready = set(np.flatnonzero(waiting == 0).tolist())
+    free, link = np.zeros(D), np.zeros((D, D))
+    finish, device, order = np.zeros(V), np.zeros(V, np.int32), np.zeros(V, np.int32)
+    present = np.full((V, D), np.inf)
+    for position in range(V):
+        options = sorted(ready)
+        scores = level[options] if rng.random() < greedy else rng.random(len(options))
+        v = options[rng.choice(np.flatnonzero(scores == scores.max()))]
+        preds = np.flatnonzero(problem.adjacency[:, v])
+        arrival = np.zeros(D)
+        for u in preds:
+            sent = np.maximum(finish[u], link[device[u]]) + problem.transfer_time[u, device[u]]
+            arrival = np.maximum(arrival, np.minimum(present[u], sent))
+        start = np.maximum(free, arrival)
+        d = int(rng.choice(np.flatnonzero(start == start.min())))
+        for u in preds:
+            if not np.isfinite(present[u, d]):
+                link[device[u], d] = max(finish[u], link[device[u], d]) + problem.transfer_time[u, device[u], d]
+                present[u, d] = link[device[u], d]
+        device[v], order[v] = d, position
+        finish[v] = start[d] + problem.exec_time[v, d]
+        free[d] = present[v, d] = finish[v]
+        ready.discard(v)
+        for w in np.flatnonzero(problem.adjacency[v]):
+            waiting[w] -= 1
+            if waiting[w] == 0:
+                ready.add(int(w))
+    return Assignment(device, order)
+
+
+def critical_path(problem: Problem, key: jax.Array, runs: int = 50) -> tuple[Assignment, float]:
+    """The best of ``runs`` randomised critical-path schedules (the paper's baseline), ``runs`` simulator calls."""
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))).tolist())
+    return best(problem, [list_schedule(problem, rng) for _ in range(runs)])
+
+
+def heft(problem: Problem) -> Assignment:
+    """Heterogeneous earliest finish time: upward ranks, insertion into idle gaps (Topcuoglu et al., 2002).
+
+    Links are taken to be free at all times, as in the original. The order of the result is the upward rank, which runs
+    better than first-come-first-served.
+    """
+    V, D = problem.tasks, problem.devices
+    device, finish = np.zeros(V, np.int32), np.zeros(V)
+    slots: list[list[tuple[float, float]]] = [[] for _ in range(D)]
+    for v in np.argsort(-problem.to_exit[0], kind="stable"):
+        best_end, best_start, best_device = np.inf, 0.0, 0
+        for d in range(D):
+            preds = np.flatnonzero(problem.adjacency[:, v])
+            arrival = max((finish[u] + problem.transfer_time[u, device[u], d] for u in preds), default=0.0)
+            start, cost = arrival, float(problem.exec_time[v, d])
+            for begin, end in slots[d]:
+                if start + cost <= begin:
+                    break
+                start = max(start, end)
+            if start + cost < best_end:
+                best_end, best_start, best_device = start + cost, start, d
+        device[v], finish[v] = best_device, best_end
+        slots[best_device] = sorted([*slots[best_device], (best_start, best_end)])
+    return Assignment(device, run_order(problem, "critical-path"))
+
+
+def enumerative(problem: Problem) -> Assignment:
+    """EnumerativeOptimizer (algorithm 4): meta-op by meta-op, the permutation of devices with the least transfer time.
+
+    The enumeration's cost is a sum over tasks, so that the best permutation is a linear assignment problem; it is solved
+    exactly instead of by trying all D! permutations. Shards beyond the number of devices are placed in rounds of D.
+    """
+    D = problem.devices
+    device = np.zeros(problem.tasks, np.int32)
+    for shards, reduces in problem.metas:
+        for group in (shards, reduces):
+            for begin in range(0, len(group), D):
+                round_ = group[begin : begin + D]
+                cost = np.stack(
+                    [
+                        sum(
+                            (problem.transfer_time[u, device[u]] for u in np.flatnonzero(problem.adjacency[:, v])),
+                            np.zeros(D),
+                        )
+                        for v in round_
+                    ]
+                )
+                rows, columns = linear_sum_assignment(cost)
+                device[[round_[r] for r in rows]] = columns
+    return Assignment(device, run_order(problem, "critical-path"))
+
+
+def random_assignment(problem: Problem, rng: np.random.Generator) -> Assignment:
+    """Uniform devices, critical-path order."""
+    return Assignment(
+        rng.integers(0, problem.devices, problem.tasks).astype(np.int32), run_order(problem, "critical-path")
+    )
+
+
+def topological_order(problem: Problem) -> np.ndarray:
+    """Tasks in the function's own order, int32 ``[V]``."""
+    return ranks(np.arange(problem.tasks, dtype=np.float64))

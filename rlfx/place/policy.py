@@ -1,0 +1,83 @@
+"""The dual policy: SEL chooses the next task, PLC its device (DOPPLER section 5.2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from rlfx.place.features import Features
+
+
+class Encoding(NamedTuple):
+    """What one message passing over the graph yields; it serves a whole episode, and a whole batch (section 5.3).
+
+    Attributes:
+      select: float32 ``[V]``, SEL's logits.
+      task: float32 ``[V, H]``, PLC's hidden layer, the task's share.
+      placed: float32 ``[V, H]``, PLC's hidden layer, what a task adds to the device it is on.
+    """
+
+    select: Array
+    task: Array
+    placed: Array
+
+
+class DualPolicy(nn.Module):
+    """SEL and PLC over a shared message-passing encoder.
+
+    PLC's first layer acts on the concatenation ``[H[v], h_d, Y[d], Z[v]]``; it is computed as a sum of four products, so
+    that the parts that do not change during an episode are computed once. Sums over paths and devices are means here,
+    so that graphs of different sizes share weights.
+
+    Attributes:
+      hidden: width of every layer.
+      rounds: of message passing (K).
+    """
+
+    hidden: int = 32
+    rounds: int = 2
+
+    def setup(self) -> None:
+        """Create the layers."""
+        dense = nn.Dense
+        self.embed = dense(self.hidden)
+        self.message = [nn.Sequential([dense(self.hidden), nn.leaky_relu]) for _ in range(self.rounds)]
+        self.update = [dense(self.hidden) for _ in range(self.rounds)]
+        self.own = nn.Sequential([dense(self.hidden), nn.leaky_relu, dense(self.hidden)])
+        self.select = nn.Sequential([dense(self.hidden), nn.leaky_relu, dense(1)])
+        self.place_task = dense(self.hidden)
+        self.place_load = dense(self.hidden, use_bias=False)
+        self.place_device = nn.Sequential([dense(self.hidden), nn.leaky_relu, dense(self.hidden)])
+        self.place = dense(1)
+
+    def encode(self, f: Features) -> Encoding:
+        """Message passing, then everything that depends on the graph alone."""
+        V = f.nodes.shape[0]
+        h = self.embed(f.nodes)
+        degree = jnp.zeros((V, 1)).at[f.receivers].add(1.0)
+        for message, update in zip(self.message, self.update, strict=True):
+            sent = message(jnp.concatenate([h[f.senders], h[f.receivers], f.edges], axis=-1))
+            total = jnp.zeros((V, self.hidden)).at[f.receivers].add(sent) / jnp.maximum(degree, 1.0)
+            h = nn.leaky_relu(update(jnp.concatenate([h, total], axis=-1))) + h
+        z = self.own(f.nodes)
+        select = self.select(jnp.concatenate([h, f.entry_paths @ h, f.exit_paths @ h, z], axis=-1))[:, 0]
+        return Encoding(select, self.place_task(jnp.concatenate([h, z], axis=-1)), self.place_load(h) / V)
+
+    def devices(self, task: Array, load: Array, x: Array) -> Array:
+        """PLC's logits ``[..., D]`` from task ``[..., H]``, placed load ``[..., D, H]``, device features ``[..., D, 6]``."""
+        hidden = nn.leaky_relu(task[..., None, :] + load + self.place_device(x))
+        return self.place(hidden)[..., 0]
+
+    def __call__(self, f: Features, x: Array) -> tuple[Encoding, Array]:
+        """Touch every layer, for initialisation."""
+        encoding = self.encode(f)
+        return encoding, self.devices(encoding.task[0], jnp.zeros((x.shape[0], self.hidden)), x)
+
+
+def initialise(key: jax.Array, f: Features, policy: DualPolicy = DualPolicy()) -> dict:
+    """Parameters for problems with any number of tasks and devices."""
+    return policy.init(key, f, jnp.zeros((f.exec_time.shape[1], 6)))

@@ -1,0 +1,152 @@
+"""Local search and simulated annealing over devices and run-time order, compiled, at a counted simulator budget."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx.place.baselines import Assignment
+from rlfx.place.problem import Problem
+from rlfx.place.simulate import objective
+
+
+class Moves(NamedTuple):
+    """How a neighbour of an assignment is drawn: relative weights.
+
+    Attributes:
+      device: one task to another device.
+      follow: one task to the device of a task that it reads or feeds.
+      swap: two tasks exchange devices.
+      order: two tasks exchange places in the run-time order.
+    """
+
+    device: float = 1.0
+    follow: float = 1.0
+    swap: float = 1.0
+    order: float = 1.0
+
+
+class State(NamedTuple):
+    """C chains: current and best assignments, float32 costs ``[C]``, and the trace of the best cost so far ``[steps]``."""
+
+    device: jax.Array
+    order: jax.Array
+    cost: jax.Array
+    best_device: jax.Array
+    best_order: jax.Array
+    best_cost: jax.Array
+
+
+def _propose(key: jax.Array, device: jax.Array, order: jax.Array, near: jax.Array, D: int,
+             moves: Moves) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """A neighbour of one assignment."""
+    V = device.shape[0]
+    k_kind, k_v, k_u, k_d, k_near = jax.random.split(key, 5)
+    kind = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves, jnp.float32)))
+    v, u = jax.random.randint(k_v, (), 0, V), jax.random.randint(k_u, (), 0, V)
+    fresh = (device[v] + jax.random.randint(k_d, (), 1, max(D, 2))) % D
+    neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1])]
+    one = jnp.where(kind == 0, fresh, device[neighbour])
+    moved = device.at[v].set(one)
+    swapped = device.at[v].set(device[u]).at[u].set(device[v])
+    reordered = order.at[v].set(order[u]).at[u].set(order[v])
+    return (
+        jnp.where(kind <= 1, moved, jnp.where(kind == 2, swapped, device)),
+        jnp.where(kind == 3, reordered, order),
+    )
+
+
+def neighbours(problem: Problem, width: int = 8) -> np.ndarray:
+    """For each task, ``width`` tasks that it reads or feeds, repeated cyclically, int32 ``[V, width]``."""
+    near = problem.adjacency | problem.adjacency.T
+    out = np.zeros((problem.tasks, width), np.int32)
+    for v in range(problem.tasks):
+        ids = np.flatnonzero(near[v])
+        out[v] = np.resize(ids if len(ids) else [v], width)
+    return out
+
+
+@partial(jax.jit, static_argnames=("steps", "limited"))
+def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, temperatures: jax.Array, moves: Moves, *,
+            steps: int, limited: bool) -> tuple[State, jax.Array]:  # fmt: skip
+    D = problem.exec_time.shape[1]
+
+    def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
+        key, temperature = inputs
+        k_move, k_accept = jax.random.split(key)
+        chains = state.cost.shape[0]
+        device, order = jax.vmap(lambda k, d, o: _propose(k, d, o, near, D, moves))(
+            jax.random.split(k_move, chains), state.device, state.order
+        )
+        cost = objective(problem, device, order, limited=limited)
+        threshold = -temperature * jnp.log(jax.random.uniform(k_accept, (chains,), minval=1e-12))
+        take = cost <= state.cost + threshold
+        device = jnp.where(take[:, None], device, state.device)
+        order = jnp.where(take[:, None], order, state.order)
+        cost = jnp.where(take, cost, state.cost)
+        better = cost < state.best_cost
+        state = State(
+            device,
+            order,
+            cost,
+            jnp.where(better[:, None], device, state.best_device),
+            jnp.where(better[:, None], order, state.best_order),
+            jnp.where(better, cost, state.best_cost),
+        )
+        return state, jnp.min(state.best_cost)
+
+    return jax.lax.scan(step, state, (jax.random.split(key, steps), temperatures))
+
+
+def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chains: int) -> State:
+    """Chains at the best of some evaluated assignments, cyclically."""
+    picks = np.resize(np.argsort(costs, kind="stable"), chains)
+    device = jnp.asarray(np.stack([starts[i].device for i in picks]), jnp.int32)
+    order = jnp.asarray(np.stack([starts[i].order for i in picks]), jnp.int32)
+    cost = jnp.asarray(costs[picks], jnp.float32)
+    return State(device, order, cost, device, order, cost)
+
+
+def anneal(
+    problem: Problem,
+    key: jax.Array,
+    state: State,
+    calls: int,
+    *,
+    hot: float = 0.0,
+    cold: float = 0.0,
+    moves: Moves = Moves(),
+) -> tuple[State, np.ndarray]:
+    """Run every chain for an equal share of ``calls`` simulator calls.
+
+    Args:
+      problem: the problem.
+      key: used once.
+      state: where the chains are; see :func:`initial`.
+      calls: simulator calls in all.
+      hot, cold: first and last temperature, as fractions of the best cost, geometric between; 0 is local search, which
+        takes a neighbour that is no worse.
+      moves: the neighbourhood.
+
+    Returns:
+      The chains afterwards, and the best cost after each step, float32 ``[steps]``, seconds.
+    """
+    chains = state.cost.shape[0]
+    steps = max(1, calls // chains)
+    scale = float(state.best_cost.min())
+    temperatures = np.geomspace(hot, cold, steps) * scale if hot > 0 else np.zeros(steps)
+    near = jnp.asarray(neighbours(problem))
+    return _search(
+        problem, key, state, near, jnp.asarray(temperatures, jnp.float32), moves, steps=steps,
+        limited=problem.memory_may_bind,
+    )  # fmt: skip
+
+
+def winner(state: State) -> tuple[Assignment, float]:
+    """The best assignment over all chains, and its cost in seconds."""
+    i = int(jnp.argmin(state.best_cost))
+    return Assignment(np.asarray(state.best_device[i]), np.asarray(state.best_order[i])), float(state.best_cost[i])
