@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax._src.interpreters import partial_eval as pe
 from jax._src.random import prng
 from jax.extend import core as jex
 from jax.extend.core import primitives as p
@@ -31,9 +32,16 @@ def seed_function(params: dict) -> Callable:
     return params["impl"].seed
 
 
+def wrap_key(words: Any, aval: Any) -> Any:
+    """Typed keys of the type of ``aval`` from their words."""
+    return prng.random_wrap(words, impl=aval.dtype._impl)
+
+
 def trace(fn: Callable, *avals: Any) -> jex.ClosedJaxpr:
-    """The closed jaxpr of a function at these types."""
-    return jax.make_jaxpr(fn)(*avals)
+    """The closed jaxpr of a function at these types, without the equations that no output needs."""
+    closed = jax.make_jaxpr(fn)(*avals)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=jaxpr)
 
 
 IOTA_2X32 = prng.iota_2x32_shape_p

@@ -180,10 +180,10 @@ class Report:
 
     @property
     def unattributed(self) -> float:
-        """Share of the device's work whose instructions belong to no operation, in the trace or around its launch."""
-        total = sum(self.device_rows.values())
-        lost = sum(ns for row, ns in self.device_rows.items() if not named(row.path))
-        return lost / total if total else 0.0
+        """Share of kernel time whose instructions belong to no operation, by their scopes or around their launch."""
+        leaves = [k for k in self.kernels.values() if k.op is None or k.op.kind == hlo.LEAF]
+        total = sum(k.ns for k in leaves)
+        return sum(k.ns for k in leaves if not named(k.path)) / total if total else 0.0
 
     def _kernel_share(self, chosen) -> float:
         leaves = [k for k in self.kernels.values() if k.op is None or k.op.kind == hlo.LEAF]

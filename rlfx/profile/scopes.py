@@ -95,14 +95,16 @@ def parse(op_name: str) -> Scope:
     marked, plain, phase, stage = [], [], "", ""
     parts = components(op_name)[:-1]  # the last one is the primitive
     rest = iter(parts)
+    private = False  # inside a jitted function of a library, whose scopes are its own business
     for part in rest:
+        private = private or part.startswith(("jit(_", "pjit(_"))
         if part == STAGE:
             stage = next(rest, "")
         elif part.startswith(OPERATION):
             marked.append(part[len(OPERATION) :])
         elif part.startswith(PHASE):
             phase = part[len(PHASE) :]
-        elif not STRUCTURE.fullmatch(part) and not FUNCTION.fullmatch(part):
+        elif not private and not STRUCTURE.fullmatch(part) and not FUNCTION.fullmatch(part) and "<" not in part:
             plain.append(part)
     return Scope(phase, without_repeats(tuple(marked or plain)), stage)
 

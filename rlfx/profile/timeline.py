@@ -170,9 +170,21 @@ class _Walker:
     def close(self, line: int, now: int) -> None:
         stack = self.stacks[line]
         while stack and stack[-1].end <= now:
-            end = stack.pop().end
+            end, ended = stack.pop()
             if end != FOREVER:
-                self.emit(line, end, self.top(line))
+                self.emit(line, end, self.after(line, ended))
+
+    def after(self, line: int, ended: int) -> int:
+        """Between two instructions of an open program its executor works: for the operation of the one that ended."""
+        around = self.top(line)
+        old, new = self.contexts[ended], self.contexts[around]
+        if old.device != LEAF or new.state is not None or not self.stacks[line] or self.lines[line].kind == "stream":
+            return around
+        key = ("after", ended, around)
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self.intern(new._replace(device=CONTAINER, shares=old.shares))
+        return found
 
     def push(self, event: Event, context: int) -> None:
         stack = self.stacks[event.line]

@@ -75,8 +75,8 @@ def schedule(graph: Graph) -> Schedule:
     stages: list[Stage] = []
     done: set[Equation] = set()
 
-    def parallel(equations: Iterable[Equation]) -> None:
-        chosen = set(equations) - done
+    def parallel(equations: Iterable[Equation], again: bool = False) -> None:
+        chosen = set(equations) if again else set(equations) - done
         ordered = tuple(e for c in graph.components for e in c if e in chosen)
         if ordered:
             stages.append(Parallel(ordered))
@@ -91,8 +91,8 @@ def schedule(graph: Graph) -> Schedule:
         made, after = _loop(graph, loop.direction, recurrent[i], in_loop[i], inline)
         stages.append(made)
         done.update(recurrent[i])
-        parallel(after)
-    parallel(e for e, l in levels.items() if l == 2 * len(loops) - 1 and e not in done)
+        parallel(after, again=True)  # what the loop has computed may be computed again, for all t at once
+    parallel(e for e, l in levels.items() if l == 2 * len(loops) - 1)
     return Schedule(graph, tuple(stages))
 
 

@@ -1,4 +1,4 @@
-"""Fused steps as one Pallas kernel: a program for each block of environments, the state in registers for all K steps."""
+"""Fused steps as one Pallas kernel: one program for each block of environments, its state in registers for K steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
         for r, value in zip(after, jax.lax.fori_loop(0, length, advance, state), strict=True):
             r[here] = value.astype(r.dtype)
 
-    shapes = [*[jax.ShapeDtypeStruct((n,), d) for d in stored], *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
+    states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
+    shapes = [*states, *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
     whole = pl.BlockSpec(memory_space=pl.ANY) if interpret else pl.no_block_spec
     call = pl.pallas_call(
         run, out_shape=shapes, grid=(n // block,), in_specs=[whole] * len(inputs), out_specs=[whole] * len(shapes),

@@ -61,7 +61,7 @@ class Layout:
         for aval, shape in zip(self.avals, self.shapes, strict=True):
             columns = [next(scalars) for _ in range(math.prod(shape))]
             x = columns[0] if not shape else jnp.stack(columns, axis=-1).reshape(*columns[0].shape, *shape)
-            leaves.append(jax.random.wrap_key_data(x, impl=jax.random.key_impl(aval)) if F.is_key(aval) else x)
+            leaves.append(F.wrap_key(x, aval) if F.is_key(aval) else x)
         return jax.tree.unflatten(self.tree, leaves)
 
     def elements(self, flat: Sequence[Any]) -> list[np.ndarray]:

@@ -133,11 +133,10 @@ def cumulative(ip: Interpreter, eqn: Any, args: list) -> list:
     combine, axis = _COMBINE[eqn.primitive.name], eqn.params["axis"]
     x = np.moveaxis(ip.elements(args[0]), axis, 0)
     x = x[::-1] if eqn.params["reverse"] else x
-    out = np.empty(x.shape, object)
-    out[0] = x[0]
-    for i in range(1, x.shape[0]):
-        row = [ip.apply(combine, a, b) for a, b in zip(out[i - 1].reshape(-1), x[i].reshape(-1), strict=True)]
-        out[i] = array_of(row, x.shape[1:])
+    rows = [list(row) for row in x.reshape(x.shape[0], -1)]
+    for before, row in itertools.pairwise(rows):
+        row[:] = [ip.apply(combine, a, b) for a, b in zip(before, row, strict=True)]
+    out = array_of([e for row in rows for e in row], x.shape)
     out = out[::-1] if eqn.params["reverse"] else out
     return [tidy(np.moveaxis(out, 0, axis), eqn.outvars[0].aval)]
 
@@ -414,7 +413,7 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys(J.ELEMENTWISE, elementwise),
     **dict.fromkeys([*F.named("bitcast_convert_type", "le_to", "lt_to", "eq_to", "mulhi")], elementwise),
     **dict.fromkeys(J.STOP_GRADIENT, identity),
-    **dict.fromkeys([*F.named("optimization_barrier", "name", "sharding_constraint")], identity),
+    **dict.fromkeys([*F.named("optimization_barrier", "name", "sharding_constraint", "copy")], identity),
     **dict.fromkeys(_STRUCTURAL, structural),
     **dict.fromkeys(F.named("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or",
                             "reduce_xor"), reduction),

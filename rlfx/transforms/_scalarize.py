@@ -54,12 +54,14 @@ class Target:
       rewrites: primitives that the backend lacks, as functions of scalars built from primitives that it has.
       dense_matmul: whether products with many weights are left to a matrix product on stacked elements.
       loop: unroll inner loops of at most this many iterations; run longer ones as loops.
+      limit: the largest program, in scalar operations of one step; compile time grows with it.
     """
 
     block: tuple[int, ...]
     rewrites: Mapping[Any, Callable] = dataclasses.field(default_factory=dict)
     dense_matmul: bool = False
     loop: int = 16
+    limit: int = 20_000
 
 
 class Interpreter:
@@ -75,6 +77,7 @@ class Interpreter:
 
     def __init__(self, target: Target, rules: Mapping[Any, Rule]):
         self.target, self.rules = target, rules
+        self.operations = 0
 
     def run(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list:
         """The outputs of ``jaxpr``."""
@@ -100,7 +103,12 @@ class Interpreter:
             return self.rewritten(eqn, args)
         if op not in self.rules:
             raise unsupported(eqn)
-        return self.rules[op](self, eqn, args)
+        before = self.operations
+        out = self.rules[op](self, eqn, args)
+        if self.operations > self.target.limit:
+            share = f"{self.operations} scalar operations, {self.operations - before} of them here, limit"
+            raise unsupported(eqn, f"makes the program too large: {share} {self.target.limit}")
+        return out
 
     def fold(self, op: Any, params: dict, args: list) -> list:
         """Evaluate an equation whose inputs are all known, now."""
@@ -174,6 +182,7 @@ class Interpreter:
         """One scalar operation: now if all operands are known, else on arrays of one shape."""
         if all(isinstance(x, np.generic) for x in operands):
             return self.fold(op, params, operands)[0][()]
+        self.operations += 1
         if all(jnp.ndim(x) == 0 for x in operands):
             return J.bind(op, params, *map(jnp.asarray, operands))[0]
         return J.bind(op, params, *map(self.full, operands))[0]
@@ -183,6 +192,7 @@ class Interpreter:
         if all(isinstance(x, np.generic) for x in operands):
             with jax.ensure_compile_time_eval():
                 return np.asarray(fn(*map(jnp.asarray, operands)))[()]
+        self.operations += 1
         if all(jnp.ndim(x) == 0 for x in operands):
             return fn(*map(jnp.asarray, operands))
         return fn(*map(self.full, operands))

@@ -9,22 +9,28 @@ loop over a structure of arrays on CPU.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rlfx.errors import EnvError, ProgramError, located
-from rlfx.transforms import _fuse_xla
-from rlfx.transforms._fuse_program import StepProgram, trace_step
-from rlfx.transforms._scalarize import UnsupportedPrimitive
+from rlfx.errors import ProgramError, located
+from rlfx.transforms._fuse_program import trace_step
+from rlfx.transforms._fuse_scan import fuse_scan
+from rlfx.transforms._scalarize import Target, UnsupportedPrimitive
 
-__all__ = ["Statistics", "Support", "Transition", "UnsupportedPrimitive", "fuse_scan", "fuse_steps", "supported", "tune"]
-
-BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "mosaic_tpu", "interpret")
+__all__ = [
+    "Statistics",
+    "Support",
+    "Transition",
+    "UnsupportedPrimitive",
+    "fuse_scan",
+    "fuse_steps",
+    "supported",
+    "tune",
+]
 
 
 @jax.tree_util.register_dataclass
@@ -40,8 +46,16 @@ class Transition:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """Sums over K steps of each environment, ``[N]``: ``reward`` float32, ``episodes`` ended and ``steps`` in ended
-    episodes int32, and the ``returns`` of ended episodes float32 (each from its first step within the K)."""
+    """Running statistics of each environment over K steps, ``[N]`` (``[()]`` of one environment).
+
+    Attributes:
+      reward: sum of rewards, float32.
+      episodes: how many episodes ended, int32.
+      steps: steps in the episodes that ended, counted from the first of the K, int32.
+      returns: rewards in the episodes that ended, likewise, float32.
+      open_steps: steps in the episode not yet ended, int32.
+      open_return: rewards in it, float32.
+    """
 
     reward: Any
     episodes: Any
@@ -49,6 +63,25 @@ class Statistics:
     returns: Any
     open_steps: Any
     open_return: Any
+
+    @classmethod
+    def zeros(cls, n: int) -> Statistics:
+        """Nothing seen yet, for n environments."""
+        f, i = jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.int32)
+        return cls(f, i, i, f, i, f)
+
+    def after(self, step: Any) -> Statistics:
+        """With one more step of one environment."""
+        done = step.terminated | step.truncated
+        steps, total = self.open_steps + 1, self.open_return + step.reward
+        return Statistics(
+            self.reward + step.reward,
+            self.episodes + done.astype(jnp.int32),
+            self.steps + jnp.where(done, steps, 0),
+            self.returns + jnp.where(done, total, 0.0),
+            jnp.where(done, 0, steps),
+            jnp.where(done, 0.0, total),
+        )
 
 
 class Support(NamedTuple):
@@ -61,115 +94,178 @@ class Support(NamedTuple):
         return self.ok
 
 
-def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int | None = None) -> Callable:
-    """A scan of a per-environment body over K timesteps of N environments, as one scalarised program.
+def fuse_steps(env: Any, k: int, *, policy: Any = None, outputs: str = "final", backend: str = "auto",
+               tile: int | None = None) -> Callable:
+    """K steps of N environments as one program: ``run(key, states, extra=None, *, t0=0, b0=0)``.
 
-    ``body(shared, t, b, carry, x) -> (carry, y)`` is one timestep of one environment: ``shared`` is the same for all,
-    ``t`` and ``b`` are ``int32[()]``. The function returned,
-
-        ``run(shared, carry, xs=None, *, t0=0, b0=0) -> (carry, ys)``
-
-    takes leaves ``[N, ...]`` in ``carry`` and ``[K, N, ...]`` in ``xs`` and returns the same, and ``ys`` ``[K, N, ...]``,
-    equal to ``lax.scan`` over ``vmap(body)`` up to floating-point contraction. Any N, any K; typed keys anywhere.
+    ``states`` has leaves ``[N, ...]``. Environment b at step t draws its random numbers from
+    ``fold_in(fold_in(key, b0 + b), t0 + t)``, split into one key for the action and one for the step, whatever the
+    backend, the tile or N: the numbers are those of ``jax.random``.
 
     Args:
-      body: the step; pure, without data-dependent loops.
-      length: K.
-      backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
-        ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"``, ``"mosaic_tpu"``, or
-        ``"interpret"`` (the kernel, interpreted).
-      tile: environments in a tile, or in a kernel's block (a power of two).
+      env: an environment of ``rlfx.envs`` (``observe``, ``step``, ``action_space``).
+      k: how many steps.
+      policy: None: ``extra`` holds the actions, ``[K, N, ...]``. ``"random"``: uniform actions, no ``extra``. A
+        function ``policy(params, key, obs) -> action`` of one observation: ``extra`` is ``params``; a multilayer
+        perceptron runs inside the kernel.
+      outputs: ``"final"``: ``run`` returns the states ``[N, ...]``. ``"statistics"``: ``(states, Statistics)``, leaves
+        ``[N]``. ``"trajectory"``: ``(states, Transition)``, leaves ``[K, N, ...]``.
+      backend, tile: as in :func:`fuse_scan`.
 
     Raises:
-      ProgramError: K or N is not positive, or the carry changes type.
-      UnsupportedPrimitive: the body has no scalar form.
+      ProgramError: K or N is not positive, no such policy or output, actions or states of the wrong shape.
+      UnsupportedPrimitive: the step has no scalar form; :func:`supported` asks first.
 
     Example:
-      >>> def body(shared, t, b, carry, x):
-      ...     carry = carry + shared * x
-      ...     return carry, carry
-      >>> run = fuse_scan(body, 3)
-      >>> carry, ys = run(jnp.float32(2.0), jnp.zeros(2), jnp.ones((3, 2)))
-      >>> carry, ys.shape
-      (Array([6., 6.], dtype=float32), (3, 2))
+      >>> import rlfx.envs
+      >>> env = rlfx.envs.make("CartPole-v1")
+      >>> run = jax.jit(fuse_steps(env, 100, policy="random", outputs="statistics"))
+      >>> states = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 8))
+      >>> states, statistics = run(jax.random.key(1), states)
+      >>> float(statistics.reward.sum()), bool(statistics.episodes.min() >= 1)
+      (800.0, True)
     """
-    if length < 1:
-        raise ProgramError(located(f"fuse_steps: K = {length} steps.", fix="Fuse at least one step."))
-    if backend not in BACKENDS:
-        raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
+    if outputs not in ("final", "statistics", "trajectory"):
+        fact = f"fuse_steps: outputs={outputs!r}."
+        raise ProgramError(located(fact, fix='Use "final", "statistics" or "trajectory".'))
+    act = _actor(env, policy)
+    body = _BODIES[outputs](env, act)
+    scan = fuse_scan(body, k, backend=backend, tile=tile)
 
-    def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
-        n = _batch_of(carry, xs, length)
-        program = trace_step(body, shared, carry, xs)
-        chosen, size = _choose(backend, tile, n)
-        t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
-        if chosen == "vmap":
-            return _vmapped(body, length, shared, t, b, carry, xs)
-        padding = -n % size if size else 0
-        flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
-        flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
-        out, ys = _EXECUTORS[chosen](program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry,
-                                     flat_xs, size)
-        return program.carry.join([x[:n] for x in out]), program.ys.join([y[:, :n] for y in ys])
+    def run(key: jax.Array, states: Any, extra: Any = None, *, t0: Any = 0, b0: Any = 0):
+        n = jax.tree.leaves(states)[0].shape[0]
+        index = jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
+        shared, xs = (None, extra) if policy is None else (extra, None)
+        carry = (keys, states, Statistics.zeros(n)) if outputs == "statistics" else (keys, states)
+        (_, *carry), ys = scan(shared, carry, xs, t0=t0, b0=b0)
+        return carry[0] if outputs == "final" else (carry[0], carry[1] if outputs == "statistics" else ys)
 
     return run
 
 
-def _batch_of(carry: Any, xs: Any, length: int) -> int:
-    leaves = jax.tree.leaves(carry)
-    sizes = {x.shape[0] if x.ndim else None for x in leaves} | {x.shape[1] if x.ndim > 1 else None
-                                                               for x in jax.tree.leaves(xs)}
-    if len(sizes) != 1 or None in sizes:
-        raise ProgramError(located(f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
-                                   fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...]."))
-    (n,) = sizes
-    if n < 1:
-        raise ProgramError(located(f"fuse_steps: N = {n} environments.", fix="Step at least one environment."))
-    lengths = {x.shape[0] for x in jax.tree.leaves(xs)}
-    if lengths - {length}:
-        raise ProgramError(located(f"fuse_steps: K = {length} steps, and xs has {sorted(lengths)}.",
-                                   fix="Every leaf of xs is [K, N, ...]."))
-    return n
+def _actor(env: Any, policy: Any) -> Callable:
+    """``(shared, key, state, given action) -> (observation, action)``."""
+    def observed(act):
+        def acting(shared, key, state, given):
+            obs = env.observe(state)
+            return obs, act(shared, key, obs)
+
+        return acting
+
+    if policy is None:
+        return lambda shared, key, state, given: (env.observe(state), given)
+    if callable(policy):
+        return observed(policy)
+    if policy == "random":
+        return observed(lambda shared, key, obs: _uniform(env.action_space, key))
+    fact = f"fuse_steps: policy={policy!r}."
+    raise ProgramError(located(fact, fix='Use None (actions are given), "random", or policy(params, key, obs).'))
 
 
-def _padded(x: jax.Array, padding: int, axis: int) -> jax.Array:
-    if not padding:
-        return x
-    widths = [(0, padding if i == axis else 0) for i in range(x.ndim)]
-    return jnp.pad(x, widths, mode="edge")
+def _uniform(space: Any, key: jax.Array) -> Any:
+    leaves, tree = jax.tree.flatten(space, is_leaf=lambda s: hasattr(s, "sample"))
+    keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
+    return jax.tree.unflatten(tree, [s.sample(k) for s, k in zip(leaves, keys, strict=True)])
 
 
-def _vmapped(body, length, shared, t, b, carry, xs):
-    def advance(c, x):
-        return jax.vmap(lambda i, one, given: body(shared, x[0], i, one, given))(b, c, x[1])
-
-    return jax.lax.scan(advance, carry, (t + jnp.arange(length, dtype=jnp.int32), xs), length=length)
-
-
-def _choose(backend: str, tile: int | None, n: int) -> tuple[str, int]:
-    """A backend and a tile; 0 where there are none."""
-    if backend == "auto":
-        platform = jax.default_backend()
-        backend = "triton" if platform == "gpu" else "scan" if platform != "cpu" or n < 2 * CPU_TILE else "tile"
-    defaults = {"tile": CPU_TILE, "triton": 128, "mosaic_gpu": 128, "mosaic_tpu": 1024, "interpret": 128}
-    return backend, (tile or defaults[backend]) if backend in defaults else 0
+def _advance(env: Any, act: Callable, shared: Any, t: jax.Array, key: jax.Array, state: Any, given: Any):
+    key_action, key_step = jax.random.split(jax.random.fold_in(key, t))
+    obs, action = act(shared, key_action, state, given)
+    state, step = env.step(key_step, state, action)
+    return state, Transition(obs, action, step)
 
 
-CPU_TILE = 256
+def _final(env, act):
+    def body(shared, t, b, carry, given):
+        key, state = carry
+        return (key, _advance(env, act, shared, t, key, state, given)[0]), None
+
+    return body
 
 
-def _pallas(*args, name: str):
-    from jax.experimental.pallas import triton
+def _statistics(env, act):
+    def body(shared, t, b, carry, given):
+        key, state, statistics = carry
+        state, transition = _advance(env, act, shared, t, key, state, given)
+        return (key, state, statistics.after(transition.step)), None
 
-    from rlfx.transforms import _fuse_pallas
-
-    *arguments, block = args
-    compiler = triton.CompilerParams(num_warps=max(1, block // 32), num_stages=1) if name == "triton" else None
-    return _fuse_pallas.kernel(*arguments, block=block, compiler=compiler, interpret=name == "interpret")
+    return body
 
 
-_EXECUTORS: dict[str, Callable] = {
-    "scan": lambda *args: _fuse_xla.scan(*args[:-1]),
-    "tile": lambda *args: _fuse_xla.tiles(*args[:-1], tile=args[-1]),
-    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "mosaic_tpu", "interpret")},
-}
+def _trajectory(env, act):
+    def body(shared, t, b, carry, given):
+        key, state = carry
+        state, transition = _advance(env, act, shared, t, key, state, given)
+        return (key, state), transition
+
+    return body
+
+
+_BODIES = {"final": _final, "statistics": _statistics, "trajectory": _trajectory}
+
+
+def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
+    """Whether :func:`fuse_steps` can fuse the steps of ``env`` (and the policy, at the types of ``params``).
+
+    Traces, and computes nothing. A CPU, a GPU and the interpreter support the same programs, as long as the backend has
+    each scalar operation.
+
+    Example:
+      >>> import rlfx.envs
+      >>> bool(supported(rlfx.envs.make("CartPole-v1"), policy="random"))
+      True
+    """
+    act = _actor(env, policy)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(env.reset, key)
+    given = None
+    if policy is None:
+        given = jax.eval_shape(lambda key: _uniform(env.action_space, key), key)
+
+    def lead(tree, axes):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), tree)
+
+    program = trace_step(_trajectory(env, act), params, lead((key, state), (1,)), lead(given, (1, 1)))
+    step = program.scalar_step(Target(block=(4,)))
+
+    def block(dtypes):
+        return [jax.ShapeDtypeStruct((4,), d) for d in dtypes]
+
+    index = jax.ShapeDtypeStruct((), jnp.int32), *block([jnp.int32])
+    try:
+        jax.eval_shape(step, list(program.shared.avals), *index, block(program.carry.dtypes), block(program.xs.dtypes))
+    except UnsupportedPrimitive as error:
+        return Support(False, str(error))
+    return Support(True)
+
+
+CANDIDATES = (("scan", None), ("tile", 64), ("tile", 256))
+
+
+def tune(make: Callable, *args: Any, candidates: tuple = CANDIDATES, repeat: int = 3) -> tuple[tuple, dict]:
+    """The fastest of several backends for these arguments: ``(backend, tile)`` and the seconds of each.
+
+    ``make(backend, tile)`` returns the function to time, which is compiled and run on ``args``. Tiles against a plain
+    scan depends on N, the state's size and the machine: measure where it matters.
+
+    Example:
+      >>> import rlfx.envs
+      >>> env = rlfx.envs.make("Catch-bsuite")
+      >>> states = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 128))
+      >>> make = lambda backend, tile: fuse_steps(env, 8, policy="random", backend=backend, tile=tile)
+      >>> best, seconds = tune(make, jax.random.key(0), states, candidates=(("scan", None), ("tile", 64)), repeat=1)
+      >>> best in seconds
+      True
+    """
+    seconds = {}
+    for backend, tile in candidates:
+        run = jax.jit(make(backend, tile))
+        jax.block_until_ready(run(*args))
+        times = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            jax.block_until_ready(run(*args))
+            times.append(time.perf_counter() - start)
+        seconds[backend, tile] = min(times)
+    return min(seconds, key=seconds.__getitem__), seconds
