@@ -11,7 +11,7 @@ import numpy as np
 
 from rlfx.place.baselines import Assignment
 from rlfx.place.problem import Problem
-from rlfx.place.simulate import objectives
+from rlfx.place.simulate import objective
 
 
 class Moves(NamedTuple):
@@ -31,14 +31,11 @@ class Moves(NamedTuple):
 
 
 class State(NamedTuple):
-    """C chains: current and best assignments, int32 ``[C, V]``, and float32 costs ``[C]``.
-
-    ``energy`` is what acceptance compares: the cost, plus a share of the mean finish time if the search is shaped.
-    """
+    """C chains: current and best assignments, int32 ``[C, V]``, and their costs in seconds, float32 ``[C]``."""
 
     device: jax.Array
     order: jax.Array
-    energy: jax.Array
+    cost: jax.Array
     best_device: jax.Array
     best_order: jax.Array
     best_cost: jax.Array
@@ -74,26 +71,25 @@ def neighbours(problem: Problem, width: int = 8) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("steps", "limited"))
-def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, temperatures: jax.Array, moves: Moves,
-            shaping: jax.Array, *, steps: int, limited: bool) -> tuple[State, jax.Array]:  # fmt: skip
+def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, temperatures: jax.Array, moves: Moves, *,
+            steps: int, limited: bool) -> tuple[State, jax.Array]:  # fmt: skip
     D = problem.exec_time.shape[1]
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
         key, temperature = inputs
         k_move, k_accept = jax.random.split(key)
-        chains = state.energy.shape[0]
+        chains = state.cost.shape[0]
         device, order = jax.vmap(lambda k, d, o: _propose(k, d, o, near, D, moves))(
             jax.random.split(k_move, chains), state.device, state.order
         )
-        cost, mean_finish = objectives(problem, device, order, limited=limited)
-        energy = cost + shaping * mean_finish
+        cost = objective(problem, device, order, limited=limited)
         threshold = -temperature * jnp.log(jax.random.uniform(k_accept, (chains,), minval=1e-12))
-        take = energy <= state.energy + threshold
+        take = cost <= state.cost + threshold
         better = cost < state.best_cost
         state = State(
             jnp.where(take[:, None], device, state.device),
             jnp.where(take[:, None], order, state.order),
-            jnp.where(take, energy, state.energy),
+            jnp.where(take, cost, state.cost),
             jnp.where(better[:, None], device, state.best_device),
             jnp.where(better[:, None], order, state.best_order),
             jnp.where(better, cost, state.best_cost),
@@ -109,7 +105,7 @@ def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chain
     device = jnp.asarray(np.stack([starts[i].device for i in picks]), jnp.int32)
     order = jnp.asarray(np.stack([starts[i].order for i in picks]), jnp.int32)
     cost = jnp.asarray(costs[picks], jnp.float32)
-    return State(device, order, jnp.full_like(cost, jnp.inf), device, order, cost)
+    return State(device, order, cost, device, order, cost)
 
 
 def anneal(
@@ -121,7 +117,6 @@ def anneal(
     hot: float = 0.0,
     cold: float = 0.0,
     moves: Moves = Moves(),
-    shaping: float = 0.0,
 ) -> tuple[State, np.ndarray]:
     """Run every chain for an equal share of ``calls`` simulator calls.
 
@@ -133,19 +128,18 @@ def anneal(
       hot, cold: first and last temperature, as fractions of the best cost, geometric between; 0 is local search, which
         takes a neighbour that is no worse.
       moves: the neighbourhood.
-      shaping: weight of the mean finish time in what acceptance compares; it leads across plateaus of equal makespan.
 
     Returns:
       The chains afterwards, and the best cost after each step, float32 ``[steps]``, seconds.
     """
-    chains = state.energy.shape[0]
+    chains = state.cost.shape[0]
     steps = max(1, calls // chains)
     scale = float(state.best_cost.min())
     temperatures = np.geomspace(hot, cold, steps) * scale if hot > 0 else np.zeros(steps)
     near = jnp.asarray(neighbours(problem))
     return _search(
-        problem, key, state, near, jnp.asarray(temperatures, jnp.float32), moves,
-        jnp.asarray(shaping, jnp.float32), steps=steps, limited=problem.memory_may_bind,
+        problem, key, state, near, jnp.asarray(temperatures, jnp.float32), moves, steps=steps,
+        limited=problem.memory_may_bind,
     )  # fmt: skip
 
 

@@ -27,13 +27,11 @@ class Schedules(NamedTuple):
 
     Attributes:
       makespan: float32 ``[B]``, seconds.
-      mean_finish: float32 ``[B]``, mean over tasks of the time at which they end, seconds.
       start, finish: float32 ``[B, V]``, of each task.
       sent, arrived: float32 ``[B, V, D]``, of each copy of a result to a device; infinite where no copy is made.
     """
 
     makespan: jax.Array
-    mean_finish: jax.Array
     start: jax.Array
     finish: jax.Array
     sent: jax.Array
@@ -121,7 +119,7 @@ def _run(
     lanes, last = jnp.arange(B), jnp.iinfo(jnp.int32).max
 
     def step(carry: tuple, _: None) -> tuple[tuple, tuple]:
-        arrival, pending, free, link, makespan, total = carry
+        arrival, pending, free, link, makespan = carry
         ready = jnp.where(pending == 0, jnp.maximum(arrival, free), jnp.inf)
         now = jnp.min(ready, axis=0, keepdims=True)
         tied = ready == now
@@ -144,7 +142,7 @@ def _run(
         pending = pending - reader.astype(jnp.int32) - (key == chosen).astype(jnp.int32)
         free = jnp.where(device == d, end, free)
         out = (v, now[0], end[0], jnp.where(made, sent, jnp.inf), landed)
-        return (arrival, pending, free, link, jnp.maximum(makespan, end[0]), total + end[0]), out
+        return (arrival, pending, free, link, jnp.maximum(makespan, end[0])), out
 
     start = (
         jnp.zeros((V, B), jnp.float32),
@@ -152,13 +150,12 @@ def _run(
         jnp.zeros((V, B), jnp.float32),
         jnp.zeros((D, D, B), jnp.float32),
         jnp.zeros((B,), jnp.float32),
-        jnp.zeros((B,), jnp.float32),
     )
-    (*_, makespan, total), (order, began, ended, sent, landed) = jax.lax.scan(step, start, None, length=V)
+    (*_, makespan), (order, began, ended, sent, landed) = jax.lax.scan(step, start, None, length=V)
     place = jnp.argsort(order, axis=0).T  # [B, V]: the step at which each task started
     began, ended = (jnp.take_along_axis(x.T, place, axis=1) for x in (began, ended))
     sent, landed = (jnp.take_along_axis(x.transpose(2, 0, 1), place[:, :, None], axis=1) for x in (sent, landed))
-    return Schedules(makespan, total / V, began, ended, sent, landed)
+    return Schedules(makespan, began, ended, sent, landed)
 
 
 @partial(jax.jit, static_argnames="fifo")
@@ -239,10 +236,10 @@ def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -
 
 
 @partial(jax.jit, static_argnames=("fifo", "limited"))
-def objectives(
+def objective(
     problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool = False, limited: bool = False
-) -> tuple[jax.Array, jax.Array]:
-    """What searches and policies minimise, float32 ``[B]``, and the mean finish time, which tells equals apart.
+) -> jax.Array:
+    """What searches and policies minimise, float32 ``[B]``: the makespan, in seconds, of assignments that fit.
 
     ``limited`` turns the memory check on (``problem.memory_may_bind``). An assignment that overflows by a fraction f of
     a device costs ten times the one-device time, times 1 + f: worse than any that fits, and a search still sees which
@@ -250,14 +247,7 @@ def objectives(
     """
     schedules = _run(problem, assignment, priority, fifo, None, None)
     if not limited:
-        return schedules.makespan, schedules.mean_finish
+        return schedules.makespan
     over = jnp.max(peak_memory(problem, assignment, schedules) / jnp.asarray(problem.memory)[None] - 1.0, axis=1)
     worst = 10.0 * jnp.max(jnp.sum(jnp.asarray(problem.exec_time), axis=0))
-    return jnp.where(over > 0.0, worst * (1.0 + over), schedules.makespan), schedules.mean_finish
-
-
-def objective(
-    problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool = False, limited: bool = False
-) -> jax.Array:
-    """The first of :func:`objectives`."""
-    return objectives(problem, assignment, priority, fifo=fifo, limited=limited)[0]
+    return jnp.where(over > 0.0, worst * (1.0 + over), schedules.makespan)
