@@ -98,7 +98,8 @@ def make_jaxpr(fn: Callable, *, axes: Sequence[tuple[str, int]] = ()) -> Callabl
     """``jax.make_jaxpr`` of a flat function, under named axes. Returns ``(jaxpr, consts)`` when called."""
 
     def traced(*args):
-        closed = jax.make_jaxpr(fn, axis_env=list(axes))(*args)
+        with jax.disable_jit(False):  # symbolic lengths need staged calls; a user who debugs eagerly still gets a program
+            closed = jax.make_jaxpr(fn, axis_env=list(axes))(*args)
         return closed.jaxpr, list(closed.consts)
 
     return traced
@@ -214,7 +215,7 @@ def time_dims(length: int, ragged_end: bool) -> tuple[Any, Any]:
 
 def is_symbolic(dim: Any) -> bool:
     """Whether a dimension depends on the timestep."""
-    return not isinstance(dim, int) and core.is_symbolic_dim(dim)
+    return isinstance(dim, shape_poly._DimExpr)
 
 
 def symbolic_axes(shape: Sequence) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.explain import Explanation
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
+from rlfx.recurrence.lift import lift
 from rlfx.recurrence.lower import Execution, execute, reduce_value
 from rlfx.recurrence.program import NO_DIMS, Lit, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
@@ -277,7 +278,7 @@ class Compiled:
             self.reduce,
             self.until,
         )
-        program = check(trace_program(self.f, sig, arguments.point_avals, arguments.key_aval))
+        program = lift(check(trace_program(self.f, sig, arguments.point_avals, arguments.key_aval)))
         consts = list(program.const_values)
         lowered = Lowered(_with_consts(program, ()))
         if not any(isinstance(c, J.Tracer) for c in consts):

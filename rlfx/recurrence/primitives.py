@@ -65,7 +65,7 @@ discounted_sum_p = _primitive(
     "discounted_sum", lambda r, d: J.ShapedArray(r.shape[1:], r.dtype)
 )
 #: ``now_p()``: the absolute time ``t0 + t``.
-now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32")))
+now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32"), weak_type=True))
 
 #: Everything that reaches beyond one point of the domain, or is resolved by the tracer.
 ACCESS_PRIMITIVES = frozenset(

@@ -100,7 +100,7 @@ class Equation:
     @property
     def is_ragged(self) -> bool:
         """Whether an axis of an input or output has a length that depends on t."""
-        return any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))
+        return self.op is J.DIM_AS_VALUE or any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))
 
     def __str__(self) -> str:
         left = " ".join(f"{name_of(v)}:{_type(v)}" for v in self.outputs)

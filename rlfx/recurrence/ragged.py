@@ -123,8 +123,8 @@ def widest(domain: Domain, dim: Any) -> int:
     """The largest value of a dimension over the domain."""
     if not J.is_symbolic(dim):
         return int(dim)
-    times = domain.times().astype(np.int64)
-    return max(1, int(np.max(J.evaluate_dim(dim, times + 1, np.int64(domain.length)))))
+    with jax.ensure_compile_time_eval():  # min and max in a dimension are evaluated by jnp
+        return max(1, int(np.max(J.evaluate_dim(dim, domain.times() + 1, np.int32(domain.length)))))
 
 
 # -- evaluation of one equation over the domain ----------------------------------------------------------------------
@@ -479,7 +479,7 @@ def _gather(point: Point, equation: Equation, operand: Part, indices: Part) -> l
         else:
             within = jnp.clip(index[..., column], 0, jnp.maximum(point.value(shape[axis]) - size, 0))
             index = index.at[..., column].set(within.astype(index.dtype) + jnp.asarray(point.value(first), index.dtype))
-    bound = {**params, "slice_sizes": tuple(int(s) for s in sizes)}
+    bound = {k: v for k, v in params.items() if k != "rlfx_static_indices"} | {"slice_sizes": tuple(map(int, sizes))}
     (out,) = J.bind(equation.op, bound, operand.data, index)
     kept = [i for i in range(operand.data.ndim) if i not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
     by_offset = dict(zip(numbers.offset_dims, kept, strict=True))
@@ -525,7 +525,7 @@ def _pad(point: Point, equation: Equation, operand: Part, fill: Part) -> list[Pa
     config, shape, out_shape = equation.params["padding_config"], equation.inputs[0].shape, equation.outputs[0].shape
     data, starts = operand.data, list(operand.starts)
     if any(interior for *_, interior in config) or any(
-        starts[i] is not None and (not isinstance(lo, int) or lo < 0) for i, (lo, _, _) in enumerate(config)
+        starts[i] is not None and (J.is_symbolic(lo) or lo < 0) for i, (lo, _, _) in enumerate(config)
     ):
         raise unsupported(equation, "Padding inside, or cutting, a slice whose length depends on t")
     data = point.masked(Part(data, tuple(0 if s == ANYWHERE else s for s in starts)), shape, fill.data)

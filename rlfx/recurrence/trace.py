@@ -284,12 +284,27 @@ class _Flattener:
 
     def tied(self) -> tuple[Equation, ...]:
         """The equations, with every read of a declared series reading its definition."""
+        definition = {v: e for e in self.equations for v in e.outputs}
 
         def tie(e: Equation) -> Equation:
             source = self.knots.get(e.inputs[0]) if e.is_read else None
             return e if source is None else Equation(e.op, e.params, (source, *e.inputs[1:]), e.outputs, e.where, e.scope)
 
-        return tuple(tie(e) for e in self.equations)
+        return tuple(_with_static_index(tie(e), definition) for e in self.equations)
+
+
+def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> Equation:
+    """Note the constant position of a slice of a slice (``x[t:][1:]``), which jax hands over as an array."""
+    if equation.op is not J.primitive("gather") or not equation.is_ragged:
+        return equation
+    index = equation.inputs[1]
+    if isinstance(index, Var) and (source := definition.get(index)) is not None:
+        if source.op is J.primitive("broadcast_in_dim") and isinstance(source.inputs[0], Lit):
+            index = Lit(np.broadcast_to(np.asarray(source.inputs[0].value), source.outputs[0].shape))
+    if not isinstance(index, Lit):
+        return equation
+    params = {**equation.params, "rlfx_static_indices": np.asarray(index.value)}
+    return Equation(equation.op, params, equation.inputs, equation.outputs, equation.where, equation.scope)
 
 
 def _reaches_out(params: dict) -> bool:

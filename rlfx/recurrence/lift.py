@@ -1,0 +1,257 @@
+"""Lifting: reductions of slices that are recurrences or sliding windows in disguise.
+
+===========================================  =====================================================================
+``discounted_sum(r[t:], d[t:])``             ``g = r + d * g[t + 1]``, one backward loop
+``sum(x[t:])``, ``sum(x[:t + 1])``           ``g = x + g[t + 1]``, ``g = x + g[t - 1]``
+the same over ``[t:t + n]``, ``[t - n + 1:t + 1]``  log2(n) doublings: ``w2k[t] = wk[t] + pk[t] * wk[t + k]``
+===========================================  =====================================================================
+
+Unlifted, each would be a masked ``[T, T]`` or ``[T, n]`` array. The slice may be an elementwise function of slices of the
+same timesteps (``gamma * (1 - done[t:])``), as long as it does not depend on the reader's own time otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.index import LENGTH, TIME, Index, Point, Slice
+from rlfx.recurrence.primitives import discounted_sum_p, read_p, series_p
+from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
+
+_SUM = J.primitive("reduce_sum")
+_BROADCAST = J.primitive("broadcast_in_dim")
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Which timesteps a slice holds, relative to its reader: ``sign`` +1 from t on, -1 up to t; ``count`` None is all."""
+
+    sign: int
+    count: int | None
+
+
+def span_of(access: Any, length: int) -> Span | None:
+    """The span of a slice access, if lifting knows it."""
+    if not isinstance(access, Slice):
+        return None
+    if access.lo == TIME:
+        if access.hi == LENGTH:
+            return Span(+1, None)
+        n = (access.hi - TIME).constant if access.hi.offset is not None else 0
+        return Span(+1, n) if 1 <= n < length else Span(+1, None) if n >= length else None
+    if access.hi == TIME + 1:
+        if access.lo == Index():
+            return Span(-1, None)
+        n = 1 - access.lo.offset if access.lo.offset is not None else 0
+        return Span(-1, n) if 1 <= n < length else Span(-1, None) if n >= length else None
+    return None
+
+
+class _Builder:
+    """Appends equations to a program."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        used = [v.id for e in program.equations for v in e.outputs] + [v.id for v in program.inputs]
+        self.ids = itertools.count(max(used, default=0) + 1)
+        self.equations: list[Equation] = []
+
+    def var(self, shape: tuple, dtype: Any) -> Var:
+        return Var(next(self.ids), tuple(shape), dtype)
+
+    def read(self, source: Var, index: Index, like: Equation, *, boundary: Any = None) -> Var:
+        """``source[index]``; ``boundary`` is what it gives outside of the domain."""
+        ahead = (index.offset or 0) > 0
+        edges = () if boundary is None else (Lit(np.broadcast_to(np.asarray(boundary, source.dtype), source.shape)),)
+        params = {
+            "access": Point(index),
+            "size": None,
+            "start": boundary is not None and not ahead,
+            "end": boundary is not None and ahead,
+        }
+        out = self.var(source.shape, source.dtype)
+        self.equations.append(Equation(read_p, params, (source, *edges), (out,), like.where, like.scope))
+        return out
+
+    def call(self, fn: Callable, inputs: Iterable[Atom], like: Equation) -> Atom:
+        """Trace ``fn`` at one point and append its equations; returns its one output."""
+        inputs = list(inputs)
+        structs = [jax.ShapeDtypeStruct(v.shape, v.dtype if isinstance(v, Var) else np.result_type(v.value)) for v in inputs]
+        jaxpr, consts = J.make_jaxpr(fn)(*structs)
+        env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)}
+        for eqn in jaxpr.eqns:
+            ins = tuple(Lit(a.val) if J.is_literal(a) else env[a] for a in eqn.invars)
+            outs = tuple(self.var(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
+            self.equations.append(Equation(eqn.primitive, eqn.params, ins, outs, like.where, like.scope))
+            env.update(zip(eqn.outvars, outs, strict=True))
+        (out,) = jaxpr.outvars
+        return Lit(out.val) if J.is_literal(out) else env[out]
+
+    def name(self, value: Atom, like: Equation) -> Var:
+        out = self.var(value.shape, value.dtype if isinstance(value, Var) else np.result_type(value.value))
+        self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
+        return out
+
+
+def lift(program: Program) -> Program:
+    """Rewrite the reductions of the table above. Meaning-preserving up to reassociation; idempotent."""
+    definition = program.definitions()
+    rewritten: list[Equation] = []
+    changed = False
+    builder = _Builder(program)
+    for equation in program.equations:
+        builder.equations = []
+        result = _lift_one(equation, program, definition, builder)
+        if result is None:
+            rewritten.append(equation)
+            continue
+        changed = True
+        (out,) = equation.outputs
+        rewritten += builder.equations
+        rewritten.append(Equation(series_p, {}, (result,), (out,), equation.where, equation.scope))
+    if not changed:
+        return program
+    given = {v: program.dims_of(v) for v in program.inputs}
+    equations = live(tuple(rewritten), program)
+    return dataclasses.replace(program, equations=equations, dims=infer_dims(equations, given))
+
+
+def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, ...]:
+    """The equations on which the program's outputs depend."""
+    definition = {v: e for e in equations for v in e.outputs}
+    seen: set[Equation] = set()
+    todo = [v for v in (program.loss, program.ends, *program.next_carry, *program.aux) if isinstance(v, Var)]
+    while todo:
+        equation = definition.get(todo.pop())
+        if equation is not None and equation not in seen:
+            seen.add(equation)
+            todo += [v for v in equation.inputs if isinstance(v, Var)]
+    return tuple(e for e in equations if e in seen)
+
+
+def _lift_one(equation: Equation, program: Program, definition: dict, build: _Builder) -> Atom | None:
+    """The value of a reduction at one point, from equations that ``build`` received; None if it is not lifted."""
+    if equation.op is discounted_sum_p:
+        operands = equation.inputs
+    elif equation.op is _SUM and 0 in equation.params["axes"] and jnp.issubdtype(equation.outputs[0].dtype, jnp.inexact):
+        operands = equation.inputs[:1]
+    else:
+        return None
+    spans: set[Span] = set()
+    if not all(isinstance(o, Var) and _positionwise(o, program, definition, spans) for o in operands) or len(spans) != 1:
+        return None
+    (span,) = spans
+    if equation.op is discounted_sum_p and span.sign < 0:
+        return None
+    points = [_at_point(o, definition, build, {}) for o in operands]
+    if equation.op is _SUM:
+        axes = tuple(a - 1 for a in equation.params["axes"] if a)
+        points = [build.call(lambda x: jnp.sum(x, axis=axes), points, equation)] if axes else points
+    return _recurrence(points, span, equation, build) if span.count is None else _doubling(points, span, equation, build)
+
+
+def _positionwise(var: Var, program: Program, definition: dict, spans: set[Span]) -> bool:
+    """Whether a ragged value is, position by position, a function of slices of the same span; collects the spans."""
+    equation = definition.get(var)
+    if equation is None:
+        return False
+    if equation.is_read:
+        span = span_of(equation.access, program.domain.length)
+        spans.add(span)  # type: ignore[arg-type]
+        return span is not None
+    if equation.op is _BROADCAST:
+        source = equation.inputs[0]
+        kept = 0 not in equation.params["broadcast_dimensions"]
+        return kept and len(equation.inputs) == 1 and "t" not in program.dims_of(source)
+    if equation.op not in J.ELEMENTWISE and equation.op is not series_p:
+        return False
+    for operand in equation.inputs:
+        if len(operand.shape) == len(var.shape) and isinstance(operand, Var):
+            if not _positionwise(operand, program, definition, spans):
+                return False
+        elif len(operand.shape) or "t" in program.dims_of(operand):
+            return False
+    return True
+
+
+def _at_point(atom: Atom, definition: dict, build: _Builder, memo: dict) -> Atom:
+    """The element of a position-wise slice at the reader's own time."""
+    if atom in memo:
+        return memo[atom]
+    equation = definition[atom]
+    if equation.is_read:
+        out: Atom = build.read(equation.source, TIME, equation)
+    elif equation.op is _BROADCAST:
+        shape = tuple(equation.params["shape"][1:])
+        where = tuple(d - 1 for d in equation.params["broadcast_dimensions"])
+        out = build.call(lambda x: jax.lax.broadcast_in_dim(x, shape, where), equation.inputs, equation)
+    else:
+        rank = len(equation.outputs[0].shape)
+        inputs = [
+            _at_point(a, definition, build, memo) if isinstance(a, Var) and len(a.shape) == rank else a
+            for a in equation.inputs
+        ]
+        result = build.var(equation.outputs[0].shape[1:], equation.outputs[0].dtype)
+        build.equations.append(
+            Equation(equation.op, equation.params, tuple(inputs), (result,), equation.where, equation.scope)
+        )
+        out = result
+    memo[atom] = out
+    return out
+
+
+def _recurrence(points: list[Atom], span: Span, equation: Equation, build: _Builder) -> Atom:
+    """``g = r + d * g[t +- 1]``."""
+    total = build.var(points[0].shape, equation.outputs[0].dtype)
+    neighbour = build.read(total, TIME + span.sign, equation, boundary=0)
+    if len(points) == 2:
+        value = build.call(lambda r, d, g: r + d * g, [*points, neighbour], equation)
+    else:
+        value = build.call(lambda x, g: x + g, [*points, neighbour], equation)
+    build.equations.append(Equation(series_p, {}, (value,), (total,), equation.where, equation.scope))
+    return total
+
+
+def _doubling(points: list[Atom], span: Span, equation: Equation, build: _Builder) -> Atom:
+    """Windows of n from windows of powers of two; beyond the domain there is nothing to add."""
+    assert span.count is not None
+    weight = points[1] if len(points) == 2 else None
+    power, width = points[0], 1  # the window of `width` timesteps from t on, and the product of its discounts
+    total: Atom | None = None
+    done, reach = 0, None
+    remaining = span.count
+
+    def ahead(value: Atom, by: int, boundary: float) -> Atom:
+        return value if by == 0 else build.read(build.name(value, equation), TIME + span.sign * by, equation, boundary=boundary)
+
+    while remaining:
+        if remaining & 1:
+            piece, product = ahead(power, done, 0.0), weight if weight is None else ahead(weight, done, 1.0)
+            if total is None:
+                total, reach = piece, product
+            elif reach is None:
+                total = build.call(lambda a, b: a + b, [total, piece], equation)
+            else:
+                total = build.call(lambda a, p, b: a + p * b, [total, reach, piece], equation)
+                reach = build.call(lambda p, q: p * q, [reach, product], equation)
+            done += width
+        remaining >>= 1
+        if not remaining:
+            break
+        later = ahead(power, width, 0.0)
+        if weight is None:
+            power = build.call(lambda a, b: a + b, [power, later], equation)
+        else:
+            power = build.call(lambda a, p, b: a + p * b, [power, weight, later], equation)
+            weight = build.call(lambda p, q: p * q, [weight, ahead(weight, width, 1.0)], equation)
+        width *= 2
+    assert total is not None
+    return total
