@@ -1,23 +1,227 @@
-"""``explain``: what runs where and what is kept, as text and as a plot."""
+"""``explain``: what runs where, what is kept and why, as text and as a plot."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlfx import _jaxpr as J
+from rlfx.errors import RlfxError, located
+from rlfx.recurrence.access import reach_in
+from rlfx.recurrence.cost import bytes_of, flops_of, points
 from rlfx.recurrence.learner import Learner
-from rlfx.recurrence.program import Program
+from rlfx.recurrence.program import Equation, Program, Var
+from rlfx.recurrence.schedule import Loop, Schedule, Stage
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage, for people.
+
+    Attributes:
+      part: "acting" or "learner".
+      kind: "once", "all t", "forward scan", "backward scan", or their blocked forms.
+      content: the user's functions and scopes that run in it, in order.
+      keeps: values that it keeps for later stages, as text.
+      notes: what it computes again, or how a recurrence is carried.
+      kept_bytes, flops: over the whole domain.
+    """
+
+    part: str
+    kind: str
+    content: tuple[str, ...]
+    keeps: tuple[str, ...]
+    notes: tuple[str, ...]
+    kept_bytes: int
+    flops: float
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """The plan of a compiled program, for people."""
+    """The plan of a compiled program: ``print`` it, ``.plot()`` it, or read its fields.
+
+    Attributes:
+      stages: the acting pass, then the learner's differentiated region.
+      active_carry: carries through which the gradient flows backwards in time. A score-function loss has none: if it
+        lists your environment's state, a ``stop_gradient`` is missing.
+      stored_bytes: what the acting pass keeps for the learner.
+    """
 
     program: Program
     learner: Learner
 
+    @property
+    def stages(self) -> tuple[StageSummary, ...]:
+        return (
+            *_summaries("acting", self.learner.acting, self.program, set(self.learner.stored)),
+            *_summaries("learner", self.learner.region, self.program, set()),
+        )
+
+    @property
+    def stored_bytes(self) -> int:
+        domain = self.program.domain
+        return sum(bytes_of(v, domain) * points(self.program.dims_of(v), domain) for v in self.learner.stored)
+
+    @property
+    def active_carry(self) -> tuple[str, ...]:
+        return tuple(f"carry leaf {i}" for i, v in enumerate(self.program.next_carry) if any(
+            e.source is v for e in self.learner.active_carry))  # fmt: skip
+
     def __str__(self) -> str:
-        return str(self.program)
+        domain = self.program.domain
+        size = f"T={domain.length}" + (f" B={domain.batch}" if domain.batch else "")
+        lines = [f"{self.program.name}   {size}   {len(self.program.equations)} equations, stored for the learner: "
+                 f"{_bytes(self.stored_bytes)}"]  # fmt: skip
+        previous = None
+        for number, stage in enumerate(self.stages, 1):
+            if stage.part != previous:
+                lines.append(f" {stage.part}")
+                previous = stage.part
+            lines.append(f"  stage {number:<2} {stage.kind:<14} {' > '.join(stage.content) or '-'}")
+            if stage.keeps:
+                lines.append(f"{'':26}keeps: {', '.join(stage.keeps)}")
+            lines += [f"{'':26}{note}" for note in stage.notes]
+        if self.active_carry:
+            lines.append(f" the gradient flows through time in {', '.join(self.active_carry)}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
 
     def plot(self, axes: Any = None) -> Any:
-        return axes
+        """Draw the dependence graph by stage and the bytes that each stage keeps.
+
+        Args:
+          axes: two matplotlib axes; by default a new figure.
+
+        Returns:
+          The matplotlib figure.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise RlfxError(located("explain().plot() draws with matplotlib.", fix="pip install 'rlfx[plots]'")) from error
+        if axes is None:
+            _, axes = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(3, 2))
+        graph_axis, bytes_axis = axes
+        _draw_graph(graph_axis, self)
+        stages = self.stages
+        labels = [f"{n} {s.part}: {s.kind}" for n, s in enumerate(stages, 1)]
+        bytes_axis.barh(labels, [s.kept_bytes / 2**20 for s in stages])
+        bytes_axis.invert_yaxis()
+        bytes_axis.set_xlabel("MiB kept for later stages")
+        figure = graph_axis.figure
+        figure.suptitle(f"{self.program.name}: T={self.program.domain.length}, B={self.program.domain.batch or 1}")
+        figure.tight_layout()
+        return figure
+
+
+def _summaries(part: str, schedule: Schedule, program: Program, kept: set[Var]) -> list[StageSummary]:
+    later = _uses_after(schedule)
+    out = []
+    for n, stage in enumerate(schedule.stages):
+        equations = stage.body if isinstance(stage, Loop) else stage.equations
+        values = stage.stacked if isinstance(stage, Loop) else [v for e in equations for v in e.outputs if v in later[n] or v in kept]
+        values = [v for v in values if not _trivial(v, program)]
+        domain = program.domain
+        out.append(
+            StageSummary(
+                part,
+                _kind(stage, program),
+                _content(equations),
+                tuple(_describe(v, program) for v in values),
+                tuple(_notes(stage, program)),
+                sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
+                sum(flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs),
+            )
+        )
+    return out
+
+
+def _trivial(var: Var, program: Program) -> bool:
+    return not program.dims_of(var) and not var.shape
+
+
+def _uses_after(schedule: Schedule) -> list[set[Var]]:
+    """For each stage, the values that later stages use."""
+    after: set[Var] = set(schedule.graph.wanted)
+    out: list[set[Var]] = []
+    for stage in reversed(schedule.stages):
+        out.append(set(after))
+        equations = stage.body if isinstance(stage, Loop) else stage.equations
+        after |= {v for e in equations for v in e.inputs if isinstance(v, Var)}
+    return out[::-1]
+
+
+def _kind(stage: Stage, program: Program) -> str:
+    if isinstance(stage, Loop):
+        return f"{stage.direction} scan"
+    return "all t" if any("t" in program.dims_of(v) for e in stage.equations for v in e.outputs) else "once"
+
+
+def _content(equations: Iterable[Equation]) -> tuple[str, ...]:
+    """The user's scopes, or functions, in order of first appearance."""
+    names: dict[str, None] = {}
+    for e in equations:
+        scope = e.scope.rsplit("/", 1)[-1] if e.scope else ""
+        function = e.where.partition("(")[2].rstrip(")") if "(" in e.where else ""
+        label = scope or function
+        if label and label not in ("<lambda>", "<module>"):
+            names[label.replace("rlfx.", "")] = None
+    listed = list(names)
+    return tuple(listed if len(listed) <= 8 else [*listed[:7], f"... {len(listed) - 7} more"])
+
+
+def _describe(var: Var, program: Program) -> str:
+    domain, dims = program.domain, program.dims_of(var)
+    lead = [str(n) for d, n in (("t", domain.length), ("b", domain.batch)) if d in dims and n]
+    shape = ",".join([*lead, *(str(d) for d in var.shape)])
+    return f"{var!r} {J.short_dtype(var.dtype)}[{shape}]"
+
+
+def _notes(stage: Stage, program: Program) -> list[str]:
+    if not isinstance(stage, Loop):
+        return []
+    rings = [f"{v!r}: ring of {k}" for v, k in stage.depth.items() if k > 1]
+    notes = [f"keeps earlier iterations, {', '.join(rings)}"] if rings else []
+    kinds = sorted({f"x[{e.access}] ({reach_in(e.access, program.domain).kind})" for e in stage.reads if e.where not in ("carry", "until")})
+    if kinds:
+        notes.append("because of " + ", ".join(kinds))
+    return notes
+
+
+def _bytes(n: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024  # type: ignore[assignment]
+    return f"{n:.4g} GiB"
+
+
+def _draw_graph(axis: Any, explanation: Explanation) -> None:
+    """Equations as points, one column a stage; reads of other timesteps as coloured lines."""
+    program = explanation.program
+    place: dict[Equation, tuple[float, float]] = {}
+    titles: list[str] = []
+    column = 0
+    for schedule in (explanation.learner.acting, explanation.learner.region):
+        for stage in schedule.stages:
+            equations: Sequence[Equation] = stage.body if isinstance(stage, Loop) else stage.equations
+            for row, e in enumerate(equations):
+                place.setdefault(e, (column, -row / max(1, len(equations) - 1)))
+            titles.append(_kind(stage, program))
+            column += 1
+    definition = program.definitions()
+    for e, (x, y) in place.items():
+        for v in e.inputs:
+            source = definition.get(v)
+            if source in place:
+                read = e.is_read and v is e.source
+                axis.plot(
+                    (place[source][0], x), (place[source][1], y), color="tab:red" if read else "0.85", lw=1.2 if read else 0.5,
+                    zorder=2 if read else 1,
+                )  # fmt: skip
+    axis.scatter(*zip(*place.values(), strict=True), s=6, color="tab:blue", zorder=3)
+    axis.set_xticks(range(len(titles)), [f"{n}\n{t}" for n, t in enumerate(titles, 1)], fontsize=7)
+    axis.set_yticks([])
+    axis.set_title("equations by stage; red: reads of other timesteps", fontsize=9)

@@ -98,6 +98,12 @@ class Equation:
         return not (self.is_read or self.op in (reduce_p, whole_p, across_p, inputs_p))
 
     @property
+    def is_simultaneous(self) -> bool:
+        """Whether the outputs at t depend on inputs at t alone, of all environments perhaps: it can run inside a loop."""
+        over_time = self.op is reduce_p and "t" in self.params["over"]
+        return not (self.is_read or self.op is inputs_p or over_time)
+
+    @property
     def is_ragged(self) -> bool:
         """Whether an axis of an input or output has a length that depends on t."""
         return self.op is J.DIM_AS_VALUE or any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))

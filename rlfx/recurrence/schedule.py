@@ -178,7 +178,7 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
             if source is not None and source not in body and (source in in_loop or source in inline):
                 body.add(source)
                 todo.append(source)
-    movable = {e for e in in_loop - body if e.is_pointwise and not e.is_ragged}
+    movable = {e for e in in_loop - body if e.is_simultaneous and not e.is_ragged}
     movable = _closed(movable, in_loop - body - movable, graph)
     outside = in_loop - body - movable
     last = {v for e in in_loop for v in e.outputs if v in graph.wanted_last} | _needed_last(graph, in_loop)
@@ -197,7 +197,7 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
         program,
         [e for e in program.equations if e in body or e in movable],
         wanted,
-        fixed=lambda e: not e.is_pointwise or e.is_ragged or has_effects(e),
+        fixed=lambda e: not e.is_simultaneous or e.is_ragged or has_effects(e),
         free=lambda e: False,
         kept=lambda v: "t" not in program.dims_of(v),
     )
