@@ -118,7 +118,7 @@ def heft(problem: Problem) -> Assignment:
 def enumerative(problem: Problem) -> Assignment:
     """EnumerativeOptimizer (algorithm 4): meta-op by meta-op, the permutation of devices with the least transfer time.
 
-    The enumeration's cost is a sum over tasks, so that the best permutation is a linear assignment problem; it is solved
+    The enumeration's cost is a sum over tasks, so that the best permutation is a linear assignment problem, solved
     exactly instead of by trying all D! permutations. Shards beyond the number of devices are placed in rounds of D.
     """
     D = problem.devices

@@ -85,7 +85,6 @@ def rollout(
     """
     V, D = f.exec_time.shape
     encoding: Encoding = policy.apply(params, f, method="encode")
-    padded = f.preds.shape[1]
     uniform = jax.random.uniform(key, (V, batch, 2))
     lanes = jnp.arange(batch)
     depends = f.adjacency.astype(jnp.int32)
@@ -126,15 +125,15 @@ def rollout(
         )
         # Only differences between devices decide: times count from the earliest possible start.
         now = jnp.min(start, axis=1)[:, None, None]
-        relative = x.at[..., 2:5].add(-now) if padded else x
+        relative = x.at[..., 2:5].add(-now)
         relative = relative.at[..., 0].add(-jnp.min(work, axis=1, keepdims=True))
         if force is not None:
             d = force[1]
         elif place == "earliest":
             d = jnp.argmin(start, axis=1)
         else:
-            p = _mixture(policy.apply(params, encoding.task[v], load, relative, method="devices"), jnp.ones((1, D), bool),
-                         epsilon)  # fmt: skip
+            logits = policy.apply(params, encoding.task[v], load, relative, method="devices")
+            p = _mixture(logits, jnp.ones((1, D), bool), epsilon)
             d = jnp.argmax(p, axis=1) if greedy else _draw(u[:, 1], p)
         d = d.astype(jnp.int32)
         s = start[lanes, d]

@@ -80,7 +80,7 @@ class Executor:
         return len({id(k) for k in self.kernels})
 
     def load(self, args: Sequence[jax.Array], assignment: Assignment) -> None:
-        """Put every input block on the devices whose tasks read it: inputs are available before the run (Algorithm 1)."""
+        """Put every input block on the devices whose tasks read it: inputs are there before the run (Algorithm 1)."""
         blocks = self.graph.load(args)
         wanted = {
             (b, int(assignment.device[self.number[i]]))

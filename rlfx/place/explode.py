@@ -18,6 +18,7 @@ from rlfx.place.fuse import fuse_scopes
 from rlfx.place.graph import DataflowGraph, Node, Step
 
 Splits = Mapping[str, tuple[int, ...]]
+LARGE = 2**14  # elements; smaller values are not worth cutting by themselves
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,15 @@ def _view(eqn: jp.JaxprEqn, operands: Sequence[tn.Tensor]) -> tn.Tensor | None:
 
         return tn.Synthetic(shape, make)
     return None
+
+
+def _automatic(it: Iteration, operands: Sequence[tn.Tensor], parts: int) -> tuple[int, ...] | None:
+    """Cut the first long result axis of contractions, and of large operations on uncut operands, into ``parts``."""
+    uncut = all(len(c) == 2 for x in operands for c in x.cuts)
+    if it.kind == "opaque" or not (it.kind == "matmul" or (uncut and math.prod(it.sizes) >= LARGE)):
+        return None
+    axis = next((a for a in it.out if it.sizes[a] >= parts and a not in it.pinned), None)
+    return None if axis is None else tuple(parts if a == axis else 1 for a in range(len(it.sizes)))
 
 
 def _grid(eqn: jp.JaxprEqn, it: Iteration, operands: Sequence[tn.Tensor], split: tuple[int, ...] | None) -> tn.Cuts:
@@ -338,7 +348,7 @@ def _split_for(name: str, scopes: tuple[str, ...], eqn: jp.JaxprEqn, splits: Spl
 def explode(
     fn: Callable[..., Any],
     *args: Any,
-    splits: Splits | None = None,
+    splits: Splits | int | None = None,
     out_splits: tuple[int, ...] | None = None,
     fuse: Sequence[str] = (),
     name: str | None = None,
@@ -354,7 +364,8 @@ def explode(
       fn: a pure JAX function of pytrees of arrays.
       *args: example arguments, or ``jax.ShapeDtypeStruct``.
       splits: parts per axis, by ``jax.named_scope``, primitive or argument name. A scope with a contraction splits its
-        contractions only. Everything else follows its most finely cut operand.
+        contractions only. Everything else follows its most finely cut operand. An integer cuts every contraction, and
+        every large operation on uncut operands, into that many parts along the first axis that allows it.
       out_splits: cut the function's results with formation nodes; by default results stay in their last blocks.
       fuse: named scopes whose equations become one node per block.
       name: the graph's name, by default the function's.
@@ -374,7 +385,8 @@ def explode(
       >>> graph.summary()
       'layer: 12 nodes (input 6, matmul 4, aggregate 2, elementwise 2)...'
     """
-    splits = dict(splits or {})
+    parts = splits if isinstance(splits, int) else None
+    splits = dict(splits or {}) if parts is None else {}
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     label = name or getattr(fn, "__name__", "fn")
     if closed.effects:
@@ -400,9 +412,9 @@ def explode(
     _check_splits(splits, fuse, names, jaxpr, label)
     for var, arg_name in zip(jaxpr.invars, names, strict=True):
         if arg_name in splits:
-            parts = splits[arg_name]
+            given = splits[arg_name]
             env[var].settle(  # type: ignore[attr-defined]
-                tuple(tn.even_cuts(n, parts[a] if a < len(parts) else 1) for a, n in enumerate(var.aval.shape))
+                tuple(tn.even_cuts(n, given[a] if a < len(given) else 1) for a, n in enumerate(var.aval.shape))
             )
     for eqn in jaxpr.eqns:
         operands = [tn.literal(v.val) if isinstance(v, jp.Literal) else env[v] for v in eqn.invars]
@@ -412,7 +424,10 @@ def explode(
             continue
         it, scopes = iteration(eqn), jp.scopes(eqn)
         meta_name = "/".join((*scopes, str(eqn.primitive)))
-        cuts = _grid(eqn, it, operands, _split_for(meta_name, scopes, eqn, splits, dots))
+        split = _split_for(meta_name, scopes, eqn, splits, dots)
+        if parts is not None:
+            split = _automatic(it, operands, parts)
+        cuts = _grid(eqn, it, operands, split)
         env.update(zip(eqn.outvars, builder.shards(eqn, it, operands, cuts, meta_name), strict=True))
     results = []
     for i, v in enumerate(jaxpr.outvars):

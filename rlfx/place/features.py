@@ -18,7 +18,7 @@ class Features(NamedTuple):
       nodes: float32 ``[V, 5]``: computation, sums of incoming and outgoing communication, t-level, b-level.
       senders, receivers: int32 ``[2 E]``, every edge in both directions.
       edges: float32 ``[2 E, 2]``: communication cost, direction.
-      entry_paths, exit_paths: float32 ``[V, V]``, rows average the tasks on the longest path to an entry and to an exit.
+      entry_paths, exit_paths: float32 ``[V, V]``, rows average the tasks on the longest path to an entry, an exit.
       preds: int32 ``[V, P]``, predecessors, padded with V.
       adjacency: bool ``[V, V]``.
       exec_time: float32 ``[V, D]``.

@@ -61,8 +61,8 @@ def fuse_scopes(
         cycle = [keys[u] for u, _ in nx.find_cycle(quotient)]
         raise PlacementError(
             located(
-                f"Fusing {', '.join(map(repr, fuse))} of {label} makes a cycle through {cycle[0]}: a block of the scope "
-                "needs other blocks of the same scope.",
+                f"Fusing {', '.join(map(repr, fuse))} of {label} makes a cycle through {cycle[0]}: a block of the "
+                "scope needs other blocks of the same scope.",
                 fix="Fuse a smaller scope, or split it along axes on which its blocks are independent.",
             )
         )

@@ -30,7 +30,7 @@ class Node:
 
     Attributes:
       name: meta-op and block index, as in ``hidden/dot_general[0,0,2]``.
-      kind: ``input``, ``matmul``, ``elementwise``, ``reduction``, ``aggregate``, ``formation``, ``opaque`` or ``fused``.
+      kind: ``input``, ``matmul``, ``elementwise``, ``reduction``, ``aggregate``, ``formation``, ``opaque``, ``fused``.
       meta: index into ``DataflowGraph.metas``.
       role: input block, shard of the original operation, or reduction of partial shards.
       steps: what it runs, in order.
@@ -145,7 +145,8 @@ class DataflowGraph:
             kinds[node.kind] = kinds.get(node.kind, 0) + 1
         counts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
         flops = sum(node.flops for node in self.nodes)
-        scale = next(((s, u) for s, u in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")) if flops >= s), (1e3, "kFLOP"))
+        units = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (0.0, "kFLOP"))
+        scale = next((max(s, 1e3), u) for s, u in units if flops >= s)
         return (
             f"{self.name}: {len(self.nodes)} nodes ({counts}), {len(self.edges)} edges, "
             f"{flops / scale[0]:.1f} {scale[1]}"

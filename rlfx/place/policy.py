@@ -29,7 +29,7 @@ class Encoding(NamedTuple):
 class DualPolicy(nn.Module):
     """SEL and PLC over a shared message-passing encoder.
 
-    PLC's first layer acts on the concatenation ``[H[v], h_d, Y[d], Z[v]]``; it is computed as a sum of four products, so
+    PLC's first layer acts on the concatenation ``[H[v], h_d, Y[d], Z[v]]``; it is computed as a sum of products, so
     that the parts that do not change during an episode are computed once. Sums over paths and devices are means here,
     so that graphs of different sizes share weights.
 
@@ -68,7 +68,7 @@ class DualPolicy(nn.Module):
         return Encoding(select, self.place_task(jnp.concatenate([h, z], axis=-1)), self.place_load(h) / V)
 
     def devices(self, task: Array, load: Array, x: Array) -> Array:
-        """PLC's logits ``[..., D]`` from task ``[..., H]``, placed load ``[..., D, H]``, device features ``[..., D, 6]``."""
+        """PLC's logits ``[..., D]`` from task ``[..., H]``, load ``[..., D, H]``, device features ``[..., D, 6]``."""
         hidden = nn.leaky_relu(task[..., None, :] + load + self.place_device(x))
         return self.place(hidden)[..., 0]
 

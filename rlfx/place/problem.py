@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+
 import jax
 import numpy as np
 
@@ -132,9 +133,8 @@ def checked(problem: Problem) -> Problem:
         )  # fmt: skip
     if np.any(np.tril(problem.adjacency)):
         u, v = (int(i) for i in np.argwhere(np.tril(problem.adjacency))[0])
-        raise PlacementError(
-            located(f"Task {v} reads task {u}, which does not come before it.", fix="Number tasks in topological order.")
-        )
+        fact = f"Task {v} reads task {u}, which does not come before it."
+        raise PlacementError(located(fact, fix="Number tasks in topological order."))
     return problem
 
 
@@ -190,8 +190,8 @@ def _check_fits(problem: Problem, label: str) -> None:
     if need[worst] > problem.memory.max():
         raise PlacementError(
             located(
-                f"{label} does not fit on any assignment: {problem.names[worst]} alone needs {need[worst] / 1e9:.3f} GB "
-                f"and the largest device has {problem.memory.max() / 1e9:.3f} GB.",
+                f"{label} does not fit on any assignment: {problem.names[worst]} alone needs "
+                f"{need[worst] / 1e9:.3f} GB and the largest device has {problem.memory.max() / 1e9:.3f} GB.",
                 fix="Split that operation into more parts, or use devices with more memory.",
             )
         )

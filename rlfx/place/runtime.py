@@ -61,7 +61,8 @@ class _Board:
         self.uses = {(u, d): len(vs) for (u, d), vs in self.readers.items()}
         for u, targets in enumerate(self.targets):
             home = (u, int(device[u]))
-            self.uses[home] = self.uses.get(home, 0) + len(targets) + (u in keep or not (targets or self.uses.get(home)))
+            kept = u in keep or not (targets or self.uses.get(home))
+            self.uses[home] = self.uses.get(home, 0) + len(targets) + kept
         self.values: dict[tuple[int, int], Value] = {}
         self.live, self.peak = np.zeros(devices), np.zeros(devices)
         self.failed = False
@@ -213,7 +214,7 @@ def run_synchronous(
     compute: Compute,
     copy: Copy,
 ) -> Timeline:
-    """Bulk-synchronous execution for comparison (table 1): per group, all transfers, a barrier, all tasks, a barrier."""
+    """Bulk-synchronous execution (table 1): per group, all transfers, a barrier, all tasks, a barrier."""
     V = len(preds)
     start, finish, copies = np.zeros(V), np.zeros(V), []
     values: dict[tuple[int, int], Value] = {}

@@ -30,6 +30,9 @@ class Moves(NamedTuple):
     order: float = 1.0
 
 
+DEVICES = Moves(device=1.0, follow=0.0, swap=0.0, order=0.0)
+
+
 class State(NamedTuple):
     """C chains: current and best assignments, int32 ``[C, V]``, and their costs in seconds, float32 ``[C]``."""
 

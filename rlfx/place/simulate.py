@@ -208,7 +208,7 @@ def makespan(
 
 
 def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -> jax.Array:
-    """Peak bytes on each device in simulated executions, float32 ``[B, D]``; see ``oracle.peak_memory`` for the rules."""
+    """Peak bytes on each device in simulated executions, float32 ``[B, D]``, by ``oracle.peak_memory``'s rules."""
     D = problem.devices
     adjacency, nbytes = jnp.asarray(problem.adjacency), jnp.asarray(problem.nbytes)
     input_reads = jnp.asarray(problem.input_reads, jnp.float32)

@@ -138,9 +138,9 @@ def imitate_critical_path(policy: DualPolicy, learner: Learner, problem: Problem
     return imitate(policy, learner, problem, schedules, k_learn, steps=steps)
 
 
-def _update(policy: DualPolicy, learner: Learner, f: Features, episode: Episode, cost: Array, epsilon: Array, rate: Array,
-            config: Training) -> Learner:  # fmt: skip
-    """One policy-gradient step on a batch (equation 3); the baseline is the batch's mean, advantages have unit scale."""
+def _update(policy: DualPolicy, learner: Learner, f: Features, episode: Episode, cost: Array, epsilon: Array,
+            rate: Array, config: Training) -> Learner:  # fmt: skip
+    """One policy-gradient step on a batch (equation 3): advantages against the batch's mean, in standard deviations."""
     reward = -cost
     advantage = (reward - jnp.mean(reward)) / (jnp.std(reward) + 1e-9)
 
@@ -216,7 +216,8 @@ def sample(
     greedy: bool = False,
 ) -> list[Assignment]:
     """Assignments drawn from the policy; no simulator is called."""
-    device, order = _sample(policy, params, features(problem), key, batch=batch, select=select, place=place, greedy=greedy)
+    f = features(problem)
+    device, order = _sample(policy, params, f, key, batch=batch, select=select, place=place, greedy=greedy)
     return [Assignment(np.asarray(d), np.asarray(o)) for d, o in zip(device, order, strict=True)]
 
 

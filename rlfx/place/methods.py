@@ -1,0 +1,180 @@
+"""Every way to place, behind one signature and one account of simulator calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlfx.errors import PlacementError, located
+from rlfx.place import baselines, search
+from rlfx.place.baselines import Assignment
+from rlfx.place.problem import Problem
+
+
+class Result(NamedTuple):
+    """What a method found.
+
+    Attributes:
+      assignment: devices and run-time order.
+      cost: its objective, seconds.
+      calls: simulator calls used.
+      params: of the policy, if the method learns one.
+    """
+
+    assignment: Assignment
+    cost: float
+    calls: int
+    params: Any = None
+
+
+Method = Callable[[Problem, jax.Array, int], Result]
+
+
+def _fixed(make: Callable[[Problem], Assignment]) -> Method:
+    def method(problem: Problem, key: jax.Array, budget: int) -> Result:
+        assignment, cost = baselines.best(problem, [make(problem)])
+        return Result(assignment, cost, 1)
+
+    return method
+
+
+def critical_path(problem: Problem, key: jax.Array, budget: int) -> Result:
+    """Best of 50 randomised critical-path schedules, or of the budget if that is smaller."""
+    runs = min(50, budget)
+    assignment, cost = baselines.critical_path(problem, key, runs)
+    return Result(assignment, cost, runs)
+
+
+def heuristic_starts(problem: Problem, key: jax.Array, budget: int) -> tuple[list[Assignment], np.ndarray]:
+    """Critical path (up to 50), HEFT, EnumerativeOptimizer and one device, with their costs: where searches start."""
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))).tolist())
+    fixed = [baselines.heft(problem), baselines.enumerative(problem), baselines.one_device(problem)]
+    paths = [baselines.list_schedule(problem, rng) for _ in range(max(0, min(50, budget // 8)))]
+    starts = [*fixed, *paths][: max(1, budget)]
+    return starts, baselines.evaluate(problem, starts)
+
+
+def _annealed(hot: float, cold: float) -> Method:
+    """The textbook searches: one task to another device a step, the run-time order stays the critical path's."""
+
+    def method(problem: Problem, key: jax.Array, budget: int) -> Result:
+        k_start, k_search = jax.random.split(key)
+        starts, costs = heuristic_starts(problem, k_start, budget)
+        left = budget - len(starts)
+        state = search.initial(problem, starts, costs, 1)
+        if left > 0:
+            state, _ = search.anneal(problem, k_search, state, left, hot=hot, cold=cold, moves=search.DEVICES)
+        assignment, cost = search.winner(state)
+        return Result(assignment, cost, budget)
+
+    return method
+
+
+local_search = _annealed(0.0, 0.0)
+annealing = _annealed(3e-3, 1e-4)
+
+
+def polish(problem: Problem, key: jax.Array, starts: list[Assignment], costs: np.ndarray, budget: int) -> Result:
+    """Local search from the best of some evaluated assignments, over devices *and* run-time order.
+
+    One chain that takes any neighbour that is no worse: of the variants tried on ChainMM (4 to 8 chains, successive
+    halving, temperatures of 1e-3 to 3e-2) it ends lowest at equal budget. Following a neighbour counts double.
+    """
+    state = search.initial(problem, starts, costs, 1)
+    if budget > 0:
+        state, _ = search.anneal(problem, key, state, budget, moves=search.Moves(device=1.0, follow=2.0))
+    assignment, cost = search.winner(state)
+    return Result(assignment, cost, budget)
+
+
+def polished_heuristics(problem: Problem, key: jax.Array, budget: int) -> Result:
+    """The search half of ``doppler`` alone, with the whole budget."""
+    k_start, k_search = jax.random.split(key)
+    starts, costs = heuristic_starts(problem, k_start, budget)
+    return polish(problem, k_search, starts, costs, max(0, budget - len(starts)))._replace(calls=budget)
+
+
+def doppler(
+    problem: Problem, key: jax.Array, budget: int, *, params: Any = None, share: float = 0.125, policy: Any = None
+) -> Result:
+    """Stages I and II, then a search from the policy's best sample and the heuristics.
+
+    Args:
+      problem: what to place.
+      key: used once.
+      budget: simulator calls in all, training episodes included.
+      params: a trained policy to continue from (transfer); stage I is skipped.
+      share: of the budget that goes into training.
+      policy: the networks, by default ``DualPolicy()``.
+
+    Returns:
+      The best assignment, and the trained parameters.
+    """
+    from rlfx.place import train
+    from rlfx.place.policy import DualPolicy
+
+    policy = policy or DualPolicy()
+    k_start, k_init, k_imitate, k_learn, k_polish = jax.random.split(key, 5)
+    starts, costs = heuristic_starts(problem, k_start, budget)
+    left = max(0, budget - len(starts))
+    config = train.Training()
+    learner = train.start(k_init, problem, policy, params)
+    if params is None:
+        learner = train.imitate_critical_path(policy, learner, problem, k_imitate, steps=config.imitation_steps)
+    episodes = int(share * left) // config.batch * config.batch
+    if episodes:
+        learner, _ = train.learn(policy, learner, problem, k_learn, episodes=episodes, config=config)
+        starts.append(Assignment(np.asarray(learner.device), np.asarray(learner.order)))
+        costs = np.append(costs, np.float32(learner.cost)).astype(np.float32)
+    result = polish(problem, k_polish, starts, costs, left - episodes)
+    return result._replace(calls=budget, params=learner.params)
+
+
+def placeto(problem: Problem, key: jax.Array, budget: int) -> Result:
+    """Placeto trained with the whole budget; see :mod:`rlfx.place.placeto`."""
+    from rlfx.place.placeto import train_placeto
+
+    assignment, cost = train_placeto(problem, key, budget)
+    return Result(assignment, cost, budget)
+
+
+METHODS: Mapping[str, Method] = {
+    "one-device": _fixed(baselines.one_device),
+    "critical-path": critical_path,
+    "heft": _fixed(baselines.heft),
+    "enumerate": _fixed(baselines.enumerative),
+    "placeto": placeto,
+    "local-search": local_search,
+    "anneal": annealing,
+    "polish": polished_heuristics,
+    "doppler": doppler,
+}
+
+
+def solve(problem: Problem, method: str, key: jax.Array, budget: int) -> Result:
+    """Place with a method by name.
+
+    Raises:
+      PlacementError: an unknown method, a budget below one, or nothing that fits into memory was found.
+    """
+    if method not in METHODS:
+        raise PlacementError(located(f"Unknown method {method!r}.", fix=f"Use one of {', '.join(METHODS)}."))
+    if budget < 1:
+        raise PlacementError(
+            located(f"budget={budget} allows no simulator call.", fix="Give the number of simulated runs, say 4096.")
+        )
+    result = METHODS[method](problem, key, budget)
+    worst = float(problem.one_device().max())
+    if problem.memory_may_bind and result.cost >= 10.0 * worst:
+        over = result.cost / (10.0 * worst) - 1.0
+        raise PlacementError(
+            located(
+                f"No assignment that {method} found in {result.calls} simulator calls fits into memory: the best one "
+                f"exceeds a device's {problem.memory.min() / 1e9:.3f} GB by {100 * over:.1f}%.",
+                fix="Split the largest operations into more parts, use more devices, or raise the budget.",
+            )
+        )
+    return result

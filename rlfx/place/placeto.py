@@ -1,0 +1,148 @@
+"""Placeto (Addanki et al., 2019), the paper's learned baseline: one policy re-places tasks in a fixed order.
+
+An episode starts from all tasks on one device and visits each once in topological order. At every step the graph is
+embedded again, with the current placement among the features, so that an episode costs V message passings.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from rlfx.place.baselines import Assignment
+from rlfx.place.problem import Problem
+from rlfx.place.simulate import objective, run_order
+
+
+class Graph(NamedTuple):
+    """Task features ``[V, 2]``, and neighbours above and below, int32 ``[V, P]``, padded with V."""
+
+    nodes: Array
+    above: Array
+    below: Array
+
+
+def _padded(mask: np.ndarray) -> np.ndarray:
+    size = len(mask)
+    out = np.full((size, max(1, int(mask.sum(axis=1).max()))), size, np.int32)
+    for v in range(size):
+        ids = np.flatnonzero(mask[v])
+        out[v, : len(ids)] = ids
+    return out
+
+
+def graph_of(problem: Problem) -> Graph:
+    """Placeto's view of a problem: run times and output sizes, each to [0, 1]."""
+    columns = np.stack([problem.mean_exec, problem.nbytes], axis=1)
+    return Graph(
+        jnp.asarray(columns / columns.max(axis=0), jnp.float32),
+        jnp.asarray(_padded(problem.adjacency.T)),
+        jnp.asarray(_padded(problem.adjacency)),
+    )
+
+
+class Policy(nn.Module):
+    """Message passing from above and from below, pooled around the current task.
+
+    Attributes:
+      devices: D.
+      hidden: width.
+      rounds: of message passing.
+    """
+
+    devices: int
+    hidden: int = 16
+    rounds: int = 2
+
+    @nn.compact
+    def __call__(self, g: Graph, device: Array, current: Array) -> Array:
+        """Logits ``[D]`` for task ``current`` given the devices ``[V]`` of all tasks."""
+        V = g.nodes.shape[0]
+        position = jnp.arange(V)
+        flags = jnp.stack([position == current, position < current], axis=1).astype(jnp.float32)
+        h = nn.Dense(self.hidden)(jnp.concatenate([g.nodes, flags, jax.nn.one_hot(device, self.devices)], axis=1))
+        ways = []
+        for table in (g.above, g.below):
+            e = h
+            for _ in range(self.rounds):
+                sent = jnp.concatenate([nn.relu(nn.Dense(self.hidden)(e)), jnp.zeros((1, self.hidden))])
+                e = h + nn.relu(nn.Dense(self.hidden)(jnp.sum(sent[table], axis=1)))
+            padded = jnp.concatenate([e, jnp.zeros((1, self.hidden))])
+            ways += [e[current], jnp.sum(padded[table[current]], axis=0)]
+        pooled = jnp.concatenate([*ways, jnp.mean(h, axis=0)])
+        return nn.Dense(self.devices)(nn.relu(nn.Dense(self.hidden)(pooled)))
+
+
+def _episode(policy: Policy, params: dict, g: Graph, key: Array, epsilon: Array) -> tuple[Array, Array, Array]:
+    """One episode: devices ``[V]``, their log-probability and mean entropy, differentiable in ``params``."""
+    V = g.nodes.shape[0]
+
+    @jax.checkpoint
+    def step(device: Array, inputs: tuple) -> tuple[Array, tuple]:
+        v, k = inputs
+        p = (1.0 - epsilon) * nn.softmax(policy.apply(params, g, device, v)) + epsilon / policy.devices
+        d = jax.random.categorical(k, jnp.log(jax.lax.stop_gradient(p))).astype(jnp.int32)
+        return device.at[v].set(d), (jnp.log(p[d]), -jnp.sum(p * jnp.log(p + 1e-9)))
+
+    start = jnp.zeros((V,), jnp.int32)
+    device, (log_p, entropy) = jax.lax.scan(step, start, (jnp.arange(V), jax.random.split(key, V)))
+    return device, jnp.sum(log_p), jnp.mean(entropy)
+
+
+@partial(jax.jit, static_argnames=("policy", "updates", "batch", "limited"))
+def _train(policy: Policy, problem: Problem, g: Graph, order: Array, key: Array, *, updates: int, batch: int,
+           limited: bool) -> tuple[Array, Array]:  # fmt: skip
+    k_init, k_run = jax.random.split(key)
+    V = g.nodes.shape[0]
+    params = policy.init(k_init, g, jnp.zeros((V,), jnp.int32), jnp.int32(0))
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
+    orders = jnp.broadcast_to(order[None], (batch, V))
+
+    def step(carry: tuple, inputs: tuple) -> tuple[tuple, None]:
+        params, state, best_device, best_cost = carry
+        key, progress = inputs
+        epsilon, rate = 0.5 * (1.0 - progress), 1e-3 * (1.0 - 0.999 * progress)
+
+        def loss(params: dict) -> tuple[Array, tuple[Array, Array]]:
+            device, log_p, entropy = jax.vmap(lambda k: _episode(policy, params, g, k, epsilon))(
+                jax.random.split(key, batch)
+            )
+            cost = objective(problem, device, orders, limited=limited)
+            advantage = -(cost - jnp.mean(cost)) / (jnp.std(cost) + 1e-9)
+            value = -jnp.mean(jax.lax.stop_gradient(advantage) * log_p) / V - 1e-2 * jnp.mean(entropy)
+            return value, (device, cost)
+
+        grads, (device, cost) = jax.grad(loss, has_aux=True)(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+            updates, state = optimiser.update(grads, state, params)
+        params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
+        i = jnp.argmin(cost)
+        best_device = jnp.where(cost[i] < best_cost, device[i], best_device)
+        return (params, state, best_device, jnp.minimum(best_cost, cost[i])), None
+
+    carry = (params, optimiser.init(params), jnp.zeros((V,), jnp.int32), jnp.asarray(jnp.inf, jnp.float32))
+    progress = jnp.arange(updates, dtype=jnp.float32) / updates
+    (_, _, device, cost), _ = jax.lax.scan(step, carry, (jax.random.split(k_run, updates), progress))
+    return device, cost
+
+
+def train_placeto(problem: Problem, key: Array, budget: int, batch: int = 8) -> tuple[Assignment, float]:
+    """Train with REINFORCE on the simulator; ``budget`` episodes, the paper's exploration and learning rates.
+
+    Returns:
+      The best assignment seen, with critical-path order, and its cost in seconds.
+    """
+    batch = min(batch, budget)
+    order = run_order(problem, "critical-path")
+    device, cost = _train(
+        Policy(problem.devices), problem, graph_of(problem), jnp.asarray(order), key, updates=max(1, budget // batch),
+        batch=batch, limited=problem.memory_may_bind,
+    )  # fmt: skip
+    return Assignment(np.asarray(device), order), float(cost)

@@ -1,0 +1,99 @@
+"""Exploded graphs: the paper's node counts, the function's values, fused scopes, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.errors import PlacementError
+from rlfx.place import explode, workloads
+from rlfx.place.graph import check
+
+SMALL = {
+    "chainmm": lambda: workloads.chainmm(16),
+    "ffnn": lambda: workloads.ffnn(64, 8, 32),
+    "llama-block": lambda: workloads.llama_block(16, 32, 8),
+    "llama-layer": lambda: workloads.llama_layer(16, 32, 8, 48),
+}
+COUNTS = {"chainmm": 112, "ffnn": 192, "llama-block": 215, "llama-layer": 215}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_node_counts_are_the_papers(name):
+    assert len(SMALL[name]().graph().nodes) == COUNTS[name]
+    assert len(workloads.WORKLOADS[name]().graph().nodes) == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_graph_equals_the_unsharded_function(name):
+    work = SMALL[name]()
+    graph = work.graph()
+    check(graph)
+    args = work.arguments(jax.random.key(0))
+    np.testing.assert_allclose(graph.evaluate(*args), work.fn(*args), atol=2e-6, rtol=2e-6)
+
+
+def test_costs_of_full_chainmm():
+    graph = workloads.chainmm().graph()
+    matmuls = [n for n in graph.nodes if n.kind == "matmul"]
+    assert sum(n.flops for n in matmuls) == 3 * 2 * 10_000**3
+    assert {n.nbytes for n in matmuls} == {4 * 5000 * 5000, 4 * 2500 * 5000}
+    assert len(graph.inputs) == 36
+
+
+def mixed(x, w, table):
+    """Primitives of every class: views, contractions, reductions, scans, gathers, casts, sorts."""
+    h = jnp.tanh(x @ w).astype(jnp.float32)
+    h = jnp.concatenate([h[:, 1:], h[:, :1]], axis=1) * jnp.arange(h.shape[1], dtype=jnp.float32)[None, :]
+    h = h + jnp.cumsum(h, axis=0) + table[jnp.argmax(h, axis=1)]
+    scanned, _ = jax.lax.scan(lambda c, r: (c * 0.5 + r, None), jnp.zeros(h.shape[1]), h)
+    return {"rows": jnp.sort(h, axis=1).sum(axis=1), "scan": scanned, "max": jnp.max(h), "t": h.T.reshape(2, -1)}
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, {"dot_general": (2, 2, 2)}, {"tanh": (3, 2), "cumsum": (2, 2)}])
+def test_any_function_keeps_its_values(splits):
+    keys = jax.random.split(jax.random.key(1), 3)
+    args = tuple(jax.random.normal(k, s) for k, s in zip(keys, [(6, 4), (4, 8), (8, 8)], strict=True))
+    graph = explode(mixed, *args, splits=splits)
+    check(graph)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), graph.evaluate(*args), mixed(*args))
+
+
+def test_automatic_splits_cut_large_elementwise_functions():
+    graph = explode(lambda x: jnp.exp(x).sum(axis=1), jax.ShapeDtypeStruct((256, 128), jnp.float32), splits=4)
+    assert sum(n.role == "shard" for n in graph.nodes) == 8
+
+
+def test_partial_sums_are_reduce_nodes():
+    graph = explode(lambda x: x.max(axis=1), jnp.ones((4, 8)), splits={"reduce_max": (2, 4)})
+    kinds = [n.kind for n in graph.nodes]
+    assert (kinds.count("reduction"), kinds.count("aggregate")) == (8, 2)
+
+
+def test_effects_are_refused():
+    def noisy(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(PlacementError, match=r"(?s)noisy has side effects \(.*\); its nodes may run in any order.*Fix: Re"):
+        explode(noisy, jnp.ones(3))
+
+
+def test_unknown_split_is_refused_with_the_choices():
+    with pytest.raises(PlacementError, match=r"(?s)'dense' names no scope.*Use one of: dot_general, .*x\."):
+        explode(lambda x: x @ x, jnp.ones((2, 2)), splits={"dense": (2,)})
+
+
+def test_bad_parts_are_refused():
+    with pytest.raises(PlacementError, match=r"The split \(0, 2\) of 'x' has a part that is not a positive integer"):
+        explode(lambda x: x @ x, jnp.ones((2, 2)), splits={"x": (0, 2)})
+
+
+def test_fusing_across_blocks_is_refused():
+    def f(x):
+        with jax.named_scope("both"):
+            h = jnp.exp(x)
+            return h.T @ h
+
+    with pytest.raises(PlacementError, match=r"(?s)Scope 'both' of f cannot be fused.*different numbers of nodes"):
+        explode(f, jnp.ones((4, 4)), splits={"both": (2, 1, 2), "both/exp": (2, 4)}, fuse=("both",))

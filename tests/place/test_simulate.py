@@ -1,0 +1,165 @@
+"""The compiled simulator equals Algorithm 1 bit for bit; memory accounts agree; priorities act."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlfx.errors import PlacementError
+from rlfx.place import hardware, oracle, workloads
+from rlfx.place import simulate as sim
+from rlfx.place.problem import Problem, build, checked
+
+
+def random_problem(rng, tasks=14, devices=3, ties=False):
+    """A random task graph; with ``ties``, durations are small integers so that events coincide."""
+    draw = (lambda *s: rng.integers(1, 4, s)) if ties else (lambda *s: rng.uniform(0.1, 3.0, s))
+    adjacency = np.triu(rng.random((tasks, tasks)) < 0.25, 1)
+    transfer = draw(tasks, devices, devices).astype(np.float32) * ~np.eye(devices, dtype=bool)
+    return checked(
+        Problem(
+            draw(tasks, devices).astype(np.float32), transfer.astype(np.float32), adjacency,
+            rng.integers(1, 9, tasks).astype(np.float32), rng.integers(1, 9, 4).astype(np.float32),
+            rng.random((4, tasks)) < 0.3, np.full(devices, 50, np.float32),
+            ((tuple(range(tasks)), ()),), tuple(f"t{i}" for i in range(tasks)),
+        )
+    )  # fmt: skip
+
+
+def batch(rng, problem, count=4):
+    device = rng.integers(0, problem.devices, (count, problem.tasks)).astype(np.int32)
+    return device, np.stack([rng.permutation(problem.tasks) for _ in range(count)]).astype(np.int32)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), ties=st.booleans(), fifo=st.booleans(), noisy=st.booleans())
+def test_equals_algorithm_1_exactly(seed, ties, fifo, noisy):
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, ties=ties)
+    device, order = batch(rng, problem)
+    exec_noise = transfer_noise = None
+    if noisy:
+        exec_noise, transfer_noise = (np.asarray(x) for x in sim.noise(jax.random.key(seed), problem, 4, 0.3))
+    got = sim.simulate(problem, device, order, fifo=fifo, exec_noise=exec_noise, transfer_noise=transfer_noise)
+    peaks = sim.peak_memory(problem, jnp.asarray(device), got)
+    for i in range(4):
+        noise = {} if not noisy else {"exec_noise": exec_noise[i], "transfer_noise": transfer_noise[i]}
+        makespan, schedule = oracle.simulate(problem, device[i], order[i], fifo=fifo, **noise)
+        assert makespan == got.makespan[i]
+        for event in schedule:
+            kind, v, source, target = event.task
+            if kind == "exec":
+                assert event.time == (got.start if event.kind == "beg" else got.finish)[i, v]
+            else:
+                assert source == device[i, v]
+                assert event.time == (got.sent if event.kind == "beg" else got.arrived)[i, v, target]
+        np.testing.assert_allclose(peaks[i], oracle.peak_memory(problem, device[i], schedule), rtol=1e-6)
+
+
+def test_equals_algorithm_1_on_a_paper_graph():
+    work = workloads.chainmm()
+    graph = work.graph()
+    problem = build(graph, hardware.p100_pcie().fitted(graph, work.one_device_seconds))
+    device, order = batch(np.random.default_rng(0), problem, 1)
+    makespan, _ = oracle.simulate(problem, device[0], order[0])
+    assert makespan == sim.makespan(problem, device, order)[0]
+
+
+def test_resources_are_never_shared_and_never_idle_with_work():
+    rng = np.random.default_rng(3)
+    problem = random_problem(rng, tasks=20)
+    device, order = batch(rng, problem, 1)
+    s = sim.simulate(problem, device, order)
+    start, finish = np.asarray(s.start[0]), np.asarray(s.finish[0])
+    for d in range(problem.devices):
+        mine = np.flatnonzero(device[0] == d)
+        mine = mine[np.argsort(start[mine])]
+        assert np.all(start[mine][1:] >= finish[mine][:-1])
+        inputs = [
+            max(
+                (finish[u] if device[0, u] == d else s.arrived[0, u, d] for u in np.flatnonzero(problem.adjacency[:, v])),
+                default=0.0,
+            )
+            for v in mine
+        ]
+        for v, previous, ready in zip(mine[1:], finish[mine][:-1], inputs[1:], strict=True):
+            assert start[v] == max(previous, ready) or any(  # otherwise another ready task ran first
+                start[w] < start[v] and start[w] >= ready for w in mine
+            )
+
+
+def test_one_device_takes_the_sum_and_lower_bound_holds():
+    rng = np.random.default_rng(5)
+    problem = random_problem(rng)
+    device, order = batch(rng, problem, 64)
+    assert np.all(np.asarray(sim.makespan(problem, device, order)) >= problem.lower_bound() * (1 - 1e-6))
+    alone = sim.makespan(problem, np.zeros_like(device[:1]), order[:1])[0]
+    np.testing.assert_allclose(alone, problem.one_device()[0], rtol=1e-6)
+
+
+def test_memory_limit_makes_overflow_worse_than_anything_that_fits():
+    rng = np.random.default_rng(7)
+    problem = random_problem(rng)
+    device, order = batch(rng, problem, 32)
+    schedules = sim.simulate(problem, device, order)
+    peak = np.asarray(sim.peak_memory(problem, jnp.asarray(device), schedules)).max(axis=1)
+    limit = float(np.median(peak))
+    cost = np.asarray(sim.objective(problem.restricted(limit), device, order, limited=True))
+    fits = peak <= limit
+    assert fits.any()
+    assert (~fits).any()
+    assert cost[fits].max() < cost[~fits].min()
+    np.testing.assert_array_equal(cost[fits], np.asarray(schedules.makespan)[fits])
+
+
+def test_run_orders():
+    problem = random_problem(np.random.default_rng(1))
+    for order in sim.ORDERS:
+        assert sorted(sim.run_order(problem, order, jax.random.key(0))) == list(range(problem.tasks))
+    deep, broad = sim.run_order(problem, "depth-first"), sim.run_order(problem, "breadth-first")
+    assert problem.depth[np.argmin(deep)] == problem.depth.max()
+    assert problem.depth[np.argmin(broad)] == 0
+    with pytest.raises(PlacementError, match=r"(?s)order='random' needs a PRNG key.*key=jax.random.key\(0\)"):
+        sim.run_order(problem, "random")
+    with pytest.raises(PlacementError, match=r"(?s)Unknown order 'best'.*critical-path, depth-first"):
+        sim.run_order(problem, "best")
+
+
+def test_noise_has_mean_one():
+    problem = random_problem(np.random.default_rng(1))
+    execution, transfer = sim.noise(jax.random.key(0), problem, 4000, 0.2)
+    assert abs(float(execution.mean()) - 1) < 0.01
+    assert abs(float(transfer.mean()) - 1) < 0.01
+
+
+def test_bad_problems_are_refused():
+    problem = random_problem(np.random.default_rng(1))
+    zero = np.array(problem.exec_time)
+    zero[2, 1] = 0.0
+    with pytest.raises(PlacementError, match=r"Task 2 takes 0.0 s on device 1; every task must take some time"):
+        checked(Problem(**{**vars_of(problem), "exec_time": zero}))
+    with pytest.raises(PlacementError, match=r"Task 0 reads task \d+, which does not come before it"):
+        checked(Problem(**{**vars_of(problem), "adjacency": np.array(problem.adjacency | np.eye(14, k=-1, dtype=bool))}))
+
+
+def vars_of(problem):
+    return {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+
+
+def test_hardware_models():
+    v100 = hardware.v100_meshes()
+    assert v100.devices == 8
+    assert v100.bandwidth[0, 3] > v100.bandwidth[0, 4] > v100.bandwidth[0, 5]
+    with pytest.raises(PlacementError, match=r"Hardware.bandwidth must be positive everywhere"):
+        hardware.p100_pcie(bandwidth=0.0)
+    machine = hardware.measured(jax.devices()[:2], size=64)
+    assert np.all(machine.flops > 0)
+    assert machine.bandwidth.shape == (2, 2)
+
+
+def test_a_task_larger_than_every_device_is_refused():
+    graph = workloads.chainmm(64).graph()
+    with pytest.raises(PlacementError, match=r"(?s)chainmm does not fit on any assignment: .* alone needs .* GB and the l"):
+        build(graph, hardware.p100_pcie(memory=1000.0))
