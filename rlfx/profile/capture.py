@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from rlfx._jaxpr_profile import stop_trace
 from rlfx.errors import ProfileError, located
 from rlfx.profile import annotate, compilations, intercept
 from rlfx.profile.xspace import SIDECAR
@@ -107,8 +108,8 @@ def capture(
             yield session
     finally:
         edges = _edges(opened, annotate.open_annotations())
-        jax.profiler.stop_trace()
         folder = root / "plugins" / "profile" / options.session_id
+        stop_trace(folder)
         (folder / SIDECAR).write_text(json.dumps({**about, **edges, "steps": session.steps, **log.as_notes()}))
 
 

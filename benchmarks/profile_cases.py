@@ -1,0 +1,176 @@
+"""The three case studies of RL-Scope's section 4, for JAX, on this machine.
+
+    python benchmarks/profile_cases.py implementations   # 4.1: one PPO, four ways to run it
+    python benchmarks/profile_cases.py survey            # 4.2 and B.1: algorithms x simulators
+    python benchmarks/profile_cases.py scale             # 4.3: several rollout workers
+
+Each prints a table and writes benchmarks/results/profile_<name>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+from profile_workloads import ALGORITHMS, build, profiled
+
+from rlfx import profile
+from rlfx.profile.capture import machine
+from rlfx.profile.tables import grid
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+OPERATIONS = ("simulation", "inference", "backpropagation")
+
+
+def save(name: str, rows: list[dict]) -> None:
+    result = {"machine": machine(), "date": datetime.date.today().isoformat(), "rows": rows}
+    (RESULTS / f"profile_{name}.json").write_text(json.dumps(result, indent=1))
+
+
+def figures(report: profile.Report) -> dict:
+    """What the tables of the case studies need from a report, per environment step where it counts something."""
+    steps = report.steps or 1
+    busy_ns = sum(report.device_rows.values()) or 1
+    return {
+        "steps_per_s": report.steps_per_second,
+        "us_per_step": report.span_ns / 1e3 / steps,
+        "verdict": report.verdict,
+        "limits": report.limits(),
+        "host": {row[0]: ns / report.window_ns for row, ns in report.by("host").items()},
+        "operations": {o: report.within(o) / report.window_ns for o in OPERATIONS},
+        "device_operations": {o: report.device_within(o) / busy_ns for o in OPERATIONS},
+        "device_busy": report.device_busy,
+        "device_bound": report.device_bound,
+        "naive_utilisation": report.naive_utilisation,
+        "compile_share": report.compile_share,
+        "unattributed": report.unattributed,
+        "python_to_backend": report.count("python", "backend") / steps,
+        "backend_to_dispatch": report.count("backend", "dispatch") / steps,
+        "instructions": sum(sum(p.timeline.launches.values()) for p in report.processes) / steps,
+        "callbacks": sum(n for (_, b, _, _), n in report.transitions.items() if b == "callback") / steps,
+        "compiled": [vars(c) for c in report.compiled],
+        "sums_to_window": sum(report.rows.values()) == report.window_ns,
+    }
+
+
+def implementations(arguments: argparse.Namespace) -> None:
+    """PPO on CartPole, 16 environments, 32 steps, 4 epochs of 4 minibatches: the same text, run in several ways."""
+    rows, reports = [], {}
+    for mode, iterations in (("eager", 2), ("jit per step", 4), ("scan", 8)):
+        train, iterate, samples = build("PPO", "CartPole-v1", mode)
+        begin = time.perf_counter()
+        for _ in range(iterations):
+            train = iterate(train)
+        jax.block_until_ready(train)
+        plain = (time.perf_counter() - begin) / (samples * iterations) * 1e6
+        train, report = profiled(train, iterate, samples, iterations)
+        reports[mode] = report
+        rows.append({"mode": mode, "plain_us_per_step": plain, **figures(report)})
+        print(report.text(depth=2), "\n", flush=True)
+    save("implementations", rows)
+    body = [
+        [r["mode"], f"{r['plain_us_per_step']:.1f}", f"{r['us_per_step']:.1f}", f"{r['python_to_backend']:.3f}",
+         f"{r['device_busy']:.0%}", f"{r['device_bound']:.0%}", f"{r['naive_utilisation']:.0%}",
+         f"{r['compile_share']:.0%}", r["verdict"].split(";")[0]]
+        for r in rows
+    ]  # fmt: skip
+    header = ["mode", "us/step", "captured", "py→backend", "busy", "bound", "sampled", "compile", "verdict"]
+    print(grid(header, body))
+    print(reports["eager"].compare(reports["scan"]))
+    if arguments.plot:
+        from rlfx.profile import plot
+
+        plot.bars(reports, normalise=True).figure.savefig(arguments.plot, dpi=120)
+
+
+ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "brax/fast", "gymnasium/CartPole-v1")
+
+
+def survey(arguments: argparse.Namespace) -> None:
+    """Four algorithms on four environments, each wholly inside one jitted iteration."""
+    rows = []
+    for env in ENVIRONMENTS:
+        for algorithm in ALGORITHMS:
+            train, iterate, samples = build(algorithm, env, "scan")
+            iterations = max(2, 1024 // samples)
+            _, report = profiled(train, iterate, samples, iterations)
+            found = figures(report)
+            rows.append({"algorithm": algorithm, "env": env, **found})
+            shares = " ".join(f"{o} {share:.0%}" for o, share in found["operations"].items())
+            print(f"{algorithm:<6}{env:<24}{found['steps_per_s']:>10,.0f}/s  {shares}  {report.verdict}", flush=True)
+            jax.clear_caches()
+    save("survey", rows)
+
+
+def scale(arguments: argparse.Namespace) -> None:
+    """1, 2 and 4 rollout workers, each a process: a host simulator, and one small inference call a step."""
+    rows = []
+    for count in (1, 2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            go = time.time() + 12 + 6 * count  # all have compiled by then
+            command = [sys.executable, __file__, "worker", "--directory", folder, "--go", str(go)]
+            workers = [subprocess.Popen([*command, "--name", f"worker_{i}"]) for i in range(count)]
+            if any(w.wait() for w in workers):
+                raise SystemExit("a worker failed")
+            report = profile.read(folder)
+        row = {"workers": count, **figures(report), "processes": report.as_dict()["processes"]}
+        row["kernels_s"] = [
+            sum(ns for r, ns in p.sweep.rows.items() if r.device == "busy") / 1e9 for p in report.processes
+        ]
+        rows.append(row)
+        print(report.text(depth=1), "\n", flush=True)
+    save("scale", rows)
+    body = [
+        [str(r["workers"]), f"{r['steps_per_s']:,.0f}", f"{r['naive_utilisation']:.0%}", f"{r['device_busy']:.1%}",
+         f"{r['device_bound']:.1%}", r["verdict"].split(";")[0]]
+        for r in rows
+    ]  # fmt: skip
+    print(grid(["workers", "steps/s", "sampled utilisation", "device busy", "device-bound", "verdict"], body))
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """Roll out CartPole in gymnasium for two seconds, one environment, a jitted policy of 2 x 64."""
+    import gymnasium
+    from profile_workloads import mlp, mlp_init
+
+    env = gymnasium.make("CartPole-v1")
+    params = mlp_init(jax.random.key(0), (4, 64, 64, 2))
+    policy = jax.jit(lambda obs: mlp(params, obs).argmax())
+    obs, _ = env.reset(seed=0)
+    int(policy(obs))
+    while time.time() < arguments.go:
+        time.sleep(0.001)
+    with profile.capture(arguments.directory, process=arguments.name) as session, profile.phase("data collection"):
+        stop = time.perf_counter() + 2
+        while time.perf_counter() < stop:
+            with profile.operation("inference"):
+                action = int(policy(obs))
+            with profile.operation("simulation"):
+                obs, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    obs, _ = env.reset()
+            session.steps += 1
+    assert np.isfinite(obs).all()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=("implementations", "survey", "scale", "worker"))
+    parser.add_argument("--plot", help="implementations: write stacked bars here")
+    parser.add_argument("--directory")
+    parser.add_argument("--name")
+    parser.add_argument("--go", type=float, default=0.0)
+    arguments = parser.parse_args()
+    globals()[arguments.case](arguments)
+
+
+if __name__ == "__main__":
+    main()

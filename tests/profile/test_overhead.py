@@ -1,0 +1,84 @@
+"""Calibration and correction: exact on a made trace, sane on this machine, refused where it does not apply."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rlfx.errors import ProfileError
+from rlfx.profile import capture, operation, read
+from rlfx.profile.overhead import Overhead, calibrate, load, stored_at, total
+from rlfx.profile.sweep import Row
+
+COSTS = {"annotation": 10_000.0, "backend": 2_000.0, "wait": 1_000.0}
+
+
+def test_costs_are_taken_out_where_they_were_paid(made, tmp_path):
+    made.gpu_space(3).write(tmp_path)
+    report = read(tmp_path)
+    corrected = report.corrected(Overhead("anywhere", COSTS, "2026-01-01"))
+    update, loss = ("update",), ("update", "loss")
+    taken = {row: ns - corrected.rows[row] for row, ns in report.rows.items() if ns != corrected.rows[row]}
+    assert taken == {
+        Row("", update, "", "python", "idle"): 3 * 10_000,
+        Row("", update, "", "backend", "idle"): 3 * 2_000,
+        Row("", loss, "", "wait", "busy"): 3 * 1_000,
+    }
+    assert corrected.corrected_ns == 39_000
+    assert sum(corrected.rows.values()) == corrected.window_ns == 3_000_000 - 39_000
+    assert corrected.device_rows != report.device_rows
+    assert "after taking out 0.0 ms of profiling overhead" in corrected.text()
+    assert total(report.processes[0], Overhead("", COSTS, "")) == 39_000
+
+
+def test_no_row_becomes_negative(made, tmp_path):
+    made.gpu_space(1).write(tmp_path)
+    corrected = read(tmp_path).corrected(Overhead("anywhere", {"annotation": 1e12}, ""))
+    assert min(corrected.rows.values()) == 0
+    assert sum(corrected.rows.values()) == corrected.window_ns
+
+
+def test_a_report_is_corrected_once(made, tmp_path):
+    made.gpu_space(1).write(tmp_path)
+    corrected = read(tmp_path).corrected(Overhead("anywhere", COSTS, ""))
+    with pytest.raises(ProfileError, match="corrected already: correct the one that `read` returned"):
+        corrected.corrected(Overhead("anywhere", COSTS, ""))
+
+
+def test_a_calibration_of_another_machine_is_refused(made, tmp_path):
+    made.gpu_space(1).write(tmp_path, notes=json.dumps({"machine": "this one"}))
+    with pytest.raises(ProfileError, match=r"of another machine \(that one\) than the trace \(this one\)"):
+        read(tmp_path).corrected(Overhead("that one", COSTS, ""))
+
+
+def test_calibrations_are_stored_in_the_user_s_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ProfileError, match=r"No calibration .*\n  Fix: Run `python -m rlfx.profile calibrate` once"):
+        load()
+    overhead = Overhead("this one", COSTS, "2026-01-01")
+    assert overhead.save() == stored_at() == tmp_path / "rlfx" / "profile-overhead.json"
+    assert load() == overhead
+    stored_at().write_text("[1")
+    with pytest.raises(ProfileError, match="is not a calibration"):
+        load()
+
+
+@pytest.mark.slow
+def test_calibration_on_this_machine_explains_most_of_what_annotations_cost(tmp_path):
+    overhead = calibrate(rounds=3)
+    assert 0.2e3 < overhead.costs["annotation"] < 50e3
+    assert 50 < overhead.costs["thunk"] < 20e3
+    x = jnp.ones(8)
+    f = jax.jit(lambda a: a + 1)
+    jax.block_until_ready(f(x))
+    with capture(tmp_path) as session:
+        for _ in range(2000):
+            with operation("step"):
+                f(x)
+    report = session.report()
+    corrected = report.corrected(overhead)
+    assert 2000 * overhead.costs["annotation"] * 0.9 <= corrected.corrected_ns < report.window_ns
+    assert sum(corrected.rows.values()) == corrected.window_ns
+    assert dataclasses.asdict(load(overhead.save(tmp_path / "costs.json"))) == dataclasses.asdict(overhead)

@@ -1,0 +1,192 @@
+"""What a report looks like: text, HTML, JSON, figures, Perfetto, comparison, several processes, the command line."""
+
+import gzip
+import json
+import os
+import sys
+
+import pytest
+
+from rlfx.errors import ProfileError
+from rlfx.profile import read
+from rlfx.profile.__main__ import main
+from rlfx.profile.perfetto import save
+
+
+@pytest.fixture
+def report(made, tmp_path):
+    made.gpu_space(3).write(tmp_path, notes=json.dumps({"process": "trainer", "pid": 10, "parent": 1, "steps": 30}))
+    return read(tmp_path)
+
+
+def test_text(report):
+    text = report.text()
+    assert text.splitlines()[0] == "1 process, 0.003 s, 30 steps, 10,000 steps/s"
+    assert "update      1.86  62.0%    1.65     0.02      0.04      0.15     .         0.16" in text
+    assert "  loss      1.14  38.0%       .        .         .         .  1.14         1.14" in text
+    assert "device busy 43.5% of the span, device-bound 38.0%; a sampling tool would say 100%" in text
+    assert "per step" in text
+    assert str(report) == text
+    assert repr(report).startswith("Report(1 processes, 0.003 s, 'host-bound: 55%")
+
+
+def test_depth_folds_operations_into_the_one_around_them(report):
+    assert "loss" not in report.text(depth=1).split("Device work")[0]
+    assert "update      3.00  100.0%" in report.text(depth=1)
+
+
+def test_html_escapes_and_shows_every_operation(report):
+    html = report._repr_html_()
+    assert html.startswith("<div><b>host-bound")
+    assert "update" in html
+    assert "loss" in html
+    assert html.count("<tr>") == 3
+
+
+def test_json_holds_every_row(report):
+    data = json.loads(json.dumps(report.as_dict()))
+    assert sum(row["ns"] for row in data["rows"]) == data["window_ns"] == 3_000_000
+    assert data["verdict"] == report.verdict
+    assert data["device_bound"] == pytest.approx(0.38)
+
+
+def test_pivots(report):
+    assert report.by("operation") == {("update",): 1_860_000, ("update/loss",): 1_140_000}
+    assert report.by("bound")[("host",)] == 1_650_000
+    assert report.total(host="wait", device="busy") == 1_140_000
+    assert report.within("update") == 3_000_000
+    assert sum(report.limits().values()) == pytest.approx(1)
+
+
+def test_comparison_is_per_step(made, tmp_path, report):
+    made.gpu_space(3).write(tmp_path / "b", notes=json.dumps({"steps": 60}))
+    text = str(report.compare(read(tmp_path / "b")))
+    assert text.startswith("after is 2.00x faster a step: 0.1 ms became 0.05 ms; the largest change is in update")
+    made.gpu_space(3).write(tmp_path / "c")
+    with pytest.raises(ProfileError, match=r"One run says how many steps it did and the other does not \(30 and 0\)"):
+        report.compare(read(tmp_path / "c"))
+
+
+def test_processes_are_merged_on_epoch_time(made, tmp_path):
+    for i, offset_us in enumerate((0, 1500)):
+        space = made.gpu_space(2)
+        space.start_ns += offset_us * 1000
+        notes = {"process": f"worker_{i}", "pid": 100 + i, "parent": 10, "steps": 5}
+        space.write(tmp_path, notes=json.dumps(notes))
+    report = read(tmp_path)
+    assert [p.name for p in report.processes] == ["worker_0", "worker_1"]
+    assert report.window_ns == sum(report.rows.values()) == 4_000_000
+    assert report.span_ns == 3_500_000
+    assert report.steps == 10
+    # The device was busy from 115 to 550 us of each 1,000: the second process's at 1,615 to 2,050 and 2,615 to 3,050.
+    assert report.device_busy == pytest.approx((435 + (2050 - 1115) + (3050 - 2615)) / 3500)
+    assert "worker_1" in report.text()
+
+
+def test_perfetto(report, tmp_path):
+    path = save(report, tmp_path / "trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {e["name"] for e in events if e["ph"] == "M"} == {"process_name", "thread_name"}
+    by_lane = {tid: sum(e["dur"] for e in spans if e["tid"] == tid) for tid in range(5)}
+    assert by_lane[2] == pytest.approx(3000)  # host: every instant has a state
+    assert by_lane[3] == pytest.approx(3 * 435)  # device
+    assert json.loads(save(report, tmp_path / "trace.json").read_text())["traceEvents"] == events
+
+
+def test_figures(report, tmp_path, made):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from rlfx.profile import plot
+
+    ax = plot.bars(report, depth=None)
+    assert sum(patch.get_height() for patch in ax.patches) == pytest.approx(3.0 / 30)  # ms a step
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["update", "update/loss"]
+    assert sum(p.get_height() for p in plot.bars({"a": report, "b": report}, normalise=True).patches) == pytest.approx(
+        200
+    )
+    assert len(plot.timeline(report).get_yticklabels()) == 3
+    assert plot.transitions(report).get_ylabel() == "transitions a step"
+    made.gpu_space(2).write(tmp_path, notes=json.dumps({"process": "worker", "pid": 11, "parent": 10}))
+    tree = plot.process_tree(read(tmp_path))
+    assert [t.get_text() for t in tree.get_yticklabels()] == ["trainer", "    worker"]
+    matplotlib.pyplot.close("all")
+
+
+def test_figures_without_matplotlib_name_the_extra(report, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    from rlfx.profile import plot
+
+    with pytest.raises(ProfileError, match=r"Figures need matplotlib.*\n  Fix: pip install 'rlfx\[plots\]'"):
+        plot.bars(report)
+
+
+SCRIPT = """
+import sys
+import jax, jax.numpy as jnp
+from rlfx.profile import operation
+f = jax.jit(lambda a: jnp.tanh(a @ a))
+x = jnp.ones((32, 32))
+with operation("training"):
+    for _ in range(int(sys.argv[1])):
+        x = f(x)
+    jax.block_until_ready(x)
+"""
+
+
+def test_run_report_and_compare(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    for name in ("a", "b"):
+        assert main(["run", "--out", str(tmp_path / name), "--steps", "5", str(script), "5"]) == 0
+    text = capsys.readouterr().out
+    assert "training" in text
+    assert "5 steps" in text
+    assert sys.argv[0] != str(script)
+    figures = tmp_path / "figures"
+    command = ["report", str(tmp_path / "a"), "--json", "--html", str(tmp_path / "a.html")]
+    assert main([*command, "--perfetto", str(tmp_path / "a.json"), "--plot", str(figures)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["steps"] == 5
+    assert sorted(p.name for p in figures.iterdir()) == [
+        "bars.png",
+        "process_tree.png",
+        "timeline.png",
+        "transitions.png",
+    ]
+    assert (tmp_path / "a.html").read_text().startswith("<div>")
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.startswith("after is ")
+
+
+def test_run_of_a_window(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import time\nfrom rlfx.profile import operation\nend = time.time() + 1.2\n"
+        "with operation('loop'):\n    while time.time() < end:\n        time.sleep(0.001)\n"
+    )
+    assert main(["run", "--out", str(tmp_path / "a"), "--start", "0.3", "--duration", "0.2", str(script)]) == 0
+    report = read(tmp_path / "a")
+    assert 0.15e9 < report.window_ns < 0.6e9
+    assert report.within("loop") > 0.95 * report.window_ns
+    assert main(["run", "--out", str(tmp_path / "b"), "--start", "60", str(script)]) == 1
+    assert "ended before the capture began: it ran for less than --start 60.0 seconds" in capsys.readouterr().err
+
+
+def test_errors_are_one_message_and_status_1(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("rlfx.profile: ")
+    assert main(["run", str(tmp_path / "none.py")]) == 1
+    assert "none.py' does not exist" in capsys.readouterr().err
+
+
+def test_calibrate_stores_a_file(tmp_path, capsys, monkeypatch):
+    from rlfx.profile import overhead
+
+    fake = overhead.Overhead("this machine", {"annotation": 1234.5}, "2026-01-01")
+    monkeypatch.setattr(overhead, "calibrate", lambda rounds: fake)
+    assert main(["calibrate", "--out", str(tmp_path / "costs.json")]) == 0
+    assert "annotation         1,234" in capsys.readouterr().out
+    assert overhead.load(tmp_path / "costs.json") == fake
