@@ -1,6 +1,8 @@
 """rlfx: composable RL transforms for JAX."""
 
 from rlfx.recurrence.compile import compile as compile
+from rlfx.recurrence.compile import lower as lower
+from rlfx.recurrence.compile import trace as trace
 from rlfx.recurrence.compile import unroll as unroll
 from rlfx.recurrence.epochs import minibatch_epochs as minibatch_epochs
 from rlfx.recurrence.history import History as History

@@ -2,227 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rlfx import _jaxpr as J
+from rlfx.errors import ProgramError, ScheduleError, located
 from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domain
-from rlfx.recurrence.check import check, whole_graph
+from rlfx.recurrence.check import check
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.explain import Explanation
-from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.learner import Learner, is_float, plan_learner
+from rlfx.recurrence.learner import is_float
 from rlfx.recurrence.lift import lift
-from rlfx.recurrence.lower import Execution, execute, reduce_value
-from rlfx.recurrence.program import NO_DIMS, Lit, Program, Var
-from rlfx.recurrence.schedule import Schedule, schedule
+from rlfx.recurrence.lowered import Lowered, Sharding
+from rlfx.recurrence.program import Program
 from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
-from rlfx.recurrence.values import Value, expand, of_atom
 
 tree = jax.tree_util
 
 
-@dataclass(eq=False)
-class Lowered:
-    """A program as a function of its flat inputs, with the plans that it was lowered by (computed when first needed)."""
-
-    program: Program
-    _plans: dict = field(default_factory=dict)
-
-    # -- plans
-
-    @property
-    def forward(self) -> Schedule:
-        """The schedule of a call without gradient."""
-        return self._plan("forward", lambda: schedule(self._outputs(loss=True)))
-
-    def learner(self, perturbed: frozenset[Var], everything: bool) -> Learner:
-        """The plan of a gradient with respect to ``perturbed``: of the loss alone, or of every output."""
-        program = self.program
-        loss = () if program.loss is None else (program.loss,)
-        rest = (*program.aux, *program.next_carry)
-        targets = tuple(
-            dict.fromkeys(v for v in ((*loss, *rest) if everything else loss) if isinstance(v, Var) and is_float(v))
-        )
-        return self._plan(
-            (perturbed, everything),
-            lambda: plan_learner(program, perturbed, targets, self._outputs(loss=False)),
-        )
-
-    def _outputs(self, *, loss: bool) -> Graph:
-        graph = whole_graph(self.program)
-        wanted = graph.wanted | ({self.program.ends} if isinstance(self.program.ends, Var) else set())
-        if not loss:
-            wanted = {v for v in self.program.aux if isinstance(v, Var)} | (wanted & {self.program.ends})
-        return Graph(self.program, frozenset(wanted), graph.wanted_last)
-
-    def _plan(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._plans:
-            self._plans[key] = make()
-        return self._plans[key]
-
-    # -- evaluation
-
-    def __call__(self, flat: Sequence[Any], t0: Any) -> tuple:
-        """``(loss or None, carry leaves, aux leaves, lengths or None)`` from the program's flat inputs."""
-        return self._differentiable(list(flat), t0)
-
-    @property
-    def _differentiable(self) -> Callable:
-        @jax.custom_vjp
-        def call(flat, t0):
-            run = execute(self.forward, self._env(flat), t0)
-            return self._loss(run), *self._returned(run)
-
-        call.defvjp(self._forward_rule, self._backward_rule, symbolic_zeros=True)
-        return call
-
-    def _forward_rule(self, flat, t0):
-        values = [p.value for p in flat]
-        perturbed = frozenset(v for v, p in zip(self._flat_inputs, flat, strict=True) if p.perturbed and is_float(v))
-        everything = self.program.loss is None
-        learner = self.learner(perturbed, everything)
-        acted, (targets, pullback) = self._differentiate(learner, perturbed, values, t0.value)
-        loss = None if everything else targets[0]
-        saved = (pullback, None if everything else (values, t0.value))
-        marks = tuple(_Static(v in perturbed) for v in self._flat_inputs)
-        return (loss, *self._returned(acted)), (saved, marks)
-
-    def _backward_rule(self, residuals, cotangents):
-        (pullback, arguments), marks = residuals
-        perturbed = frozenset(v for v, m in zip(self._flat_inputs, marks, strict=True) if m.value)
-        loss, carry, aux, _ = cotangents
-        rest_is_zero = all(map(_is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
-        if arguments is None or not rest_is_zero:
-            learner = self.learner(perturbed, True)
-            by_var = _sum_by_var(self.program, loss, carry, aux)
-            if arguments is not None:
-                _, (_, pullback) = self._differentiate(learner, perturbed, *arguments)
-            (grads,) = pullback([by_var(v) for v in learner.targets])
-        elif _is_zero(loss):
-            grads = None
-        else:
-            (grads,) = pullback([loss])
-        found = {} if grads is None else dict(zip(self._ordered(perturbed), grads, strict=True))
-        return [found.get(v) for v in self._flat_inputs], None
-
-    def _differentiate(self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any) -> tuple:
-        """Run the acting pass; return it, and the targets with their pullback to the perturbed inputs."""
-        env = self._env(flat)
-        acted = execute(learner.acting, env, t0)
-        known = dict(env) | {v: acted.env[v] for v in learner.stored}
-        tails = {v: acted.tail(v) for v in learner.tails}
-        order = self._ordered(perturbed)
-
-        def region(leaves: Sequence) -> list:
-            own = known | {v: Value(x, known[v].dims) for v, x in zip(order, leaves, strict=True)}
-            run = execute(learner.region, own, t0, tails)
-            return [self._target(run, v) for v in learner.targets]
-
-        return acted, jax.vjp(region, [env[v].data for v in order])
-
-    def _ordered(self, perturbed: frozenset[Var]) -> list[Var]:
-        return [v for v in self._flat_inputs if v in perturbed]
-
-    @property
-    def _flat_inputs(self) -> tuple[Var, ...]:
-        p = self.program
-        return (*p.params, *p.consts, *p.carry, *(() if p.key is None else (p.key,)))
-
-    def _env(self, flat: Sequence[Any]) -> dict[Var, Value]:
-        program, batch = self.program, self.program.domain.batch
-        env = {v: Value(x, program.dims_of(v)) for v, x in zip(self._flat_inputs, flat, strict=True)}
-        b = jnp.int32(0) if batch is None else jnp.arange(batch, dtype=jnp.int32)
-        return env | {program.b: Value(b, program.dims_of(program.b))}
-
-    # -- outputs
-
-    def _target(self, run: Execution, var: Var) -> Any:
-        program = self.program
-        if var is program.loss:
-            return self._loss(run)
-        dims = program.dims_of(var)
-        if var in set(program.next_carry):
-            return expand(run.last(var), self._carry_dims(var), run.sizes).data
-        return self._padded(run, expand(run.env[var], self._out_dims(dims), run.sizes)).data
-
-    def _loss(self, run: Execution) -> Any:
-        if self.program.loss is None:
-            return None
-        value = of_atom(self.program.loss, run.env)
-        over = ("t", "b") if self.program.domain.batch is not None else ("t",)
-        if self.program.domain.until:
-            return reduce_value(self.program.reduce, value, over, run.sizes, self._alive(run)).data
-        return reduce_value(self.program.reduce, expand(value, frozenset(over), run.sizes), over, run.sizes).data
-
-    def _alive(self, run: Execution) -> Value:
-        return run.valid(run.env, run.times)
-
-    def _carry_dims(self, var: Var) -> frozenset:
-        shared = self.program.shared[self.program.next_carry.index(var)]
-        return NO_DIMS if shared or self.program.domain.batch is None else frozenset("b")
-
-    def _out_dims(self, dims: frozenset) -> frozenset:
-        """An unrolled program's outputs have every axis, as those of ``lax.scan``; aux has the axes of its domain."""
-        batch = set() if self.program.domain.batch is None else {"b"}
-        return frozenset({"t", *batch}) if self.program.loss is None else dims
-
-    def _padded(self, run: Execution, value: Value) -> Value:
-        """Under ``until=``, zeros after each environment's end."""
-        if not self.program.domain.until or "t" not in value.dims:
-            return value
-        alive = self._alive(run)
-        dims = value.dims | alive.dims
-        wide, mask = expand(value, dims, run.sizes).data, expand(alive, dims, run.sizes).data
-        mask = mask.reshape(mask.shape + (1,) * (wide.ndim - mask.ndim))
-        return Value(jnp.where(mask, wide, jnp.zeros_like(wide)), dims)
-
-    def _returned(self, run: Execution) -> tuple:
-        program = self.program
-        carry = [expand(run.last(v), self._carry_dims(v), run.sizes).data for v in program.next_carry]
-        aux = [
-            self._padded(run, expand(of_atom(v, run.env), self._out_dims(program.dims_of(v)), run.sizes)).data
-            for v in program.aux
-        ]
-        lengths = run.length.data if program.domain.until else None
-        return carry, aux, lengths
-
-
-@tree.register_static
-@dataclass(frozen=True)
-class _Static:
-    """A Python value that travels among residuals."""
-
-    value: Any
-
-
-def _is_zero(cotangent: Any) -> bool:
-    return (
-        isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
-        or cotangent is None
-        or getattr(cotangent, "dtype", None) == jax.dtypes.float0
-    )
-
-
-def _sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable[[Var], Any]:
-    """The cotangent of each target; one value may be returned in several places."""
-    pairs = [(program.loss, loss), *zip(program.next_carry, carry, strict=True), *zip(program.aux, aux, strict=True)]
-
-    def of(var: Var) -> Any:
-        mine = [c for v, c in pairs if v is var]
-        given = [c for c in mine if not _is_zero(c)]
-        if not given:
-            return jnp.zeros(mine[0].shape, mine[0].dtype)
-        return sum(given[1:], start=given[0])
-
-    return of
-
-
 # -- the public functions --------------------------------------------------------------------------------------------
+
+
+def trace(
+    f: Callable,
+    params: Any,
+    carry: Any,
+    key: Any = None,
+    *,
+    length: int,
+    batch: int | None = None,
+    reduce: str = "mean",
+    until: Callable | None = None,
+    loss: bool = True,
+) -> Program:
+    """Trace a per-timestep function to a Program: frozen, printable, the input and output of every transform.
+
+    Args:
+      f, length, batch, reduce, until: as for :func:`compile`; ``loss=False`` for a function as for :func:`unroll`.
+      params, carry: arguments of the compiled function, or their shapes (``jax.ShapeDtypeStruct``).
+      key: a random key; by default a program may use keys, and needs one when it is called.
+
+    Returns:
+      The Program. ``lower`` makes a function of it, ``reference`` evaluates it as it is.
+
+    Raises:
+      ProgramError and its subclasses, UnsupportedSliceOp: if it is no legal program.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> def loss(w, x, t):
+      ...     y = rlfx.series(w * x, end=0.0)
+      ...     return y[t] - y[t + 1], x
+      >>> rlfx.trace(loss, 2.0, jnp.float32(1.0), length=3)
+      <Program loss: 6 equations, 3 reads>
+    """
+    domain = validate_domain(length, batch, until)
+    arguments = check_arguments(params, carry, jax.random.key(0) if key is None else key, domain)
+    return _traced(f, params, carry, arguments, domain, loss, _validate_reduce(reduce), until)
+
+
+def _traced(f, params, carry, arguments: Arguments, domain: Domain, loss: bool, reduce: str, until) -> Program:
+    bare, shared = unwrap_shared(carry)
+    trees = tree.tree_structure(params), tree.tree_structure(bare)
+    sig = Signature(domain, loss, *trees, shared, reduce, until)
+    return lift(check(trace_program(f, sig, arguments.point_avals, arguments.key_aval)))
+
+
+def lower(program: Program, *, mesh: Mesh | None = None, mesh_axis: str | None = "b") -> Callable:
+    """A Program as a function: ``fn(params, carry, key=None, *, t0=0)``, with the results of :func:`compile`.
+
+    Args:
+      program: traced, and perhaps transformed.
+      mesh, mesh_axis: as for :func:`compile`.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> program = rlfx.trace(lambda w, x, t: (w * x, x + 1.0), 2.0, jnp.float32(1.0), length=3)
+      >>> rlfx.lower(program)(2.0, jnp.float32(1.0))[0]
+      Array(4., dtype=float32)
+    """
+    lowered = Lowered(program, _sharding(mesh, mesh_axis))
+
+    def call(params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
+        arguments = check_arguments(params, carry, key, program.domain)
+        if (key is None) != (program.key is None) and program.key is not None:
+            if _uses_key(program):
+                raise ProgramError(located("The program uses random keys, but no key was given.", fix="Give key=...."))
+            arguments = check_arguments(params, carry, jax.random.key(0), program.domain)
+        return _results(lowered, list(program.const_values), arguments, carry, t0)
+
+    return call
+
+
+def _uses_key(program: Program) -> bool:
+    return any(program.key in e.inputs for e in program.equations)
+
+
+def _sharding(mesh: Mesh | None, axis: str | None) -> Sharding | None:
+    if mesh is None or axis is None:
+        return None
+    if axis not in mesh.shape:
+        raise ScheduleError(
+            located(
+                f"mesh_axis={axis!r} is not an axis of the mesh, which has {list(mesh.shape)}.",
+                fix='Name one of them, or make the mesh with jax.make_mesh((n,), ("b",)).',
+            )
+        )
+    return Sharding(mesh, axis)
+
+
+def _results(lowered: Lowered, consts: list, arguments: Arguments, carry: Any, t0: Any) -> Any:
+    program = lowered.program
+    key = () if arguments.key is None or program.key is None else (arguments.key,)
+    flat = [*arguments.params, *consts, *arguments.carry, *key]
+    loss, next_carry, aux, lengths = _call(lowered, flat, jnp.asarray(t0, jnp.int32))
+    out_carry = rewrap_shared(tree.tree_unflatten(program.trees["carry"], next_carry), carry)
+    out_aux = tree.tree_unflatten(program.trees["aux"], aux)
+    extra = () if lengths is None else (lengths,)
+    return (out_carry, out_aux, *extra) if program.loss is None else (loss, (out_carry, out_aux, *extra))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,25 +139,17 @@ class Compiled:
     has_loss: bool
     reduce: str
     until: Callable | None
+    sharding: Sharding | None = None
+    transform: Callable[[Program], Program] | None = None
     _programs: dict = field(default_factory=dict, repr=False)
 
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
-        lowered, consts, arguments = self._prepare(params, carry, key)
-        flat = [*arguments.params, *consts, *arguments.carry, *(() if arguments.key is None else (arguments.key,))]
-        loss, next_carry, aux, lengths = _call(lowered, flat, jnp.asarray(t0, jnp.int32))
-        program = lowered.program
-        bare = tree.tree_unflatten(program.trees["carry"], next_carry)
-        out_carry = rewrap_shared(bare, carry)
-        out_aux = tree.tree_unflatten(program.trees["aux"], aux)
-        extra = () if lengths is None else (lengths,)
-        if not self.has_loss:
-            return out_carry, out_aux, *extra
-        return loss, (out_carry, out_aux, *extra)
+        return _results(*self._prepare(params, carry, key), carry, t0)
 
     def trace(self, params: Any, carry: Any, key: Any = None) -> Program:
         """The program, traced for these arguments (arrays or shapes)."""
         lowered, consts, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        return _with_consts(lowered.program, consts)
+        return replace(lowered.program, const_values=tuple(consts))
 
     def explain(self, params: Any, carry: Any, key: Any = None) -> Explanation:
         """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it."""
@@ -268,26 +162,13 @@ class Compiled:
         known = self._programs.get(arguments.signature)
         if known is not None:
             return (*known, arguments)
-        bare, shared = unwrap_shared(carry)
-        sig = Signature(
-            self.domain,
-            self.has_loss,
-            tree.tree_structure(params),
-            tree.tree_structure(bare),
-            shared,
-            self.reduce,
-            self.until,
-        )
-        program = lift(check(trace_program(self.f, sig, arguments.point_avals, arguments.key_aval)))
+        program = _traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
+        program = self.transform(program) if self.transform is not None else program
         consts = list(program.const_values)
-        lowered = Lowered(_with_consts(program, ()))
+        lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
             self._programs[arguments.signature] = (lowered, consts)
         return lowered, consts, arguments
-
-
-def _with_consts(program: Program, consts: Sequence) -> Program:
-    return Program(**{**program.__dict__, "const_values": tuple(consts)})
 
 
 def _call(lowered: Lowered, flat: list, t0: Any) -> tuple:
@@ -310,6 +191,9 @@ def compile(
     batch: int | None = None,
     reduce: str = "mean",
     until: Callable | None = None,
+    mesh: Mesh | None = None,
+    mesh_axis: str | None = "b",
+    transform: Callable[[Program], Program] | None = None,
 ) -> Compiled:
     """Compile a per-timestep function with a loss.
 
@@ -320,6 +204,9 @@ def compile(
         :class:`Shared`. None: no batch axis.
       reduce: how the losses of all points become one: ``"mean"`` or ``"sum"``.
       until: ``until(carry) -> bool`` of one environment, tested after each of its timesteps: it ends there.
+      mesh, mesh_axis: split the environments over an axis of a mesh of devices: reductions over b become collectives,
+        and keys stay what they are. ``mesh_axis=None`` leaves the mesh to the caller.
+      transform: program to program, applied before lowering: ``lambda p: rlfx.incrementalize(p, block_size=25)``.
 
     Returns:
       ``loss_fn(params, carry, key=None, *, t0=0) -> (loss, (carry, aux))``, pure and differentiable in reverse mode.
@@ -340,17 +227,27 @@ def compile(
       >>> jax.grad(lambda w: loss_fn(w, jnp.float32(1.0))[0])(2.0)
       Array(12.333..., dtype=float32)
     """
-    return Compiled(f, validate_domain(length, batch, until), True, _validate_reduce(reduce), until)
+    domain = validate_domain(length, batch, until)
+    return Compiled(f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform)
 
 
-def unroll(f: Callable, *, length: int, batch: int | None = None, until: Callable | None = None) -> Compiled:
+def unroll(
+    f: Callable,
+    *,
+    length: int,
+    batch: int | None = None,
+    until: Callable | None = None,
+    mesh: Mesh | None = None,
+    mesh_axis: str | None = "b",
+    transform: Callable[[Program], Program] | None = None,
+) -> Compiled:
     """Compile a per-timestep function without a loss: ``f(params, carry, t) -> (carry, out)``.
 
     Any ``jax.lax.scan`` body is such a program: ``lambda params, c, t: body(c, rlfx.inputs(xs)[t])``.
 
     Args:
       f: one timestep of one environment.
-      length, batch, until: as for :func:`compile`.
+      length, batch, until, mesh, mesh_axis, transform: as for :func:`compile`.
 
     Returns:
       ``fn(params, carry, key=None, *, t0=0) -> (carry, out)``, every leaf of ``out`` with leading axes [T, B].
@@ -361,15 +258,12 @@ def unroll(f: Callable, *, length: int, batch: int | None = None, until: Callabl
       >>> running_sum(jnp.array([1.0, 2.0, 3.0]), jnp.float32(0.0))
       (Array(6., dtype=float32), Array([1., 3., 6.], dtype=float32))
     """
-    return Compiled(f, validate_domain(length, batch, until), False, "mean", until)
+    domain = validate_domain(length, batch, until)
+    return Compiled(f, domain, False, "mean", until, _sharding(mesh, mesh_axis), transform)
 
 
 def _validate_reduce(reduce: str) -> str:
-    from rlfx.errors import ProgramError, located
-
     if reduce not in ("mean", "sum"):
         raise ProgramError(located(f'reduce is "mean" or "sum", got {reduce!r}.', fix="Choose one of them."))
     return reduce
 
-
-_ = (Lit, Mapping)

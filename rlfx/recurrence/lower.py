@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,11 +14,53 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence import reads
 from rlfx.recurrence.access import is_shift, reach_in
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
-from rlfx.recurrence.primitives import across_p, inputs_p, read_p, reduce_p, whole_p
+from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
-from rlfx.recurrence.ragged import evaluate_ragged
+from rlfx.recurrence.ragged import evaluate_ragged, extreme_of
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
 from rlfx.recurrence.values import Value, axis_of, expand, map_over, of_atom, run_pointwise
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """The part of the domain that one execution covers.
+
+    Attributes:
+      times: the timesteps, int32 [T or block].
+      batch: the number of environments here.
+      first: the index of the first of them.
+      mesh_axis: the name of the mesh axis over which the environments are split, or None.
+    """
+
+    times: Any
+    batch: int
+    first: Any = 0
+    mesh_axis: str | None = None
+
+    def environments(self) -> Any:
+        """The global indices of the environments."""
+        return self.first + jnp.arange(self.batch, dtype=jnp.int32)
+
+    def over_devices(self, op: str, x: Any) -> Any:
+        """Complete a reduction over the environments of this device with those of the others."""
+        if self.mesh_axis is None:
+            return x
+        collective = {"sum": jax.lax.psum, "mean": jax.lax.pmean, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
+        if x.dtype == jnp.bool_:
+            return collective(x.astype(jnp.int32), self.mesh_axis).astype(jnp.bool_)
+        return collective(x, self.mesh_axis)
+
+    def gathered(self, value: Value) -> Value:
+        """The value of all environments, on every device."""
+        if self.mesh_axis is None or "b" not in value.dims:
+            return value
+        data = jax.lax.all_gather(value.data, self.mesh_axis, axis=axis_of(value.dims, "b"), tiled=True)
+        return Value(data, value.dims)
+
+
+def whole_extent(program: Program) -> Extent:
+    """All timesteps of all environments."""
+    return Extent(jnp.asarray(program.domain.times()), program.domain.batch or 1)
 
 
 class Execution:
@@ -28,15 +71,16 @@ class Execution:
       finals: values at the last iteration of a loop.
     """
 
-    def __init__(self, schedule: Schedule, env: Mapping[Var, Value], tails: Mapping[Var, Value], t0: Any):
+    def __init__(self, schedule: Schedule, env: Mapping[Var, Value], tails: Mapping[Var, Value], t0: Any, extent: Extent):
         self.schedule, self.program, self.graph = schedule, schedule.graph.program, schedule.graph
         self.domain = self.program.domain
-        self.sizes = {"t": self.domain.length, "b": self.domain.batch or 1}
+        self.extent = extent
+        self.sizes = {"t": extent.times.shape[0], "b": extent.batch}
         self.t0 = t0
         self.env: dict[Var, Value] = dict(env)
         self.finals: dict[Var, Value] = {}
         self.tails = dict(tails)
-        self.times = Value(jnp.asarray(self.domain.times()), frozenset("t"))
+        self.times = Value(extent.times, frozenset("t"))
 
     def run(self) -> Execution:
         for number, stage in enumerate(self.schedule.stages):
@@ -166,6 +210,7 @@ class Execution:
     def _read_complete(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
         access, source = equation.access, env[equation.source]
         if isinstance(access, Lookup):
+            source = self.extent.gathered(source) if access.across_batch else source
             return reads.lookup(source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.sizes)
         if isinstance(access, Slice):
             return reads.read_slice(source, access, equation.params["size"], self.domain, self.sizes)
@@ -262,6 +307,7 @@ class Execution:
         access, depth = equation.access, loop.depth[equation.source]
         if isinstance(access, Lookup):
             source = Value(stored.data, stored.dims | {"t"})
+            source = self.extent.gathered(source) if access.across_batch else source
             operands = [of_atom(a, env) for a in equation.operands]
             return reads.lookup(source, equation, operands, Value(t), self.t0, self.sizes)
         if isinstance(access, Slice):
@@ -315,8 +361,11 @@ def _zeros(shape: tuple, dtype: Any) -> Any:
 # -- equations across points -----------------------------------------------------------------------------------------
 
 
-def reduce_value(op: str, value: Value, over: Sequence[str], sizes: Mapping[str, int], valid: Value | None = None) -> Value:
+def reduce_value(
+    op: str, value: Value, over: Sequence[str], sizes: Mapping[str, int], valid: Value | None, extent: Extent
+) -> Value:
     """Reduce over t and b. ``valid``: which points belong to the domain, where it is ragged."""
+    finish = extent.over_devices if "b" in over else lambda op, x: x
     dims = value.dims | (frozenset(over) if op == "sum" or valid is not None else NO_DIMS)
     if valid is not None:
         dims |= valid.dims
@@ -326,19 +375,17 @@ def reduce_value(op: str, value: Value, over: Sequence[str], sizes: Mapping[str,
         return Value(wide.data[-1], dims - {"t"})
     if valid is None:
         data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}[op](wide.data, axis=axes)
-        return Value(data.astype(wide.data.dtype), dims - set(over))
+        return Value(finish(op, data.astype(wide.data.dtype)), dims - set(over))
     mask = expand(valid, dims, sizes).data
     mask = mask.reshape(mask.shape + (1,) * (wide.data.ndim - mask.ndim))
     data = wide.data
     if op in ("sum", "mean"):
-        total = jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes)
+        total = finish("sum", jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes))
         if op == "mean":
-            total = total / jnp.sum(mask, axis=axes).astype(data.dtype)
+            total = total / finish("sum", jnp.sum(mask, axis=axes).astype(data.dtype))
         return Value(total.astype(data.dtype), dims - set(over))
-    from rlfx.recurrence.ragged import _extreme_of
-
-    fill = jnp.asarray(_extreme_of(data.dtype, op == "min"), data.dtype)
-    return Value(getattr(jnp, op)(jnp.where(mask, data, fill), axis=axes), dims - set(over))
+    fill = jnp.asarray(extreme_of(data.dtype, op == "min"), data.dtype)
+    return Value(finish(op, getattr(jnp, op)(jnp.where(mask, data, fill), axis=axes)), dims - set(over))
 
 
 def _reduce(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
@@ -346,7 +393,7 @@ def _reduce(run: Execution, equation: Equation, values: list[Value], env, t: Val
     valid = run.valid(env, t) if run.domain.until else None
     if op == "last" and valid is not None:
         return [run.last(equation.inputs[0])]
-    return [reduce_value(op, values[0], over, run.sizes, valid)]
+    return [reduce_value(op, values[0], over, run.sizes, valid, run.extent)]
 
 
 def _valid(run: Execution, env: Mapping[Var, Value], t: Value) -> Value:
@@ -361,7 +408,7 @@ Execution.valid = _valid  # type: ignore[attr-defined]
 
 def _whole(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
     n, jaxpr = equation.params["num_consts"], equation.params["jaxpr"]
-    args = [*values[:n], *(expand(v, v.dims | {"b"}, run.sizes) for v in values[n:])]
+    args = [*values[:n], *(run.extent.gathered(expand(v, v.dims | {"b"}, run.sizes)) for v in values[n:])]
     fn = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)
     dims = frozenset().union(*(v.dims for v in args)) - {"b"} if args else NO_DIMS
     outs = map_over(fn, dims, [v.dims for v in args])(*(v.data for v in args))
@@ -372,6 +419,7 @@ def _across(run: Execution, equation: Equation, values: list[Value], env, t: Val
     data, i, b = values
     if "b" not in data.dims:
         data = expand(data, data.dims | {"b"}, run.sizes)
+    data = run.extent.gathered(data)
     dims = (data.dims - {"b"}) | i.dims | b.dims
     whole = data.dims - {"b"}
     fn = map_over(lambda x, i, b: x[b, i], dims, [whole, i.dims, b.dims])
@@ -385,19 +433,24 @@ def _inputs(run: Execution, equation: Equation, values: list[Value], env, t: Val
 _SPECIAL: dict[Any, Callable] = {reduce_p: _reduce, whole_p: _whole, across_p: _across, inputs_p: _inputs}
 
 
-def execute(schedule: Schedule, env: Mapping[Var, Value], t0: Any, tails: Mapping[Var, Value] | None = None) -> Execution:
+def execute(
+    schedule: Schedule,
+    env: Mapping[Var, Value],
+    t0: Any,
+    tails: Mapping[Var, Value] | None = None,
+    extent: Extent | None = None,
+) -> Execution:
     """Run a schedule.
 
     Args:
       env: values of the program's inputs and of what is given.
       t0: the absolute time of the first timestep.
       tails: values at t = T of what is given.
+      extent: the part of the domain to run; everything by default.
     """
     full = dict(env)
     program: Program = schedule.graph.program
-    execution = Execution(schedule, full, tails or {}, t0)
+    execution = Execution(schedule, full, tails or {}, t0, extent or whole_extent(program))
     execution.env[program.now] = execution._now()
     return execution.run()
 
-
-_ = read_p

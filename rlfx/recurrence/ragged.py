@@ -313,7 +313,8 @@ def _dim(point: Point, equation: Equation) -> list[Part]:
     return [Part(jnp.asarray(point.value(equation.params["dim"]), equation.outputs[0].dtype), ())]
 
 
-def _extreme_of(dtype: Any, largest: bool) -> Any:
+def extreme_of(dtype: Any, largest: bool) -> Any:
+    """The largest, or smallest, value of a dtype: the identity of min and max."""
     if jnp.issubdtype(dtype, jnp.floating):
         return np.inf if largest else -np.inf
     if dtype == jnp.bool_:
@@ -324,8 +325,8 @@ def _extreme_of(dtype: Any, largest: bool) -> Any:
 _IDENTITY: dict[Any, Callable[[Any], Any]] = {
     "sum": lambda dtype: 0,
     "prod": lambda dtype: 1,
-    "max": lambda dtype: _extreme_of(dtype, False),
-    "min": lambda dtype: _extreme_of(dtype, True),
+    "max": lambda dtype: extreme_of(dtype, False),
+    "min": lambda dtype: extreme_of(dtype, True),
     "and": lambda dtype: True,
     "or": lambda dtype: False,
     "logsumexp": lambda dtype: -np.inf,
@@ -356,7 +357,7 @@ def _register_reductions() -> None:
                 return [Part(out, _without(operand.starts, axis), operand.clean)]
             start = 0 if operand.starts[axis] == ANYWHERE else operand.starts[axis]
             one = Part(operand.data, tuple(start if i == axis else None for i in range(operand.data.ndim)), False)
-            data = point.masked(one, equation.inputs[0].shape, _extreme_of(operand.data.dtype, largest))
+            data = point.masked(one, equation.inputs[0].shape, extreme_of(operand.data.dtype, largest))
             # The first valid position wins ties with the padding, as it does in the slice itself.
             data, moved = _to_front(point, Part(data, one.starts, False), axis)
             (out,) = J.bind(equation.op, dict(equation.params), data)

@@ -1,0 +1,376 @@
+"""A program as a function of its flat inputs: plans, gradients, the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from rlfx.errors import ScheduleError, located
+from rlfx.recurrence import blocks
+from rlfx.recurrence.check import whole_graph
+from rlfx.recurrence.graph import Graph
+from rlfx.recurrence.learner import Learner, is_float, plan_learner
+from rlfx.recurrence.lower import Execution, Extent, execute, reduce_value
+from rlfx.recurrence.program import NO_DIMS, Program, Var
+from rlfx.recurrence.schedule import Schedule, schedule
+from rlfx.recurrence.values import Value, axis_of, expand, of_atom
+
+tree = jax.tree_util
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Over which axis of a mesh the environments are split."""
+
+    mesh: Mesh
+    axis: str
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.shape[self.axis]
+
+
+@dataclass(eq=False)
+class Lowered:
+    """A program as a function of its flat inputs, with the plans that it was lowered by (computed when first needed)."""
+
+    program: Program
+    sharding: Sharding | None = None
+    _plans: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        batch = self.program.domain.batch
+        if self.sharding is not None and (batch is None or batch % self.sharding.devices):
+            raise ScheduleError(
+                located(
+                    f"batch={batch} cannot be split over the {self.sharding.devices} devices of mesh axis "
+                    f"{self.sharding.axis!r}.",
+                    fix="Give a batch that the number of devices divides, or mesh_axis=None to shard outside.",
+                )
+            )
+
+    # -- plans
+
+    @property
+    def forward(self) -> Schedule:
+        """The schedule of a call without gradient."""
+        return self._plan("forward", lambda: schedule(self._outputs(loss=True)))
+
+    def learner(self, perturbed: frozenset[Var], everything: bool) -> Learner:
+        """The plan of a gradient with respect to ``perturbed``: of the loss alone, or of every output."""
+        program = self.program
+        loss = () if program.loss is None else (program.loss,)
+        rest = (*program.aux, *program.next_carry)
+        targets = tuple(
+            dict.fromkeys(v for v in ((*loss, *rest) if everything else loss) if isinstance(v, Var) and is_float(v))
+        )
+        return self._plan(
+            (perturbed, everything),
+            lambda: plan_learner(program, perturbed, targets, self._outputs(loss=False)),
+        )
+
+    def _outputs(self, *, loss: bool) -> Graph:
+        graph = whole_graph(self.program)
+        wanted = graph.wanted | ({self.program.ends} if isinstance(self.program.ends, Var) else set())
+        if not loss:
+            wanted = {v for v in self.program.aux if isinstance(v, Var)} | (wanted & {self.program.ends})
+        return Graph(self.program, frozenset(wanted), graph.wanted_last)
+
+    def _plan(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._plans:
+            self._plans[key] = make()
+        return self._plans[key]
+
+    # -- evaluation
+
+    def __call__(self, flat: Sequence[Any], t0: Any) -> tuple:
+        """``(loss or None, carry leaves, aux leaves, lengths or None)`` from the program's flat inputs."""
+
+        @jax.custom_vjp
+        def call(flat, t0):
+            return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(flat, t0)
+
+        call.defvjp(self._forward_rule, self._backward_rule, symbolic_zeros=True)
+        return call(list(flat), t0)
+
+    def _forward(self, flat: Sequence, t0: Any) -> tuple:
+        extent = self._extent()
+        run = execute(self.forward, self._env(flat, extent), t0, extent=extent)
+        return self._loss(run), *self._returned(run)
+
+    # -- gradients
+
+    def _forward_rule(self, flat, t0):
+        values, t0 = [p.value for p in flat], t0.value
+        perturbed = frozenset(v for v, p in zip(self.flat_inputs, flat, strict=True) if p.perturbed and is_float(v))
+        marks = tuple(_Static(v in perturbed) for v in self.flat_inputs)
+        if self.program.loss is not None:
+            # The gradient of the loss is computed in the same pass as its value, and scaled afterwards.
+            specs = (self._output_specs(), self._gradient_specs(perturbed))
+            outputs, grads = self._on_mesh(
+                lambda f, t: self._loss_and_gradient(perturbed, f, t), self._flat_specs(), specs
+            )(values, t0)
+            return outputs, (grads, (values, t0), marks)
+        if self.sharding is not None:
+            return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(values, t0), (None, (values, t0), marks)
+        acted, _, pullback = self._differentiate(self.learner(perturbed, True), perturbed, values, t0, self._extent())
+        return (None, *self._returned(acted)), (pullback, None, marks)
+
+    def _backward_rule(self, residuals, cotangents):
+        kept, arguments, marks = residuals
+        perturbed = frozenset(v for v, m in zip(self.flat_inputs, marks, strict=True) if m.value)
+        loss, carry, aux, _ = cotangents
+        rest_is_zero = all(map(_is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
+        if self.program.loss is not None and rest_is_zero:
+            grads = None if _is_zero(loss) else [loss * g for g in kept]
+        else:
+            learner = self.learner(perturbed, True)
+            by_var = _sum_by_var(self.program, loss, carry, aux)
+            targets = [by_var(v) for v in learner.targets]
+            if arguments is None:
+                (grads,) = kept(targets)
+            else:
+                grads = self._pull_all(learner, perturbed, arguments, targets)
+        found = {} if grads is None else dict(zip(self._ordered(perturbed), grads, strict=True))
+        return [found.get(v) for v in self.flat_inputs], None
+
+    def _pull_all(self, learner: Learner, perturbed: frozenset[Var], arguments: Any, cotangents: list) -> list:
+        """Run again, and pull back the cotangents of every output."""
+
+        def run(flat, t0, targets):
+            *_, pullback = self._differentiate(learner, perturbed, flat, t0, self._extent())
+            (grads,) = pullback([self._share(v, c) for v, c in zip(learner.targets, targets, strict=True)])
+            return self._complete(perturbed, grads)
+
+        specs = [self._target_spec(v) for v in learner.targets]
+        return self._on_mesh(run, self._flat_specs(), self._gradient_specs(perturbed), specs)(*arguments, cotangents)
+
+    def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any) -> tuple:
+        """``((loss, carry, aux, lengths), gradient of the loss)``."""
+        learner, extent = self.learner(perturbed, False), self._extent()
+        if not learner.targets:
+            run = execute(self.forward, self._env(flat, extent), t0, extent=extent)
+            grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
+            return (self._loss(run), *self._returned(run)), grads
+        block = blocks.choose_block(learner, extent.batch, jax.default_backend()) if blocks.can_block(learner) else None
+        if block is not None and block < self.program.domain.length:
+            acted, loss, grads = self._in_blocks(learner, perturbed, flat, t0, extent, block)
+        else:
+            acted, (loss,), pullback = self._differentiate(learner, perturbed, flat, t0, extent)
+            (grads,) = pullback([jnp.ones_like(loss)])
+            loss = extent.over_devices("sum", loss)
+        return (loss, *self._returned(acted)), self._complete(perturbed, grads)
+
+    def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
+        env = self._env(flat, extent)
+        acted = execute(learner.acting, env, t0, extent=extent)
+        return acted, dict(env), {v: acted.env[v] for v in learner.stored}, {v: acted.tail(v) for v in learner.tails}
+
+    def _differentiate(self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any, extent: Extent) -> tuple:
+        """Run the acting pass; return it, the targets, and their pullback to the perturbed inputs."""
+        acted, env, stored, tails = self._act(learner, flat, t0, extent)
+        order = self._ordered(perturbed)
+
+        def region(leaves: Sequence) -> list:
+            own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
+            run = execute(learner.region, own, t0, tails, extent)
+            return [self._target(run, v) for v in learner.targets]
+
+        return acted, *jax.vjp(region, [env[v].data for v in order])
+
+    def _in_blocks(self, learner, perturbed, flat, t0, extent: Extent, block: int) -> tuple:
+        """The loss and its gradient, accumulated over blocks of timesteps."""
+        acted, env, stored, tails = self._act(learner, flat, t0, extent)
+        order = self._ordered(perturbed)
+        moving = {v: x for v, x in stored.items() if "t" in x.dims}
+        fixed = env | {v: x for v, x in stored.items() if v not in moving}
+        share = self._share_of_mean(acted)
+
+        def block_loss(leaves, times, values):
+            own = fixed | {v: Value(d, x.dims, x.starts, x.clean) for (v, x), d in zip(moving.items(), values, strict=True)}
+            own |= {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
+            part = Extent(times, extent.batch, extent.first, extent.mesh_axis)
+            run = execute(learner.region, own, t0, tails, part)
+            return self._loss_sum(run) * share
+
+        leaves = [env[v].data for v in order]
+        gradient = jax.value_and_grad(block_loss)
+        dtype = self.program.loss.dtype  # type: ignore[union-attr]
+        zero = (jnp.zeros((), dtype), [jnp.zeros_like(x) for x in leaves])
+        total, grads = blocks.accumulate(
+            lambda times, values: gradient(leaves, times, values), extent.times, [x.data for x in moving.values()], block, zero
+        )
+        return acted, extent.over_devices("sum", total), grads
+
+    def _ordered(self, perturbed: frozenset[Var]) -> list[Var]:
+        return [v for v in self.flat_inputs if v in perturbed]
+
+    # -- the mesh
+
+    def _extent(self) -> Extent:
+        domain = self.program.domain
+        times = jnp.asarray(domain.times())
+        if self.sharding is None:
+            return Extent(times, domain.batch or 1)
+        assert domain.batch is not None
+        local = domain.batch // self.sharding.devices
+        return Extent(times, local, jax.lax.axis_index(self.sharding.axis) * local, self.sharding.axis)
+
+    def _on_mesh(self, fn: Callable, in_specs: list, out_specs: Any, more: Any = None) -> Callable:
+        """``fn(flat, t0)`` as every device of the mesh runs it on its environments."""
+        if self.sharding is None:
+            return fn
+        specs = (in_specs, PartitionSpec(), *(() if more is None else (more,)))
+        return jax.shard_map(fn, mesh=self.sharding.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+
+    def _spec(self, dims: frozenset) -> PartitionSpec:
+        if self.sharding is None or "b" not in dims:
+            return PartitionSpec()
+        return PartitionSpec(*(None,) * (axis_of(dims, "b") or 0), self.sharding.axis)
+
+    def _flat_specs(self) -> list:
+        return [self._spec(self.program.dims_of(v)) for v in self.flat_inputs]
+
+    def _gradient_specs(self, perturbed: frozenset[Var]) -> list:
+        return [self._spec(self.program.dims_of(v)) for v in self._ordered(perturbed)]
+
+    def _output_specs(self) -> tuple:
+        program = self.program
+        carry = [self._spec(self._carry_dims(v)) for v in program.next_carry]
+        aux = [self._spec(self._aux_dims(v)) for v in program.aux]
+        lengths = self._spec(frozenset("b")) if program.domain.until else None
+        return (None if program.loss is None else PartitionSpec()), carry, aux, lengths
+
+    def _target_spec(self, var: Var) -> PartitionSpec:
+        if var is self.program.loss:
+            return PartitionSpec()
+        return self._spec(self._carry_dims(var) if var in set(self.program.next_carry) else self._aux_dims(var))
+
+    def _share(self, var: Var, cotangent: Any) -> Any:
+        """This device's part of the cotangent of a target: of a value that all devices have, one of their shares."""
+        if self.sharding is None or self._target_spec(var) != PartitionSpec() or var is self.program.loss:
+            return cotangent
+        return cotangent / self.sharding.devices
+
+    def _complete(self, perturbed: frozenset[Var], grads: list) -> list:
+        """Gradients of what all environments share, summed over the devices."""
+        if self.sharding is None:
+            return grads
+        axis = self.sharding.axis
+        return [
+            g if "b" in self.program.dims_of(v) else jax.lax.psum(g, axis)
+            for v, g in zip(self._ordered(perturbed), grads, strict=True)
+        ]
+
+    # -- inputs and outputs
+
+    @property
+    def flat_inputs(self) -> tuple[Var, ...]:
+        """The inputs in the order in which the arrays are given."""
+        p = self.program
+        return (*p.params, *p.consts, *p.carry, *(() if p.key is None else (p.key,)))
+
+    def _env(self, flat: Sequence[Any], extent: Extent) -> dict[Var, Value]:
+        program = self.program
+        env = {v: Value(x, program.dims_of(v)) for v, x in zip(self.flat_inputs, flat, strict=True)}
+        b = jnp.int32(0) if program.domain.batch is None else extent.environments()
+        return env | {program.b: Value(b, program.dims_of(program.b))}
+
+    def _target(self, run: Execution, var: Var) -> Any:
+        """A differentiated output. The loss is this device's share of it: their sum is the loss."""
+        program = self.program
+        if var is program.loss:
+            return self._loss_sum(run) * self._share_of_mean(run)
+        if var in set(program.next_carry):
+            return expand(run.last(var), self._carry_dims(var), run.sizes).data
+        return self._padded(run, expand(run.env[var], self._aux_dims(var), run.sizes)).data
+
+    def _loss(self, run: Execution) -> Any:
+        if self.program.loss is None:
+            return None
+        return run.extent.over_devices("sum", self._loss_sum(run) * self._share_of_mean(run))
+
+    def _loss_sum(self, run: Execution) -> Any:
+        """The sum of the losses of this device's points."""
+        value = of_atom(self.program.loss, run.env)  # type: ignore[arg-type]
+        over = ("t", "b") if self.program.domain.batch is not None else ("t",)
+        alone = Extent(run.extent.times, run.extent.batch)
+        valid = self._alive(run) if self.program.domain.until else None
+        return reduce_value("sum", expand(value, frozenset(over), run.sizes), over, run.sizes, valid, alone).data
+
+    def _share_of_mean(self, run: Execution) -> Any:
+        """What one point weighs in the loss."""
+        dtype = self.program.loss.dtype  # type: ignore[union-attr]
+        if self.program.reduce == "sum":
+            return jnp.ones((), dtype)
+        lengths = run.length.data if self.program.domain.until else None
+        count = blocks.count_points(self.program, lengths, run.extent.batch)
+        return (1.0 / run.extent.over_devices("sum", jnp.asarray(count))).astype(dtype)
+
+    def _alive(self, run: Execution) -> Value:
+        return run.valid(run.env, run.times)
+
+    def _carry_dims(self, var: Var) -> frozenset:
+        shared = self.program.shared[self.program.next_carry.index(var)]
+        return NO_DIMS if shared or self.program.domain.batch is None else frozenset("b")
+
+    def _aux_dims(self, var: Any) -> frozenset:
+        """An unrolled program's outputs have every axis, as those of ``lax.scan``; aux has the axes of its domain."""
+        program = self.program
+        batch = set() if program.domain.batch is None else {"b"}
+        dims = frozenset({"t", *batch}) if program.loss is None else program.dims_of(var)
+        return dims | batch if program.domain.until and "t" in dims else dims
+
+    def _padded(self, run: Execution, value: Value) -> Value:
+        """Under ``until=``, zeros after each environment's end."""
+        if not self.program.domain.until or "t" not in value.dims:
+            return value
+        alive = self._alive(run)
+        mask = expand(alive, value.dims, run.sizes).data
+        mask = mask.reshape(mask.shape + (1,) * (value.data.ndim - mask.ndim))
+        return Value(jnp.where(mask, value.data, jnp.zeros_like(value.data)), value.dims)
+
+    def _returned(self, run: Execution) -> tuple:
+        program = self.program
+        carry = [expand(run.last(v), self._carry_dims(v), run.sizes).data for v in program.next_carry]
+        aux = [self._padded(run, expand(of_atom(v, run.env), self._aux_dims(v), run.sizes)).data for v in program.aux]
+        lengths = run.length.data if program.domain.until else None
+        return carry, aux, lengths
+
+
+@tree.register_static
+@dataclass(frozen=True)
+class _Static:
+    """A Python value that travels among residuals."""
+
+    value: Any
+
+
+def _is_zero(cotangent: Any) -> bool:
+    return (
+        isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+        or cotangent is None
+        or getattr(cotangent, "dtype", None) == jax.dtypes.float0
+    )
+
+
+def _sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable[[Var], Any]:
+    """The cotangent of each target; one value may be returned in several places."""
+    pairs = [(program.loss, loss), *zip(program.next_carry, carry, strict=True), *zip(program.aux, aux, strict=True)]
+
+    def of(var: Var) -> Any:
+        mine = [c for v, c in pairs if v is var]
+        given = [c for c in mine if not _is_zero(c)]
+        if not given:
+            return jnp.zeros(mine[0].shape, mine[0].dtype)
+        return sum(given[1:], start=given[0])
+
+    return of
+
+
+_ = Mapping
