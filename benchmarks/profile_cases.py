@@ -20,6 +20,7 @@ import time
 
 import jax
 import numpy as np
+from profile_rlfx_ppo import build as build_rlfx
 from profile_workloads import ALGORITHMS, build, profiled
 
 from rlfx import profile
@@ -64,8 +65,8 @@ def figures(report: profile.Report) -> dict:
 def implementations(arguments: argparse.Namespace) -> None:
     """PPO on CartPole, 16 environments, 32 steps, 4 epochs of 4 minibatches: the same text, run in several ways."""
     rows, reports = [], {}
-    for mode, iterations in (("eager", 2), ("jit per step", 4), ("scan", 8)):
-        train, iterate, samples = build("PPO", "CartPole-v1", mode)
+    for mode, iterations in (("eager", 2), ("jit per step", 4), ("scan", 8), ("rlfx", 8)):
+        train, iterate, samples = build_rlfx() if mode == "rlfx" else build("PPO", "CartPole-v1", mode)
         begin = time.perf_counter()
         for _ in range(iterations):
             train = iterate(train)

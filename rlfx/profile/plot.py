@@ -111,14 +111,20 @@ def timeline(report: Report, *, start: float = 0.0, stop: float | None = None, a
 
 
 def _runs(t: np.ndarray, colours: list) -> list[tuple[float, float, Any]]:
-    """Join neighbours of one colour, and drop what is narrower than 1/5000 of the width."""
+    """Join neighbours until a run is 1/2000 of the width, and draw it in the colour that has most of it."""
     out: list[list] = []
-    smallest = (t[-1] - t[0]) / 5000 if len(t) > 1 else 0
+    smallest = (t[-1] - t[0]) / 2000 if len(t) > 1 else 0
+    begin, inside = t[0], collections.Counter()
     for a, b, colour in zip(t[:-1], t[1:], colours, strict=True):
-        if out and (out[-1][2] == colour or b - a < smallest):
+        inside[colour] += b - a
+        if b - begin < smallest and b < t[-1]:
+            continue
+        ((most, _),) = inside.most_common(1)
+        if out and out[-1][2] == most:
             out[-1][1] = b
         else:
-            out.append([a, b, colour])
+            out.append([begin, b, most])
+        begin, inside = b, collections.Counter()
     return [tuple(run) for run in out]
 
 
@@ -142,6 +148,9 @@ def transitions(reports: Report | dict[str, Report], *, ax: Any = None) -> Any:
         np.arange(len(cells)) + 0.4 - width / 2, [f"{n}\n{o}" if n else o for n, o in cells], rotation=45, ha="right"
     )
     ax.set_yscale("log")
+    if cells:
+        smallest = min(v for c in cells.values() for v in c.values())
+        ax.set_ylim(bottom=10 ** np.floor(np.log10(smallest) - 0.3))
     ax.set_ylabel("transitions a step" if all(r.steps for r in named.values()) else "transitions")
     ax.legend(fontsize="small", frameon=False)
     return ax
@@ -152,7 +161,7 @@ def process_tree(report: Report, *, ax: Any = None) -> Any:
     plt = _pyplot()
     placed = _tree(report)
     if ax is None:
-        ax = plt.figure(figsize=(9, 0.6 + 0.45 * len(placed)), layout="constrained").add_subplot()
+        ax = plt.figure(figsize=(9, 1.6 + 0.45 * len(placed)), layout="constrained").add_subplot()
     kinds = ["host", "dispatch", "compile", "transfer", "device", "idle"]
     shades = dict(zip(kinds, ("#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#0072B2", "#DDDDDD"), strict=True))
     first = min(p.span[0] for p in report.processes)

@@ -181,12 +181,15 @@ class Report:
     @property
     def unattributed(self) -> float:
         """Share of kernel time whose instructions belong to no operation, by their scopes or around their launch."""
-        leaves = [k for k in self.kernels.values() if k.op is None or k.op.kind == hlo.LEAF]
+        leaves = self._leaves()
         total = sum(k.ns for k in leaves)
         return sum(k.ns for k in leaves if not named(k.path)) / total if total else 0.0
 
+    def _leaves(self) -> list[Kernel]:
+        return [k for k in self.kernels.values() if not k.copy and (k.op is None or k.op.kind == hlo.LEAF)]
+
     def _kernel_share(self, chosen) -> float:
-        leaves = [k for k in self.kernels.values() if k.op is None or k.op.kind == hlo.LEAF]
+        leaves = self._leaves()
         total = sum(k.ns for k in leaves)
         return sum(k.ns for k in leaves if k.op is not None and chosen(k.op)) / total if total else 0.0
 
@@ -373,7 +376,7 @@ def merge(processes: list[Process], problems: list[str]) -> Report:
         transitions.update(p.timeline.transitions)
         for key, k in p.timeline.kernels.items():
             old = kernels.get(key, Kernel())
-            kernels[key] = Kernel(old.count + k.count, old.ns + k.ns, k.op or old.op, k.path)
+            kernels[key] = Kernel(old.count + k.count, old.ns + k.ns, k.op or old.op, k.path, k.copy)
     compiled = sorted((c for p in processes for c in p.compiled), key=lambda c: -c.seconds)
     steps = sum(int(p.notes.get("steps", 0)) for p in processes)
     return Report(processes, dict(rows), dict(device), transitions, kernels, compiled, problems, steps)

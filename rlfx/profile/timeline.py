@@ -68,6 +68,7 @@ class Kernel:
     ns: int = 0
     op: Op | None = None
     path: tuple[str, ...] = ()
+    copy: bool = False
 
 
 @dataclass
@@ -113,6 +114,7 @@ class _Walker:
         self.memo: dict[tuple, int] = {}
         early, late = unmatched(self.gathered.events)
         self.launches = Launches(early)
+        self.waiting: dict[int, int] = {}  # run: the line of the thread that waits for it
         lines = self.gathered.lines
         self.lines = lines
         self.stacks: list[list[_Frame]] = [[] for _ in lines]
@@ -244,6 +246,8 @@ class _Walker:
             context = self.contexts[after]
             self.launches.dispatched(event.line, context.function, context.base)
         self.push(event, after)
+        if event.run is not None and self.contexts[after].device == CONTAINER:
+            self.waiting[event.run] = event.line
 
     def stated(self, c: Context, event: Event) -> Context:
         state = event.rule.value
@@ -307,6 +311,24 @@ class _Walker:
         if inside:
             self.count(event, before, after)
         self.push(event, after)
+        self.hand_on(event, after)
+
+    def hand_on(self, event: DeviceEvent, after: int) -> None:
+        """A thread that waits for a program to end stands for it: from now on for the operation of this instruction."""
+        waiter = self.waiting.get(event.run)
+        if waiter is None or waiter == event.line or self.contexts[after].device != LEAF:
+            return
+        self.close(waiter, event.start)
+        if not self.stacks[waiter] or self.contexts[self.top(waiter)].device != CONTAINER:
+            del self.waiting[event.run]
+            return
+        top = self.top(waiter)
+        key = ("waits", after, top)
+        found = self.memo.get(key)
+        if found is None:
+            shares = self.contexts[after].shares
+            found = self.memo[key] = self.intern(self.contexts[top]._replace(shares=shares))
+        self.emit(waiter, event.start, found)
 
     def executing(self, c: Context, base: Base, event: DeviceEvent) -> Context:
         op = self.op(event)
@@ -347,5 +369,6 @@ class _Walker:
         kernel.ns += event.end - event.start
         kernel.op = self.op(event)
         kernel.path = share.path
+        kernel.copy = event.copy
         if self.lines[event.line].kind != "stream":
             self.pay(CALLBACK if new.state == CALLBACK else "thunk", event)

@@ -22,17 +22,18 @@ def report(made, tmp_path):
 def test_text(report):
     text = report.text()
     assert text.splitlines()[0] == "1 process, 0.003 s, 30 steps, 10,000 steps/s"
-    assert "update      1.86  62.0%    1.65     0.02      0.04      0.15     .         0.16" in text
-    assert "  loss      1.14  38.0%       .        .         .         .  1.14         1.14" in text
+    assert "update     1.86  62.0%    1.65     0.02      0.04      0.15     .         0.17" in text
+    assert "  loss     1.14  38.0%       .        .         .         .  1.14         1.14" in text
     assert "device busy 43.5% of the span, device-bound 38.0%; a sampling tool would say 100%" in text
-    assert "per step" in text
+    assert "device work outside operations 0.0%" in text
+    assert "per step              0.1               0.1          0.1              0.1" in text
     assert str(report) == text
     assert repr(report).startswith("Report(1 processes, 0.003 s, 'host-bound: 55%")
 
 
 def test_depth_folds_operations_into_the_one_around_them(report):
     assert "loss" not in report.text(depth=1).split("Device work")[0]
-    assert "update      3.00  100.0%" in report.text(depth=1)
+    assert "update     3.00  100.0%" in report.text(depth=1)
 
 
 def test_html_escapes_and_shows_every_operation(report):
@@ -78,8 +79,8 @@ def test_processes_are_merged_on_epoch_time(made, tmp_path):
     assert report.window_ns == sum(report.rows.values()) == 4_000_000
     assert report.span_ns == 3_500_000
     assert report.steps == 10
-    # The device was busy from 115 to 550 us of each 1,000: the second process's at 1,615 to 2,050 and 2,615 to 3,050.
-    assert report.device_busy == pytest.approx((435 + (2050 - 1115) + (3050 - 2615)) / 3500)
+    # The device is busy from 115 to 550 us of each 1,000; the second process's turns fall between the first one's.
+    assert report.device_busy == pytest.approx(4 * 435 / 3500)
     assert "worker_1" in report.text()
 
 
