@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.transforms._fuse_program import StepProgram
+from rlfx.transforms._fuse_share import share
 from rlfx.transforms._scalarize import Target
 
 Flat = Sequence[jax.Array]
@@ -18,11 +19,12 @@ def scan(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.A
 
     Returns the carry's scalars ``[N]`` and the outputs' scalars ``[K, N]``.
     """
-    step = program.scalar_step(Target(block=b.shape, dense_matmul=True))
+    step = share(program.scalar_step(Target(block=b.shape, dense_matmul=True)), b.size)
     times = t + jnp.arange(length, dtype=jnp.int32)
 
     def body(c, x):
-        return step(shared, x[0], b, c, x[1])
+        one = jnp.minimum(x[0].astype(jnp.float32) + 1.0, 1.0)
+        return step(one, shared, x[0], b, c, x[1])
 
     return jax.lax.scan(body, list(carry), (times, list(xs)))
 

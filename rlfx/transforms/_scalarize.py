@@ -77,7 +77,7 @@ class Interpreter:
 
     def __init__(self, target: Target, rules: Mapping[Any, Rule]):
         self.target, self.rules = target, rules
-        self.operations = 0
+        self.operations, self.at = 0, None
 
     def run(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list:
         """The outputs of ``jaxpr``."""
@@ -103,12 +103,18 @@ class Interpreter:
             return self.rewritten(eqn, args)
         if op not in self.rules:
             raise unsupported(eqn)
-        before = self.operations
+        before, self.at = self.at, (eqn, self.operations)
         out = self.rules[op](self, eqn, args)
-        if self.operations > self.target.limit:
-            share = f"{self.operations} scalar operations, {self.operations - before} of them here, limit"
-            raise unsupported(eqn, f"makes the program too large: {share} {self.target.limit}")
+        self.at = before
         return out
+
+    def count(self) -> None:
+        """One more scalar operation."""
+        self.operations += 1
+        if self.operations > self.target.limit and self.at:
+            eqn, before = self.at
+            share = f"more than {self.target.limit} scalar operations, {self.operations - before} of them here"
+            raise unsupported(eqn, f"makes the program too large: {share}")
 
     def fold(self, op: Any, params: dict, args: list) -> list:
         """Evaluate an equation whose inputs are all known, now."""
@@ -182,7 +188,7 @@ class Interpreter:
         """One scalar operation: now if all operands are known, else on arrays of one shape."""
         if all(isinstance(x, np.generic) for x in operands):
             return self.fold(op, params, operands)[0][()]
-        self.operations += 1
+        self.count()
         if all(jnp.ndim(x) == 0 for x in operands):
             return J.bind(op, params, *map(jnp.asarray, operands))[0]
         return J.bind(op, params, *map(self.full, operands))[0]
@@ -192,7 +198,7 @@ class Interpreter:
         if all(isinstance(x, np.generic) for x in operands):
             with jax.ensure_compile_time_eval():
                 return np.asarray(fn(*map(jnp.asarray, operands)))[()]
-        self.operations += 1
+        self.count()
         if all(jnp.ndim(x) == 0 for x in operands):
             return fn(*map(jnp.asarray, operands))
         return fn(*map(self.full, operands))

@@ -98,9 +98,9 @@ def fuse_steps(env: Any, k: int, *, policy: Any = None, outputs: str = "final", 
                tile: int | None = None) -> Callable:
     """K steps of N environments as one program: ``run(key, states, extra=None, *, t0=0, b0=0)``.
 
-    ``states`` has leaves ``[N, ...]``. Environment b at step t draws its random numbers from
-    ``fold_in(fold_in(key, b0 + b), t0 + t)``, split into one key for the action and one for the step, whatever the
-    backend, the tile or N: the numbers are those of ``jax.random``.
+    ``states`` has leaves ``[N, ...]``. With ``key_b = fold_in(key, b0 + b)``, environment b at step t draws its action
+    from ``fold_in(key_b, 2 (t0 + t))`` and its step from ``fold_in(key_b, 2 (t0 + t) + 1)``, whatever the backend, the
+    tile or N: the numbers are those of ``jax.random``.
 
     Args:
       env: an environment of ``rlfx.envs`` (``observe``, ``step``, ``action_space``).
@@ -170,9 +170,8 @@ def _uniform(space: Any, key: jax.Array) -> Any:
 
 
 def _advance(env: Any, act: Callable, shared: Any, t: jax.Array, key: jax.Array, state: Any, given: Any):
-    key_action, key_step = jax.random.split(jax.random.fold_in(key, t))
-    obs, action = act(shared, key_action, state, given)
-    state, step = env.step(key_step, state, action)
+    obs, action = act(shared, jax.random.fold_in(key, 2 * t), state, given)
+    state, step = env.step(jax.random.fold_in(key, 2 * t + 1), state, action)
     return state, Transition(obs, action, step)
 
 

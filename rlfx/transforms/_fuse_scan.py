@@ -1,0 +1,128 @@
+"""``fuse_scan``: a per-environment body over K timesteps of N environments, on the backend that suits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.errors import ProgramError, located
+from rlfx.transforms import _fuse_xla
+from rlfx.transforms._fuse_program import trace_step
+
+BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "mosaic_tpu", "interpret")
+CPU_TILE = 256
+
+
+def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int | None = None) -> Callable:
+    """A scan of a per-environment body over K timesteps of N environments, as one scalarised program.
+
+    ``body(shared, t, b, carry, x) -> (carry, y)`` is one timestep of one environment: ``shared`` is the same for all,
+    ``t`` and ``b`` are ``int32[()]``. The function returned,
+
+        ``run(shared, carry, xs=None, *, t0=0, b0=0) -> (carry, ys)``
+
+    takes leaves ``[N, ...]`` in ``carry`` and ``[K, N, ...]`` in ``xs``; ``ys`` has leaves ``[K, N, ...]``. The result
+    equals ``lax.scan`` over ``vmap(body)`` up to floating-point contraction. Any N, any K; typed keys anywhere.
+
+    Args:
+      body: the step; pure, without data-dependent loops.
+      length: K.
+      backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
+        ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"``, ``"mosaic_tpu"``, or
+        ``"interpret"`` (the kernel, interpreted).
+      tile: environments in a tile, or in a kernel's block (a power of two).
+
+    Raises:
+      ProgramError: K or N is not positive, or the carry changes type.
+      UnsupportedPrimitive: the body has no scalar form.
+
+    Example:
+      >>> def body(shared, t, b, carry, x):
+      ...     carry = carry + shared * x
+      ...     return carry, carry
+      >>> run = fuse_scan(body, 3)
+      >>> carry, ys = run(jnp.float32(2.0), jnp.zeros(2), jnp.ones((3, 2)))
+      >>> carry, ys.shape
+      (Array([6., 6.], dtype=float32), (3, 2))
+    """
+    if length < 1:
+        raise ProgramError(located(f"fuse_steps: K = {length} steps.", fix="Fuse at least one step."))
+    if backend not in BACKENDS:
+        raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
+
+    def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
+        n = _batch_of(carry, xs, length)
+        program = trace_step(body, shared, carry, xs)
+        chosen, size = _choose(backend, tile, n)
+        t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
+        if chosen == "vmap":
+            return _vmapped(body, length, shared, t, b, carry, xs)
+        padding = -n % size if size else 0
+        flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
+        flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
+        out, ys = _EXECUTORS[chosen](program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry,
+                                     flat_xs, size)
+        return program.carry.join([x[:n] for x in out]), program.ys.join([y[:, :n] for y in ys])
+
+    return run
+
+
+def _batch_of(carry: Any, xs: Any, length: int) -> int:
+    leaves = jax.tree.leaves(carry)
+    sizes = {x.shape[0] if x.ndim else None for x in leaves} | {x.shape[1] if x.ndim > 1 else None
+                                                               for x in jax.tree.leaves(xs)}
+    if len(sizes) != 1 or None in sizes:
+        raise ProgramError(located(f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
+                                   fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...]."))
+    (n,) = sizes
+    if n < 1:
+        raise ProgramError(located(f"fuse_steps: N = {n} environments.", fix="Step at least one environment."))
+    lengths = {x.shape[0] for x in jax.tree.leaves(xs)}
+    if lengths - {length}:
+        raise ProgramError(located(f"fuse_steps: K = {length} steps, and xs has {sorted(lengths)}.",
+                                   fix="Every leaf of xs is [K, N, ...]."))
+    return n
+
+
+def _padded(x: jax.Array, padding: int, axis: int) -> jax.Array:
+    if not padding:
+        return x
+    widths = [(0, padding if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths, mode="edge")
+
+
+def _vmapped(body, length, shared, t, b, carry, xs):
+    def advance(c, x):
+        return jax.vmap(lambda i, one, given: body(shared, x[0], i, one, given))(b, c, x[1])
+
+    return jax.lax.scan(advance, carry, (t + jnp.arange(length, dtype=jnp.int32), xs), length=length)
+
+
+def _choose(backend: str, tile: int | None, n: int) -> tuple[str, int]:
+    """A backend and a tile; 0 where there are none."""
+    if backend == "auto":
+        platform = jax.default_backend()
+        backend = "triton" if platform == "gpu" else "scan" if platform != "cpu" or n <= CPU_TILE else "tile"
+    defaults = {"tile": CPU_TILE, "triton": 128, "mosaic_gpu": 128, "mosaic_tpu": 1024, "interpret": 128}
+    return backend, (tile or defaults[backend]) if backend in defaults else 0
+
+
+def _pallas(*args, name: str):
+    from jax.experimental.pallas import triton
+
+    from rlfx.transforms import _fuse_pallas
+
+    *arguments, block = args
+    compiler = triton.CompilerParams(num_warps=max(1, block // 32), num_stages=1) if name == "triton" else None
+    return _fuse_pallas.kernel(*arguments, block=block, compiler=compiler, interpret=name == "interpret")
+
+
+_EXECUTORS: dict[str, Callable] = {
+    "scan": lambda *args: _fuse_xla.scan(*args[:-1]),
+    "tile": lambda *args: _fuse_xla.tiles(*args[:-1], tile=args[-1]),
+    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "mosaic_tpu", "interpret")},
+}
