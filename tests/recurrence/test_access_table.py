@@ -1,0 +1,216 @@
+"""The access table: every way to index another timestep, right in value and in gradient.
+
+Each row is compared to the reference interpreter, and to a loop in float64 NumPy differentiated by central differences,
+for ``y[t] = c[t] * sum(x[phi(t)] ** 2)`` and inside nonlinear networks: plain, with a batch, under ``vmap``, and inside
+recurrences that run forwards and backwards.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+
+T = 7
+FEATURES, HIDDEN = 2, 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One access: how a program writes it, and which positions it means at t."""
+
+    text: str
+    read: Callable[[Any, Any], Any]
+    positions: Callable[[int], list[int]]
+
+    def rows(self, x: Any, t: Any) -> Any:
+        """What is read, with a leading axis."""
+        found = self.read(x, t)
+        return found if ":" in self.text or self.text == "block" else found[None]
+
+
+def _inside(lo: int, hi: int) -> list[int]:
+    return list(range(max(lo, 0), min(hi, T)))
+
+
+BLOCK = 3
+ROWS = [
+    Row("t", lambda x, t: x[t], lambda t: [t]),
+    Row("T-1-t", lambda x, t: x[t.length - 1 - t], lambda t: [T - 1 - t]),
+    Row("min(t+1,T-1)", lambda x, t: x[rlfx.minimum(t + 1, t.length - 1)], lambda t: [min(t + 1, T - 1)]),
+    Row("max(t-1,0)", lambda x, t: x[rlfx.maximum(t - 1, 0)], lambda t: [max(t - 1, 0)]),
+    Row("t//2", lambda x, t: x[t // 2], lambda t: [t // 2]),
+    Row("t%4", lambda x, t: x[t % 4], lambda t: [t % 4]),
+    Row("0:T", lambda x, t: x[:], lambda t: list(range(T))),
+    Row("0:t+1", lambda x, t: x[: t + 1], lambda t: list(range(t + 1))),
+    Row("t:T", lambda x, t: x[t:], lambda t: list(range(t, T))),
+    Row("t:min(t+3,T)", lambda x, t: x[t : rlfx.minimum(t + 3, t.length)], lambda t: _inside(t, t + 3)),
+    Row("max(0,t-2):t+1", lambda x, t: x[rlfx.maximum(0, t - 2) : t + 1], lambda t: _inside(t - 2, t + 1)),
+    Row(
+        "max(0,t-2):min(t+3,T)",
+        lambda x, t: x[rlfx.maximum(0, t - 2) : rlfx.minimum(t + 3, t.length)],
+        lambda t: _inside(t - 2, t + 3),
+    ),
+    Row(
+        "block",
+        lambda x, t: x[t - t % BLOCK : t - t % BLOCK + BLOCK],
+        lambda t: _inside(t - t % BLOCK, t - t % BLOCK + BLOCK),
+    ),
+    Row("2t:2t+2", lambda x, t: x[2 * t : 2 * t + 2], lambda t: _inside(2 * t, 2 * t + 2)),
+    Row("t//2:t+1", lambda x, t: x[t // 2 : t + 1], lambda t: _inside(t // 2, t + 1)),
+]
+row_cases = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text)
+
+
+# -- what is computed from what is read: written once, for jnp and for NumPy ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """``encode(xp, p, obs)`` is x at t; ``loss(xp, p, obs, rows)`` uses what was read of it."""
+
+    name: str
+    encode: Callable
+    loss: Callable
+
+
+def _attention(xp: Any, p: Any, obs: Any, rows: Any) -> Any:
+    scores = rows @ (p["query"] @ obs)
+    weights = xp.exp(scores - scores.max())
+    weights = weights / weights.sum()
+    return xp.sum(xp.tanh(weights @ rows))
+
+
+squares = Network("squares", lambda xp, p, obs: obs[0], lambda xp, p, obs, rows: obs[1] * xp.sum(rows**2))
+mlp = Network(
+    "mlp",
+    lambda xp, p, obs: xp.tanh(p["encode"] @ obs),
+    lambda xp, p, obs, rows: xp.sum(xp.tanh(rows @ p["mix"].T) * xp.tanh(p["query"] @ obs)[None]),
+)
+attention = Network("attention", mlp.encode, _attention)
+NETWORKS = [squares, mlp, attention]
+network_cases = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.name)
+
+
+def parameters(batch: int | None, seed: int = 0) -> dict[str, np.ndarray]:
+    """Float64 parameters; the data are among them, so that their gradients are tested too."""
+    rng = np.random.default_rng(seed)
+    lead = (T,) if batch is None else (T, batch)
+    return {
+        "obs": rng.uniform(-1, 1, (*lead, FEATURES)),
+        "encode": rng.uniform(-1, 1, (HIDDEN, FEATURES)),
+        "query": rng.uniform(-1, 1, (HIDDEN, FEATURES)),
+        "mix": rng.uniform(-1, 1, (HIDDEN, HIDDEN)),
+        "decay": np.asarray(0.7),
+    }
+
+
+def program(row: Row, network: Network, nested: str) -> Callable:
+    """The per-timestep program."""
+
+    def f(p, carry, t):
+        obs = rlfx.inputs(p["obs"])
+        x = rlfx.series(network.encode(jnp, p, obs[t]))
+
+        def value(previous):
+            return jnp.tanh(p["decay"] * previous + network.loss(jnp, p, obs[t], row.rows(x, t)))
+
+        if nested == "plain":
+            return network.loss(jnp, p, obs[t], row.rows(x, t)), carry
+        if nested == "forward":
+            return rlfx.solve(lambda s: value(s[t - 1]), start=0.3), carry
+        return rlfx.solve(lambda s: value(s[t + 1]), end=0.3), carry
+
+    return f
+
+
+def by_loop(row: Row, network: Network, nested: str, p: dict[str, np.ndarray]) -> float:
+    """The same in a NumPy loop."""
+
+    def one(obs):
+        x = np.stack([np.asarray(network.encode(np, p, o)) for o in obs])
+        y = [network.loss(np, p, obs[t], x[np.asarray(row.positions(t), int)]) for t in range(T)]
+        if nested != "plain":
+            s = 0.3
+            for t in range(T) if nested == "forward" else reversed(range(T)):
+                y[t] = s = np.tanh(p["decay"] * s + y[t])
+        return np.mean(y)
+
+    obs = p["obs"]
+    return float(one(obs) if obs.ndim == 2 else np.mean([one(obs[:, b]) for b in range(obs.shape[1])]))
+
+
+def differences(f: Callable[[dict], float], p: dict[str, np.ndarray], step: float = 1e-6) -> dict[str, np.ndarray]:
+    """Central differences of f with respect to every entry."""
+
+    def partial(name: str, i: int) -> float:
+        def shifted(by):
+            moved = p[name].copy()
+            moved.reshape(-1)[i] += by
+            return f({**p, name: moved})
+
+        return (shifted(step) - shifted(-step)) / (2 * step)
+
+    return {k: np.array([partial(k, i) for i in range(v.size)]).reshape(v.shape) for k, v in p.items()}
+
+
+def single(p: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    return {k: jnp.asarray(v, jnp.float32) for k, v in p.items()}
+
+
+def assert_close(got: Any, expected: Any, tolerance: float = 2e-5) -> None:
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=tolerance, atol=tolerance), got, expected)
+
+
+def skip_if_empty(row: Row, network: Network) -> None:
+    if network is attention and not all(row.positions(t) for t in range(T)):
+        pytest.skip("softmax has no meaning on an empty slice; test_errors tests the refusal")
+
+
+@network_cases
+@row_cases
+@pytest.mark.parametrize("batch", [None, 2])
+def test_row(row: Row, network: Network, batch: int | None):
+    skip_if_empty(row, network)
+    p = parameters(batch)
+    f = program(row, network, "plain")
+    value_and_grad = jax.value_and_grad(lambda fn, q: fn(q, None)[0], argnums=1)
+    loss, grad = value_and_grad(rlfx.compile(f, length=T, batch=batch), single(p))
+    ref_loss, ref_grad = value_and_grad(rlfx.reference(f, length=T, batch=batch), single(p))
+    assert_close((loss, grad), (ref_loss, ref_grad), 5e-6)
+    loop = lambda q: by_loop(row, network, "plain", q)  # noqa: E731
+    assert_close((loss, grad), (loop(p), differences(loop, p)))
+
+
+@network_cases
+@row_cases
+def test_row_under_vmap_and_jit(row: Row, network: Network):
+    skip_if_empty(row, network)
+    several = [parameters(None, seed) for seed in range(3)]
+    compiled = rlfx.compile(program(row, network, "plain"), length=T)
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *map(single, several))
+    losses, grads = jax.jit(jax.vmap(jax.value_and_grad(lambda q: compiled(q, None)[0])))(stacked)
+    for i, p in enumerate(several):
+        loop = lambda q: by_loop(row, network, "plain", q)  # noqa: E731
+        mine = jax.tree.map(lambda g: g[i], grads)
+        assert_close((losses[i], mine), (loop(p), differences(loop, p)))
+
+
+@network_cases
+@row_cases
+@pytest.mark.parametrize(("nested", "batch"), [("forward", None), ("backward", 2)])
+def test_row_inside_solve(row: Row, network: Network, nested: str, batch: int | None):
+    skip_if_empty(row, network)
+    p = parameters(batch, seed=1)
+    f = program(row, network, nested)
+    value_and_grad = jax.value_and_grad(lambda fn, q: fn(q, None)[0], argnums=1)
+    loss, grad = value_and_grad(rlfx.compile(f, length=T, batch=batch), single(p))
+    loop = lambda q: by_loop(row, network, nested, q)  # noqa: E731
+    assert_close((loss, grad), (loop(p), differences(loop, p)))
+    ref_loss, ref_grad = value_and_grad(rlfx.reference(f, length=T, batch=batch), single(p))
+    assert_close((loss, grad), (ref_loss, ref_grad), 5e-6)

@@ -1,0 +1,76 @@
+"""Minibatch epochs: every epoch sees every point once, in an order of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.errors import DomainError
+
+KEY = jax.random.key(0)
+DATA = {"x": jnp.arange(12).reshape(3, 4), "y": jnp.arange(24.0).reshape(3, 4, 2)}
+
+
+def seen(**options):
+    return rlfx.minibatch_epochs(lambda c, m: (c + m["x"].sum(), m), 0, DATA, key=KEY, **options)
+
+
+def test_every_epoch_sees_every_point_once_in_another_order():
+    total, out = seen(epochs=3, minibatches=4)
+    assert out["x"].shape == (3, 4, 3)
+    assert out["y"].shape == (3, 4, 3, 2)
+    assert total == 3 * 66
+    orders = np.asarray(out["x"]).reshape(3, 12)
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(12))
+    assert len({tuple(o) for o in orders}) == 3
+
+
+def test_leaves_stay_together():
+    _, out = seen(epochs=1, minibatches=2)
+    np.testing.assert_array_equal(out["y"][..., 0], 2 * out["x"])
+
+
+def test_sequences_stay_whole():
+    _, out = seen(epochs=2, minibatches=2, axis="b")
+    assert out["x"].shape == (2, 2, 3, 2)
+    for minibatch in np.asarray(out["x"]).reshape(4, 3, 2):
+        np.testing.assert_array_equal(minibatch - minibatch[0], [[0, 0], [4, 4], [8, 8]])
+    np.testing.assert_array_equal(np.sort(np.asarray(out["x"])[0, :, 0].ravel()), np.arange(4))
+
+
+def test_updates_are_sequential():
+    final, order = rlfx.minibatch_epochs(
+        lambda c, m: (0.5 * c + m.mean(), c), 1.0, jnp.arange(4.0)[:, None], epochs=2, minibatches=2, key=KEY
+    )
+    assert order.shape == (2, 2)
+    assert order[0, 0] == 1.0
+    assert final != order[1, 1]
+
+
+def test_under_jit_and_vmap_over_keys():
+    run = lambda key: rlfx.minibatch_epochs(lambda c, m: (c, m), 0, DATA["x"], epochs=1, minibatches=3, key=key)[1]  # noqa: E731
+    many = jax.jit(jax.vmap(run))(jax.random.split(KEY, 5)).reshape(5, 12)
+    np.testing.assert_array_equal(np.sort(many, 1), np.tile(np.arange(12), (5, 1)))
+    assert len({tuple(np.asarray(m)) for m in many}) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"minibatches": 5}, "minibatches=5 does not divide the 12 points"),
+        ({"minibatches": 3, "axis": "b"}, "minibatches=3 does not divide the 4 environments"),
+        ({"minibatches": 0}, "minibatches must be a positive integer, got 0"),
+        ({"minibatches": 2, "epochs": 1.5}, "epochs must be a positive integer, got 1.5"),
+        ({"minibatches": 2, "axis": "t"}, "axis is \"tb\" or \"b\", got 't'"),
+    ],
+)
+def test_bad_arguments(options, text):
+    with pytest.raises(DomainError, match=text):
+        seen(**{"epochs": 1, **options})
+
+
+def test_leaves_with_other_axes_are_refused():
+    with pytest.raises(DomainError, match="same two leading axes"):
+        rlfx.minibatch_epochs(lambda c, m: (c, m), 0, {"a": jnp.zeros((2, 3)), "b": jnp.zeros((3, 2))}, epochs=1, minibatches=1, key=KEY)

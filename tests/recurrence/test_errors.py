@@ -1,0 +1,527 @@
+"""Bad input: every message states the fact, the user's own source line or argument, and the fix."""
+
+import inspect
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rlfx
+from rlfx import envs
+from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError, RlfxError, UnsupportedSliceOp
+
+KEY = jax.random.key(0)
+
+
+def refusal(error, f, *, carry=None, params=None, length=4, batch=None, key=None, **options):
+    """The message with which a program is refused when it is called; it names the line of f marked ``# <-``."""
+    with pytest.raises(error) as caught:
+        rlfx.compile(f, length=length, batch=batch, **options)(params, carry, key)
+    return checked(caught, f)
+
+
+def checked(caught, f=None):
+    message = str(caught.value)
+    assert isinstance(caught.value, RlfxError)
+    assert "\n  Fix: " in message
+    lines, first = inspect.getsourcelines(f) if f is not None else ([], 0)
+    marked = [first + i for i, line in enumerate(lines) if "# <-" in line]
+    for number in marked:
+        assert f"{pathlib.Path(__file__).name}:{number}" in message, f"no {number} in {message}"
+    assert not re.search(r"rlfx/|/jax/|jaxpr|Traced<|site-packages", message), message
+    return message
+
+
+# -- causality --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_that_mixes_past_and_future():
+    def f(p, c, t):
+        x = rlfx.solve(lambda x: x[t - 1] + x[t + 1], start=0.0, end=0.0)  # <-
+        return x, c
+
+    message = refusal(CausalityError, f)
+    assert "circle that needs both the past and the future" in message
+    assert "x[t - 1] reads the past" in message
+    assert "x[t + 1] reads the future" in message
+    assert "Break the circle" in message
+
+
+def test_a_carry_computed_from_the_future():
+    def f(p, c, t):
+        x = rlfx.series(c, end=0.0)
+        return c, x[t + 1] + 1.0  # <-
+
+    message = refusal(CausalityError, f, carry=jnp.float32(0.0))
+    assert "x[t + 1] reads the future" in message
+    assert "stop carrying a value computed from the future" in message
+
+
+def test_a_carry_normalised_by_all_timesteps():
+    def f(p, c, t):
+        return c, c - rlfx.mean(c, "t")  # <-
+
+    message = refusal(CausalityError, f, carry=jnp.float32(0.0))
+    assert "rlfx.mean over t needs every timestep" in message
+
+
+def test_two_series_in_a_circle():
+    def f(p, c, t):
+        def outer(y):
+            x = rlfx.series(rlfx.solve(lambda x: x[t - 1] + y[t + 1], start=0.0), end=0.0)  # <-
+            return x[t] + 1.0
+
+        return rlfx.solve(outer, end=0.0), c
+
+    assert "both the past and the future" in refusal(CausalityError, f)
+
+
+@pytest.mark.parametrize("index", ["t", "t - t % 2", "t // 2", ":t + 1"])
+def test_a_value_that_depends_on_itself(index):
+    read = {
+        "t": lambda x, t: x[t],
+        "t - t % 2": lambda x, t: x[t - t % 2],
+        "t // 2": lambda x, t: x[t // 2],
+        ":t + 1": lambda x, t: x[: t + 1].sum(),
+    }[index]
+
+    def f(p, c, t):
+        return rlfx.solve(lambda x: 0.5 * read(x, t), start=0.0), c
+
+    message = refusal(CausalityError, f)
+    assert "A value at time t depends on itself at the same time" in message
+    assert f"x[{index}]" in message
+    assert "Read a strictly earlier or later timestep" in message
+
+
+# -- boundaries -------------------------------------------------------------------------------------------------------
+
+
+def test_a_read_before_the_start_without_a_value():
+    def f(p, c, t):
+        x = rlfx.series(1.0 * t)
+        return x[t - 1], c  # <-
+
+    message = refusal(BoundaryError, f)
+    assert "x[t - 1] is read before the first timestep, and the series has no value there." in message
+    assert "rlfx.series(v, start=...)" in message
+    assert "x[rlfx.maximum(t - 1, 0)]" in message
+
+
+def test_a_read_beyond_the_end_of_data():
+    def f(p, c, t):
+        x = rlfx.inputs(p)
+        return x[t + 1], c  # <-
+
+    message = refusal(BoundaryError, f, params=jnp.zeros(4))
+    assert "x[t + 1] is read beyond the last timestep, T = 4, and cannot be evaluated there" in message
+    assert "rlfx.inputs" in message
+    assert "rlfx.series(v, end=...)" in message
+    assert "x[rlfx.minimum(t + 1, t.length - 1)]" in message
+
+
+def test_a_read_beyond_the_end_of_what_reads_other_timesteps():
+    def f(p, c, t):
+        x = rlfx.series(c)
+        y = rlfx.series(x[rlfx.minimum(t + 1, t.length - 1)])
+        return y[t + 1], c  # <-
+
+    message = refusal(BoundaryError, f, carry=jnp.float32(0.0))
+    assert "depends on another timestep, x[minimum(t + 1, N - 1)]" in message
+
+
+def test_a_read_beyond_the_end_never_steps_the_environment():
+    env = envs.make("CartPole-v1")
+
+    def f(p, state, t):
+        state, step = env.step(t.key_for("env"), state, jnp.int32(0))
+        return rlfx.series(step.reward)[t + 1], state  # <-
+
+    message = refusal(BoundaryError, f, carry=env.reset(KEY), key=KEY)
+    assert "that would step the environment once more" in message
+
+
+def test_solve_without_a_boundary():
+    def f(p, c, t):
+        return rlfx.solve(lambda x: x[t - 1]), c  # <-
+
+    assert "rlfx.solve has no boundary value" in refusal(BoundaryError, f)
+
+
+def test_solve_read_on_the_side_without_a_boundary():
+    def f(p, c, t):
+        return rlfx.solve(lambda x: x[t - 1] + 1.0, end=0.0), c  # <-
+
+    assert "x[t - 1] is read before the first timestep" in refusal(BoundaryError, f)
+
+
+def test_a_boundary_value_of_another_structure():
+    def f(p, c, t):
+        return rlfx.series(c, start={"b": 0.0})[t - 1]["a"], c  # <-
+
+    assert "start= does not fit the series" in refusal(BoundaryError, f, carry={"a": jnp.float32(0.0)})
+
+
+def test_a_boundary_value_of_another_shape():
+    def f(p, c, t):
+        return rlfx.series(c, end=jnp.zeros(3))[t + 1].sum(), c  # <-
+
+    assert "end= does not fit the series" in refusal(BoundaryError, f, carry=jnp.zeros(2))
+
+
+def test_a_float_boundary_of_an_integer_series():
+    def f(p, c, t):
+        return rlfx.series(t.now, start=0.5)[t - 1] * 1.0, c  # <-
+
+    assert "its dtype is float32, the series' is int32" in refusal(BoundaryError, f)
+
+
+def test_a_definition_whose_type_does_not_settle():
+    def f(p, c, t):
+        return rlfx.solve(lambda x: jnp.concatenate([x[t - 1], jnp.ones(1)]), start=jnp.ones(1)).sum(), c  # <-
+
+    message = refusal(ProgramError, f)
+    assert "does not settle" in message
+    assert "start= or end=" in message
+
+
+# -- indices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "fact"),
+    [
+        (lambda x, t: x[-1], "negative indices do not count from the end"),
+        (lambda x, t: x[-2:], "negative indices do not count from the end"),
+        (lambda x, t: x[t:-1], "negative indices do not count from the end"),
+        (lambda x, t: x[1.5], "i is 1.5"),
+        (lambda x, t: x[0.5 * t], "affine in t"),
+        (lambda x, t: x["a"], "affine in t"),
+        (lambda x, t: x[None], "affine in t"),
+        (lambda x, t: x[0.5 * t :], "A slice bound must be affine in t"),
+        (lambda x, t: x[: t * t], "A slice bound must be affine in t"),
+        (lambda x, t: x[t::2], "A slice of a series has no step"),
+        (lambda x, t: x[jnp.arange(2.0)], "affine in t"),
+        (lambda x, t: x.window(1, 1), "window needs integers lo < hi, got lo=1, hi=1"),
+        (lambda x, t: x.window(t, t + 2), "window needs integers lo < hi"),
+        (lambda x, t: x[t // 0], "The divisor of t must be a positive integer, got 0"),
+        (lambda x, t: x[t % -2], "The divisor of t must be a positive integer, got -2"),
+        (lambda x, t: x[jnp.int32(0), jnp.int32(0)], "this program has no batch"),
+    ],
+)
+def test_an_index_that_is_not_affine(index, fact):
+    def f(p, c, t):
+        return jnp.sum(index(rlfx.series(1.0 * t, start=0.0, end=0.0), t)), c
+
+    message = refusal(DomainError, f)
+    assert fact in message
+    assert "at test_errors.py:" in message
+
+
+def test_comparing_a_series_or_using_it_as_an_array():
+    for use in (lambda x: x + 1, lambda x: 2 * x, lambda x: x > 0, lambda x: -x, jnp.sin, len, bool, list, lambda x: jnp.ones(2) * x):
+
+        def f(p, c, t):
+            return use(rlfx.series(1.0 * t)), c
+
+        with pytest.raises(TypeError, match=r"A Series is not an array(.|\n)*at test_errors.py:\d+(.|\n)*Fix: Write x\[t\]"):
+            rlfx.compile(f, length=2)(None, None)
+
+
+def test_returning_a_series():
+    def f(p, c, t):
+        return 1.0 * t, c, rlfx.series(1.0 * t)
+
+    with pytest.raises((RlfxError, TypeError), match=r"A Series is not an array|Series, which is not an array"):
+        rlfx.compile(f, length=2)(None, None)
+
+
+# -- slices of symbolic length ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, t: x[t:].reshape(2, -1),
+        lambda x, t: jnp.stack([x[t:], x[: t + 1]]),
+        lambda x, t: x[t:] + x[: t + 1],
+        lambda x, t: jnp.max(x[t + 1 :]),
+        lambda x, t: jax.nn.softmax(x[:t]),
+        lambda x, t: x[t:][3],
+        lambda x, t: len(x[t:]),
+        lambda x, t: 1.0 if x[t:].shape[0] > 2 else 0.0,
+        lambda x, t: jnp.fft.fft(x[t:]).real,
+        lambda x, t: jnp.linspace(0, 1, x[t:].shape[0]),
+        lambda x, t: jax.random.normal(t.key, x[t:].shape),
+        lambda x, t: x[: t + 1].reshape(-1, 1, 1) @ jnp.ones((3, 2, 1)),
+        lambda x, t: x[t:][::2],
+        lambda x, t: [v for v in x[t:]][0],
+    ],
+    ids=["reshape", "stack", "add", "max of empty", "softmax of empty", "element 3", "len", "if", "fft", "linspace", "random",
+         "matmul", "step", "iterate"],
+)  # fmt: skip
+def test_an_operation_without_meaning_on_a_symbolic_length(use):
+    def f(p, c, t):
+        return jnp.sum(use(rlfx.series(1.0 * t, start=0.0, end=0.0), t)), c
+
+    message = refusal(UnsupportedSliceOp, f, key=KEY)
+    assert "at test_errors.py:" in message
+    assert "x.window(lo, hi, fill=v)" in message
+
+
+def test_returning_a_slice():
+    def f(p, c, t):
+        return 1.0 * t, c, rlfx.series(1.0 * t)[t:]
+
+    message = refusal(UnsupportedSliceOp, f)
+    assert "whose length depends on t" in message
+    assert "x.window(lo, hi, fill=v)" in message
+
+
+# -- the carry and the arguments ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("following", "fact"),
+    [
+        (lambda c: {**c, "n": c["n"] + 0.5}, "carry['n'] comes back as f32[], and it was given as i32[]"),
+        (lambda c: {**c, "obs": (c["obs"][0], jnp.zeros(3))}, "carry['obs'][1] comes back as f32[3], and it was given as f32[2]"),
+        (lambda c: {**c, "obs": (c["obs"][0], 0.0)}, "carry['obs'][1] comes back as f32[], and it was given as f32[2]"),
+        (lambda c: {"n": c["n"]}, "another structure than the carry it was given"),
+        (lambda c: (c["n"], c["obs"]), "another structure than the carry it was given"),
+        (lambda c: None, "another structure than the carry it was given"),
+    ],
+)
+def test_a_carry_that_comes_back_different(following, fact):
+    def f(p, c, t):
+        return 1.0 * t, following(c)
+
+    carry = {"n": jnp.int32(0), "obs": (jnp.float32(0.0), jnp.zeros(2))}
+    with jax.numpy_dtype_promotion("standard"):
+        message = refusal(ProgramError, f, carry=carry)
+    assert fact in message
+    assert "at test_errors.py:" in message
+
+
+@pytest.mark.parametrize(
+    ("carry", "fact"),
+    [
+        ({"env": {"x": jnp.zeros(3)}}, "carry['env']['x'] has shape [3]; every leaf of the carry needs a leading axis of batch=2"),
+        ({"env": {"x": jnp.float32(0.0)}}, "carry['env']['x'] has shape []"),
+        ({"env": {"x": jnp.zeros((3, 2))}}, "carry['env']['x'] has shape [3, 2]"),
+    ],
+)
+def test_a_batch_axis_of_the_wrong_size(carry, fact):
+    message = refusal(ProgramError, lambda p, c, t: (1.0 * t, c), carry=carry, batch=2)
+    assert fact in message
+    assert "rlfx.Shared" in message
+
+
+def test_a_carry_that_is_no_array():
+    message = refusal(ProgramError, lambda p, c, t: (1.0 * t, c), carry={"env": "CartPole"})
+    assert "carry['env'] is str ('CartPole'), not an array" in message
+    assert "close over it" in message
+
+
+def test_params_that_are_no_arrays():
+    assert "params['f'] is function" in refusal(ProgramError, lambda p, c, t: (1.0 * t, c), params={"f": lambda: 0})
+
+
+def test_a_missing_key():
+    def f(p, c, t):
+        return jax.random.uniform(t.key_for("action")), c  # <-
+
+    message = refusal(ProgramError, f)
+    assert "uses random keys, but no key was given" in message
+    assert "loss_fn(params, carry, jax.random.key(0))" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "fact"),
+    [
+        (jnp.float32(0.0), "key is f32[], not a random key"),
+        (jnp.zeros(2, jnp.int32), "key is i32[2], not a random key"),
+        (jax.random.split(KEY, 3), "key has shape [3]; a program takes one key"),
+        (7, "key is i32[], not a random key"),
+    ],
+)
+def test_an_unusable_key(key, fact):
+    assert fact in refusal(ProgramError, lambda p, c, t: (1.0 * t, c), key=key)
+
+
+def test_a_name_of_a_key_that_is_no_string():
+    assert "t.key_for takes a name (str), got 3" in refusal(ProgramError, lambda p, c, t: (jax.random.uniform(t.key_for(3)), c), key=KEY)
+
+
+def test_data_of_another_length():
+    def f(p, c, t):
+        return rlfx.inputs(p)[t]["x"], c  # <-
+
+    message = refusal(DomainError, f, params={"x": jnp.zeros((5, 2))}, batch=2)
+    assert "rlfx.inputs(xs)['x'] has shape (5, 2); its leading axes must be [4, 2] (t, b)" in message
+    assert 'axes="t"' in message
+
+
+def test_unknown_axes():
+    assert 'axes is "tb", "t" or "b", got \'bt\'' in refusal(
+        DomainError, lambda p, c, t: (rlfx.inputs(p, axes="bt")[t], c), params=jnp.zeros(4)
+    )
+    assert 'got over=' in refusal(DomainError, lambda p, c, t: (rlfx.mean(1.0 * t, "x"), c))
+    assert "every takes a positive integer, got 0" in refusal(DomainError, lambda p, c, t: (rlfx.every(0, lambda: 1.0, otherwise=0.0), c))
+
+
+def test_a_shared_carry_that_varies_with_the_environment():
+    def f(p, c, t):
+        return c["x"], {"x": c["x"], "m": c["m"] + c["x"]}  # <-
+
+    message = refusal(ProgramError, f, carry={"x": jnp.zeros(2), "m": rlfx.Shared(jnp.float32(0.0))}, batch=2)
+    assert "carry['m'] is Shared by all environments, but its next value varies" in message
+    assert 'rlfx.mean(x, over="b")' in message
+
+
+# -- what a program returns -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "fact"),
+    [
+        (lambda c: 1.0, "The program returned float, not (loss, carry) or (loss, carry, aux)"),
+        (lambda c: (1.0,), "returned a tuple of 1"),
+        (lambda c: (1.0, c, 2, 3), "returned a tuple of 4"),
+        (lambda c: (jnp.zeros(2), c), "The loss of one timestep of one environment is a float scalar; it is f32[2]"),
+        (lambda c: (1, c), "float scalar; it is i32[]"),
+        (lambda c: (1.0, c, "text"), "returned str, which is not an array"),
+    ],
+)
+def test_results_of_another_form(result, fact):
+    def f(p, c, t):
+        return result(c)
+
+    assert fact in refusal(ProgramError, f)
+
+
+def test_a_condition_that_is_no_boolean():
+    f = lambda p, c, t: (1.0 * t, c)  # noqa: E731
+    assert "until(carry) must be a boolean scalar" in refusal(ProgramError, f, carry=jnp.float32(0.0), until=lambda c: c)
+    with pytest.raises(DomainError, match="until must be a function of the carry, got 3"):
+        rlfx.compile(f, length=3, until=3)
+
+
+# -- the domain -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [rlfx.compile, rlfx.unroll, rlfx.reference])
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"length": -3}, "length must be at least 1, got -3"),
+        ({"length": 2.0}, "length must be an integer, got 2.0"),
+        ({"length": True}, "length must be an integer, got True"),
+        ({"length": "10"}, "length must be an integer, got '10'"),
+        ({"length": None}, "length must be an integer, got None"),
+        ({"length": 3, "batch": 0}, "batch must be at least 1, got 0"),
+        ({"length": 3, "batch": 1.5}, "batch must be an integer, got 1.5"),
+    ],
+)
+def test_lengths_and_batches(make, options, fact):
+    with pytest.raises(DomainError) as caught:
+        make(lambda p, c, t: (1.0, c), **options)
+    assert fact in checked(caught)
+
+
+def test_an_unknown_reduction_of_the_loss():
+    with pytest.raises(ProgramError, match='reduce is "mean" or "sum", got \'max\''):
+        rlfx.compile(lambda p, c, t: (1.0, c), length=2, reduce="max")
+
+
+# -- outside of a program ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use", "name"),
+    [
+        (lambda: rlfx.series(1.0), "rlfx.series"),
+        (lambda: rlfx.solve(lambda x: x, start=0.0), "rlfx.solve"),
+        (lambda: rlfx.inputs(jnp.zeros(3)), "rlfx.inputs"),
+        (lambda: rlfx.mean(1.0), "rlfx.mean"),
+        (lambda: rlfx.last(1.0), "rlfx.last"),
+        (lambda: rlfx.std(1.0), "rlfx.mean"),
+        (lambda: rlfx.every(2, lambda: 1, otherwise=0), "rlfx.every"),
+        (lambda: rlfx.shared(jnp.sum, 1.0), "rlfx.shared"),
+        (lambda: rlfx.discounted_sum(jnp.zeros(3), 0.9), "rlfx.discounted_sum"),
+    ],
+)
+def test_the_language_outside_of_a_program(use, name):
+    with pytest.raises(ProgramError) as caught:
+        use()
+    message = checked(caught)
+    assert f"{name} has a meaning only inside a per-timestep program" in message
+    assert "at test_errors.py:" in message
+
+
+def test_a_series_kept_for_later():
+    kept = []
+
+    def f(p, c, t):
+        kept.append(rlfx.series(1.0 * t, start=0.0))
+        kept.append(t)
+        return 1.0 * t, c
+
+    rlfx.compile(f, length=2)(None, None)
+    with pytest.raises((RlfxError, jax.errors.UnexpectedTracerError)):
+        kept[0][kept[1] - 1]
+
+
+def test_a_value_that_leaks_into_another_trace():
+    kept = []
+
+    def f(p, c, t):
+        kept.append(p * t)
+        return p * kept[0], c  # <-
+
+    compiled = rlfx.compile(f, length=2)
+    compiled(jnp.float32(1.0), None)
+    with pytest.raises(ProgramError) as caught:
+        compiled(jnp.zeros(1).astype(jnp.float32)[0], jnp.float32(0.0))
+    message = checked(caught, f)
+    assert "leaked out of the traced program" in message
+    assert "Return it from the program as aux" in message
+
+
+def test_differentiating_a_read_inside_the_program():
+    def f(p, c, t):
+        x = rlfx.series(c, end=0.0)
+        return jax.grad(lambda w: w * rlfx.series(w * c, end=0.0)[t + 1])(p) + x[t], c  # <-
+
+    message = refusal(ProgramError, f, params=jnp.float32(1.0), carry=jnp.float32(2.0))
+    assert "jax.grad inside the program differentiates through a read of other timesteps" in message
+    assert "Differentiate the compiled program" in message
+
+
+def test_a_read_inside_a_loop_that_cannot_be_moved_out():
+    def f(p, c, t):
+        def body(a, _):
+            return a + rlfx.series(a, end=0.0)[t + 1], None  # <-
+
+        return jax.lax.scan(body, jnp.float32(0.0), None, length=2)[0], c
+
+    message = refusal(ProgramError, f)
+    assert "cannot be moved out of it" in message
+    assert "Read the series before the scan" in message
+
+
+@pytest.mark.parametrize(
+    ("use", "fact"),
+    [
+        (lambda t: rlfx.discounted_sum(1.0, 0.9), "takes a slice of rewards, got a scalar"),
+        (lambda t: rlfx.discounted_sum(jnp.zeros(3), jnp.zeros(2)), "takes the discounts of the same timesteps"),
+        (lambda t: rlfx.gae(1.0, 0.0, 0.0, gamma=0.9, lam=0.9), "gae takes the environment's Step; this float has no reward"),
+    ],
+)
+def test_bad_arguments_of_returns(use, fact):
+    message = refusal(ProgramError, lambda p, c, t: (use(t), c))
+    assert fact in message
+    assert "at test_errors.py:" in message

@@ -1,0 +1,101 @@
+"""Generated programs against the reference interpreter: loss, carry, aux, and gradients with respect to params and carry.
+
+``strategies.program(seed)`` is always the same program. To reproduce a failure:
+
+    python -m tests.recurrence.test_generated SEED
+
+prints it, simplified, with the difference.
+"""
+
+import contextlib
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+import rlfx
+from rlfx.errors import RlfxError
+from tests import strategies
+
+# Programs are small (values are O(1)); what remains is the order of float32 sums.
+TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def is_float(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def outcome(fn: Any, p: strategies.GeneratedProgram) -> Any:
+    """``{"loss": ..., "carry": ..., "aux": ..., "gradients": ...}``, or the class of the refusal."""
+    params, carry, key = p.arguments()
+    floats, rest = split(carry)
+
+    def objective(params, floats):
+        loss, (next_carry, *aux) = fn(params, merge(floats, rest), key, t0=p.t0)
+        total = loss
+        if p.cotangents:
+            for i, leaf in enumerate(jax.tree.leaves((next_carry, aux))):
+                if is_float(leaf):
+                    total = total + jnp.sum(jnp.cos(1.0 + i) * leaf)
+        return total, {"loss": loss, "carry": next_carry, "aux": aux}
+
+    try:
+        (_, out), gradients = jax.value_and_grad(objective, (0, 1), has_aux=True)(params, floats)
+    except (RlfxError, TypeError) as refusal:
+        if isinstance(refusal, RlfxError):
+            return refusal
+        raise
+    return {**out, "gradients": gradients}
+
+
+def split(carry: Any) -> tuple[list, Any]:
+    leaves, treedef = jax.tree.flatten(carry)
+    return [x for x in leaves if is_float(x)], (leaves, treedef)
+
+
+def merge(floats: list, rest: Any) -> Any:
+    leaves, treedef = rest
+    mine = iter(floats)
+    return jax.tree.unflatten(treedef, [next(mine) if is_float(x) else x for x in leaves])
+
+
+def mismatches(got: Any, expected: Any) -> list[str]:
+    """What differs, by path; empty if nothing does."""
+    refused = [isinstance(x, Exception) for x in (got, expected)]
+    if any(refused):
+        return [] if type(got) is type(expected) else [f"compiled: {got!r}\nreference: {expected!r}"]
+    one, other = (jax.tree_util.tree_flatten_with_path(x) for x in (got, expected))
+    if one[1] != other[1]:
+        return [f"structure {one[1]} instead of {other[1]}"]
+    found = []
+    for (path, g), (_, e) in zip(one[0], other[0], strict=True):
+        if jnp.issubdtype(g.dtype, jax.dtypes.prng_key):
+            g, e = jax.random.key_data(g), jax.random.key_data(e)
+        same = g.shape == e.shape and g.dtype == e.dtype
+        close = same and (np.allclose(g, e, equal_nan=True, **TOLERANCE) if is_float(g) else np.array_equal(g, e))
+        if not close:
+            found.append(f"{jax.tree_util.keystr(path)}: compiled {g.dtype}{g.shape} {g}\n  reference {e.dtype}{e.shape} {e}")
+    return found
+
+
+def check(p: strategies.GeneratedProgram, *, jit: bool = False) -> tuple[list[str], bool]:
+    """``(mismatches, refused)`` of the compiled program."""
+    compiled = rlfx.compile(p.function, **p.options())
+    with contextlib.suppress(RlfxError):
+        compiled.trace(*p.arguments())
+    reference = rlfx.reference(p.function, **p.options())
+    with contextlib.nullcontext() if jit else jax.disable_jit():
+        got = outcome(jax.jit(compiled) if jit else compiled, p)
+    expected = outcome(reference, p)
+    return mismatches(got, expected), isinstance(got, Exception)
+
+
+def fails(p: strategies.GeneratedProgram) -> bool:
+    try:
+        return bool(check(p)[0])
+    except Exception as error:
+        return not isinstance(error, NameError | SyntaxError | KeyError)

@@ -1,0 +1,116 @@
+"""Random numbers are a function of (key, environment, t0 + t, name) only: never of the schedule, the length or the batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlfx
+
+KEY = jax.random.key(42)
+
+
+def draws(length, batch=None, t0=0, key=KEY, program=None):
+    def f(p, c, t):
+        u = jax.random.uniform
+        return c, {"key": u(t.key), "a": u(t.key_for("a")), "b": u(t.key_for("b")), "shared": u(t.shared_key)}
+
+    return rlfx.unroll(program or f, length=length, batch=batch)(None, None, key, t0=t0)[1]
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_all_uses_timesteps_and_environments_are_different():
+    out = draws(5, 4)
+    points = np.concatenate([np.asarray(out[k]).ravel() for k in ("key", "a", "b")])
+    assert len(np.unique(points)) == points.size
+    shared = np.asarray(out["shared"])
+    assert (shared == shared[:, :1]).all()
+    assert len(np.unique(shared)) == 5
+    assert not np.isin(shared, points).any()
+
+
+def test_the_length_does_not_matter():
+    same(jax.tree.map(lambda x: x[:3], draws(6, 2)), draws(3, 2))
+
+
+def test_the_batch_does_not_matter():
+    same(jax.tree.map(lambda x: x[:, :2], draws(3, 5)), draws(3, 2))
+    same(jax.tree.map(lambda x: x[:, 0], draws(3, 5)), draws(3))
+
+
+def test_t0_continues_the_sequence():
+    same(jax.tree.map(lambda x: x[2:], draws(5, 2)), draws(3, 2, t0=2))
+
+
+def test_the_schedule_does_not_matter():
+    def in_a_loop(p, c, t):
+        u = jax.random.uniform(t.key_for("a"))
+        return c + u, u
+
+    def at_once(p, c, t):
+        return c, jax.random.uniform(t.key_for("a"))
+
+    def used_elsewhere(p, c, t):
+        x = rlfx.series(jax.random.uniform(t.key_for("a")), start=0.0)
+        rlfx.sum(x[t])
+        return c, x[t]
+
+    run = lambda f: rlfx.unroll(f, length=4, batch=2)(None, jnp.zeros(2), KEY)[1]  # noqa: E731
+    same(run(in_a_loop), run(at_once))
+    same(run(in_a_loop), run(used_elsewhere))
+
+
+def test_the_gradient_uses_the_same_draws():
+    def f(w, c, t):
+        noise = jax.random.normal(t.key_for("noise"))
+        return (w - noise) ** 2 / 2, c, noise
+
+    fn = rlfx.compile(f, length=3, batch=2)
+    (_, (_, noise)), grad = jax.value_and_grad(lambda w: fn(w, None, KEY), has_aux=True)(0.5)
+    np.testing.assert_allclose(grad, 0.5 - noise.mean(), rtol=1e-5)
+
+
+def test_the_reference_draws_the_same():
+    f = lambda p, c, t: (c, jax.random.uniform(t.key_for("a")) + jax.random.uniform(t.shared_key))  # noqa: E731
+    got = rlfx.unroll(f, length=3, batch=2)(None, None, KEY, t0=4)[1]
+    same(got, rlfx.reference(f, length=3, batch=2, loss=False)(None, None, KEY, t0=4)[1])
+
+
+def test_raw_keys_are_accepted():
+    raw = jax.random.PRNGKey(42)
+    same(draws(3, 2, key=raw), draws(3, 2, key=jax.random.wrap_key_data(raw)))
+
+
+def test_other_implementations_of_keys():
+    key = jax.random.key(1, impl="rbg")
+    assert np.isfinite(np.asarray(draws(3, 2, key=key)["a"])).all()
+
+
+def test_keys_in_the_carry():
+    def f(p, key, t):
+        key, now = jax.random.split(key)
+        return key, jax.random.uniform(now)
+
+    keys = jax.random.split(KEY, 3)
+    final, out = rlfx.unroll(f, length=4, batch=3)(None, keys)
+
+    def by_hand(key):
+        def step(key, _):
+            key, now = jax.random.split(key)
+            return key, jax.random.uniform(now)
+
+        return jax.lax.scan(step, key, None, length=4)
+
+    expected_keys, expected = jax.vmap(by_hand, out_axes=(0, 1))(keys)
+    same(out, expected)
+    same(jax.random.key_data(final), jax.random.key_data(expected_keys))
+
+
+def test_vmap_over_seeds():
+    f = lambda p, c, t: (c, jax.random.uniform(t.key))  # noqa: E731
+    fn = rlfx.unroll(f, length=3, batch=2)
+    keys = jax.random.split(KEY, 4)
+    many = jax.vmap(lambda k: fn(None, None, k)[1])(keys)
+    same(many, jnp.stack([fn(None, None, k)[1] for k in keys]))
