@@ -1,4 +1,4 @@
-"""What profiling needs of private jax: a trace as bytes, without the viewer's JSON that the public way also writes."""
+"""What profiling needs of private jax: whether it is tracing, and a trace without the JSON that the public way adds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import pathlib
 import socket
 
 import jax
+from jax._src import core as _core
 from jax._src import profiler as _profiler
+
+_state_is_clean = getattr(_core, "trace_state_clean", lambda: False)
 
 
 def stop_trace(folder: pathlib.Path) -> None:
@@ -29,3 +32,8 @@ def stop_trace(folder: pathlib.Path) -> None:
         clear()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{socket.gethostname() or os.uname().nodename}.xplane.pb").write_bytes(raw)
+
+
+def tracing() -> bool:
+    """Is jax tracing a function in this thread? If not, a named scope would reach nothing. True where unknown."""
+    return not _state_is_clean()

@@ -120,21 +120,19 @@ def _empty(count: int) -> Callable[[], None]:
     return loop
 
 
-def _thunks(count: int) -> Callable[[], object]:
-    """A program of at least `count` executions of the instructions that reinforcement learning has: keys and layers."""
-    w = jnp.zeros((16, 16))
+def _scan(body: Callable, carry: object, length: int) -> Callable[[], object]:
+    program = jax.jit(lambda c: jax.lax.scan(body, c, None, length=length))
+    return lambda: jax.block_until_ready(program(carry))
 
-    @jax.jit
-    def program(x, key):
-        def body(carry, _):
-            x, key = carry
-            key, noise = jax.random.split(key)
-            x = jnp.tanh(x @ w) + jax.random.normal(noise, x.shape)
-            return (x, key), x.sum(axis=0)
 
-        return jax.lax.scan(body, (x, key), None, length=count // 10)
+def _keys(count: int) -> Callable[[], object]:
+    """Very many short instructions: random numbers, `count` times."""
 
-    return lambda: jax.block_until_ready(program(w, jax.random.key(0)))
+    def body(key, _):
+        key, noise = jax.random.split(key)
+        return key, jax.random.normal(noise, (16,)).sum()
+
+    return _scan(body, jax.random.key(0), count)
 
 
 def _calls(function: Callable[[object], object], argument: object, count: int) -> Callable[[], None]:
@@ -153,7 +151,7 @@ def _compilations(count: int) -> Callable[[], None]:
     return loop
 
 
-def calibrate(rounds: int = 5) -> Overhead:
+def calibrate(rounds: int = 7) -> Overhead:
     """Measure what one event of each kind costs on this machine, in process CPU time; about 10 s.
 
     Args:
@@ -166,20 +164,22 @@ def calibrate(rounds: int = 5) -> Overhead:
     small = np.zeros(8, np.float32)
     call = jax.jit(lambda a: a + 1)
     back = jax.jit(lambda a: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(a.shape, a.dtype), a))
-    thunks = _thunks(10_000)
-    costs = {
-        ANNOTATION: _difference(_empty(20_000), _annotations(20_000), 20_000, rounds),
-        THUNK: _difference(thunks, thunks, _events(thunks, THUNK), rounds),
-    }
-    for kind, loop, count in (
+    costs = {ANNOTATION: _difference(_empty(20_000), _annotations(20_000), 20_000, rounds)}
+    for kind, body, count in (
+        (THUNK, _keys(1_000), None),
         (WAIT, _calls(lambda a: a, x, 3_000), 3_000),
         (BACKEND, _calls(call, x, 3_000), 3_000),
         (TRANSFER, _calls(jax.device_put, small, 3_000), 3_000),
         (CALLBACK, _calls(back, x, 1_000), 1_000),
         (COMPILE, _compilations(8), 8),
     ):
-        each = _difference(loop, loop, count, rounds)
-        costs[kind] = max(0.0, each - _known(loop, kind, count, costs))
+        body()
+        events = _paid(body)
+        count = count or events.get(kind, 0)
+        if not count:
+            continue  # this device has no such events
+        known = sum(costs.get(k, 0.0) * n for k, n in events.items() if k != kind) / count
+        costs[kind] = max(0.0, _difference(body, body, count, rounds) - known)
     return Overhead(machine(), costs, datetime.date.today().isoformat())
 
 
@@ -189,15 +189,6 @@ def _paid(body: Callable[[], object]) -> dict[str, int]:
             body()
         (process,) = session.report().processes
     return {kind: len(found) for kind, found in process.timeline.paid.items()}
-
-
-def _events(body: Callable[[], object], kind: str) -> int:
-    return _paid(body)[kind]
-
-
-def _known(body: Callable[[], object], kind: str, count: int, costs: dict[str, float]) -> float:
-    """What the events of kinds calibrated before cost in one call."""
-    return sum(costs.get(k, 0.0) * n / count for k, n in _paid(body).items() if k != kind)
 
 
 # Correction.
