@@ -357,11 +357,9 @@ def hoist(eqn: Any, wanted: Callable[[Any], bool]) -> Hoisted | None:
     if eqn.primitive is COND:
         params["branches"] = tuple(new_bodies)
         return Hoisted(found, params, lambda old, new: [old[0], *new, *old[1:]])
-    params.update(
-        jaxpr=new_bodies[0],
-        num_consts=params["num_consts"] + len(found),
-        linear=(False,) * len(found) + tuple(params["linear"]),
-    )
+    params.update(jaxpr=new_bodies[0], num_consts=params["num_consts"] + len(found))
+    if "linear" in params:
+        params["linear"] = (False,) * len(found) + tuple(params["linear"])
     return Hoisted(found, params, lambda old, new: [*new, *old])
 
 

@@ -102,6 +102,8 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1) -> Env
       >>> bool(step.truncated), int(state.time)
       (True, 0)
     """
+    if own := getattr(env, "with_auto_reset", None):  # a host environment resets where its state is
+        return own()
     if reset == "fresh":
         return _FreshReset(env)
     if reset == "cached" and cache >= 1:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from rlfx.envs import episodes, gymnax
+from rlfx.envs import brax, episodes, gymnasium, gymnax
 from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import Environment
 from rlfx.envs.breakout import Breakout
@@ -29,7 +29,7 @@ _OWN: dict[str, Callable[..., Environment]] = {
     "CartPole-parametric": ParametricCartPole,
 }
 
-_FAMILIES = {"gymnax": gymnax}
+_FAMILIES = {"gymnax": gymnax, "brax": brax, "gymnasium": gymnasium}
 
 
 def list_envs() -> tuple[str, ...]:
@@ -67,9 +67,9 @@ def make(name: str, auto_reset: bool = True, differentiable: bool = False, **kwa
         Fix: Did you mean 'CartPole-v1'...
     """
     env = _bare(name, kwargs)
-    if not differentiable:
-        env = episodes.stop_gradient(env)
-    return episodes.auto_reset(env) if auto_reset else env
+    if auto_reset:
+        env = episodes.auto_reset(env)
+    return env if differentiable else episodes.stop_gradient(env)
 
 
 def _bare(name: str, kwargs: dict[str, Any]) -> Environment:

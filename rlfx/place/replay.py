@@ -114,7 +114,7 @@ def sample_indices(tree: SumTree, key: Array, batch: int) -> tuple[Array, Array]
     Returns:
       Indices, int32 ``[B]``, and their probabilities, float32 ``[B]``. All are zero if every priority is.
     """
-    strata = (jnp.arange(batch) + jax.random.uniform(key, (batch,))) / batch
+    strata = (jnp.arange(batch, dtype=jnp.float32) + jax.random.uniform(key, (batch,))) / batch
     indices = find(tree, strata * tree.total)
     return indices, tree.levels[-1][indices] / jnp.maximum(tree.total, 1e-38)
 

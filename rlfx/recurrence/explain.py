@@ -182,7 +182,7 @@ def _describe(var: Var, program: Program) -> str:
 def _notes(stage: Stage, program: Program) -> list[str]:
     if not isinstance(stage, Loop):
         return []
-    rings = [f"{v!r}: ring of {k}" for v, k in stage.depth.items() if k > 1]
+    rings = [f"{v!r}: ring of {k}" for v, k in stage.depth.items() if k]
     notes = [f"keeps earlier iterations, {', '.join(rings)}"] if rings else []
     kinds = sorted({f"x[{e.access}] ({reach_in(e.access, program.domain).kind})" for e in stage.reads if e.where not in ("carry", "until")})
     if kinds:

@@ -92,6 +92,12 @@ class Graph:
             todo += [edge.value for edge in self.edges(equation)]
         return tuple(e for e in self.program.equations if e in needed)
 
+    @cached_property
+    def complete(self) -> frozenset[Var]:
+        """Values that must be there after the last stage, at all points or at the last."""
+        lasts = [self.extension(v, None).last for v in self.wanted_tails]
+        return self.wanted | self.wanted_last | frozenset().union(*lasts)
+
     def edges(self, equation: Equation) -> list[Edge]:
         """The dependences of an equation, boundary values and demand extension included."""
         domain = self.program.domain
@@ -101,7 +107,7 @@ class Graph:
             edges = [Edge(v, signs) for v in equation.inputs if isinstance(v, Var)]
             if domain.until and equation.op is reduce_p:
                 # Points after an environment's end do not count.
-                edges.append(Edge(self.program.ends, signs))
+                edges.append(Edge(self.program.alive, signs))
             return edges
         found = reach_in(equation.access, domain)
         signs = frozenset(s for s, on in ((PAST, found.past), (HERE, found.now), (FUTURE, found.future)) if on)

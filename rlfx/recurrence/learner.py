@@ -103,10 +103,10 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
         free=active.__contains__,
         kept=lambda v: v in data or "t" not in program.dims_of(v),
     )
-    given = set(cut.stored) | ({program.ends} if isinstance(program.ends, Var) else set())
+    given = set(cut.stored) | ({program.alive} if program.alive is not None else set())
     region = Graph(program, frozenset(targets) - last, last, given=frozenset(given))
     tails = _tails(region)
-    if isinstance(program.ends, Var):
+    if program.ends is not None:
         tails |= {program.ends}
     acting = Graph(program, outputs.wanted | given, outputs.wanted_last, outputs.wanted_tails | tails)
     order = {v: i for i, v in enumerate(v for e in program.equations for v in e.outputs)}

@@ -84,7 +84,7 @@ class _Builder:
     def call(self, fn: Callable, inputs: Iterable[Atom], like: Equation) -> Atom:
         """Trace ``fn`` at one point and append its equations; returns its one output."""
         inputs = list(inputs)
-        structs = [jax.ShapeDtypeStruct(v.shape, v.dtype if isinstance(v, Var) else np.result_type(v.value)) for v in inputs]
+        structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
         jaxpr, consts = J.make_jaxpr(fn)(*structs)
         env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)}
         for eqn in jaxpr.eqns:
@@ -96,7 +96,7 @@ class _Builder:
         return Lit(out.val) if J.is_literal(out) else env[out]
 
     def name(self, value: Atom, like: Equation) -> Var:
-        out = self.var(value.shape, value.dtype if isinstance(value, Var) else np.result_type(value.value))
+        out = self.var(value.shape, value.dtype)
         self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
         return out
 
@@ -128,7 +128,7 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     """The equations on which the program's outputs depend."""
     definition = {v: e for e in equations for v in e.outputs}
     seen: set[Equation] = set()
-    todo = [v for v in (program.loss, program.ends, *program.next_carry, *program.aux) if isinstance(v, Var)]
+    todo = [v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)]
     while todo:
         equation = definition.get(todo.pop())
         if equation is not None and equation not in seen:

@@ -17,7 +17,7 @@ from rlfx.recurrence.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged, extreme_of
-from rlfx.recurrence.schedule import Loop, Parallel, Schedule
+from rlfx.recurrence.schedule import REGISTER, Loop, Parallel, Schedule
 from rlfx.recurrence.values import Value, axis_of, expand, map_over, of_atom, run_pointwise
 
 
@@ -229,7 +229,7 @@ class Execution:
         defined = {v for e in loop.body for v in e.outputs}
         operands = list(
             dict.fromkeys(
-                v for e in loop.body for v in (e.inputs if not e.is_read or e not in loop.reads else e.operands)
+                v for e in loop.body for v in ((e.inputs[0], *e.point_inputs) if e.is_read and e not in loop.reads else e.point_inputs)
                 if isinstance(v, Var) and v not in defined
             )
         )  # fmt: skip
@@ -246,7 +246,7 @@ class Execution:
             clock = Value(t)
             rings = dict(zip(loop.depth, state, strict=True))
             pending = list(loop.body)
-            writes = {v: self._owner(v) for v in loop.depth if loop.depth[v] > 1}
+            writes = {v: self._owner(v) for v in loop.depth if loop.depth[v] != REGISTER}
 
             def read(equation, env, now):
                 if equation not in loop.reads:
@@ -258,7 +258,7 @@ class Execution:
                 for v in written:
                     rings[v] = self._write(rings[v], here[v], slots[v], loop.depth[v], t)
             for v, depth in loop.depth.items():
-                if depth == 1:
+                if depth == REGISTER:
                     rings[v] = expand(here[v], slots[v], sizes).data
             stacked = [expand(here[v], program.dims_of(v) - {"t"}, sizes).data for v in loop.stacked]
             return list(rings.values()), stacked
@@ -270,7 +270,9 @@ class Execution:
         for v, data in zip(loop.stacked, ys, strict=True):
             self.env[v] = Value(data, program.dims_of(v) | {"t"})
         for v in loop.last:
-            data = final[v] if loop.depth[v] == 1 else final[v][reads.ring_slot(self.domain.length - 1, loop.depth[v], self.domain.length)]
+            data, depth = final[v], loop.depth[v]
+            if depth != REGISTER:
+                data = data[reads.ring_slot(self.domain.length - 1, depth, self.domain.length)]
             self.finals[v] = Value(data, slots[v])
 
     def _varies(self, var: Var) -> bool:
@@ -292,7 +294,7 @@ class Execution:
         """What the loop's storage of a series holds before the first iteration."""
         depth = loop.depth[var]
         shape = tuple(self.sizes["b"] for a in ("b",) if a in dims) + tuple(var.shape)
-        if depth == 1:
+        if depth == REGISTER:
             for read in self._edge_reads(var, loop):
                 edge = self.first(read.start) if loop.direction == "forward" else self.end_value(read)
                 return expand(edge, dims, self.sizes).data
@@ -317,7 +319,7 @@ class Execution:
         if not isinstance(access, Point):
             fill = of_atom(equation.operands[0], env)
             return reads.read_ring_window(stored, depth, access, fill, self.domain, t, n, self.sizes)
-        if depth == 1:
+        if depth == REGISTER:
             value, position = stored, t + is_shift(access)
             if not isinstance(n, Value):
                 return value  # the register starts with the boundary value
@@ -398,9 +400,8 @@ def _reduce(run: Execution, equation: Equation, values: list[Value], env, t: Val
 
 def _valid(run: Execution, env: Mapping[Var, Value], t: Value) -> Value:
     """Under ``until=``: at which points the environment has not ended."""
-    count = env[run.program.ends]
-    dims = count.dims | t.dims
-    return Value(expand(count, dims, run.sizes).data == expand(t, dims, run.sizes).data, dims)
+    assert run.program.alive is not None
+    return env[run.program.alive]
 
 
 Execution.valid = _valid  # type: ignore[attr-defined]

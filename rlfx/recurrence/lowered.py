@@ -76,10 +76,14 @@ class Lowered:
 
     def _outputs(self, *, loss: bool) -> Graph:
         graph = whole_graph(self.program)
-        wanted = graph.wanted | ({self.program.ends} if isinstance(self.program.ends, Var) else set())
+        program = self.program
+        wanted, last = set(graph.wanted), set(graph.wanted_last)
         if not loss:
-            wanted = {v for v in self.program.aux if isinstance(v, Var)} | (wanted & {self.program.ends})
-        return Graph(self.program, frozenset(wanted), graph.wanted_last)
+            wanted = {v for v in program.aux if isinstance(v, Var)}
+        if program.ends is not None:
+            wanted.add(program.alive)
+            last.add(program.definitions()[program.ends].source)
+        return Graph(program, frozenset(wanted), frozenset(last))
 
     def _plan(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._plans:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -39,6 +40,10 @@ class Lit:
     @property
     def shape(self) -> tuple:
         return np.shape(self.value)
+
+    @property
+    def dtype(self) -> Any:
+        return self.value.dtype if hasattr(self.value, "dtype") else jnp.result_type(self.value)
 
     def __repr__(self) -> str:
         return f"{np.asarray(self.value).item():g}" if np.ndim(self.value) == 0 else "literal"
@@ -81,6 +86,11 @@ class Equation:
     def operands(self) -> tuple[Atom, ...]:
         """The inputs at the equation's own point: a read's source is not among them."""
         return self.inputs[1:] if self.is_read else self.inputs
+
+    @property
+    def point_inputs(self) -> tuple[Atom, ...]:
+        """The inputs whose value at the equation's own point is used: a read's boundary values are not among them."""
+        return self.operands[bool(self.start is not None) + bool(self.end is not None) :] if self.is_read else self.inputs
 
     @property
     def start(self) -> Atom | None:
@@ -133,7 +143,7 @@ class Program:
       carry: inputs with the initial carry.
       key, now, b: the random key (or None), the absolute time, the environment's index.
       loss, next_carry, aux: outputs. ``loss`` is None for an unrolled program.
-      ends: under ``until=``, the number of timesteps so far; else None.
+      ends, alive: under ``until=``, the number of timesteps so far, and whether the environment takes this one.
       dims: which of t, b each value varies with.
       shared: for each leaf of the carry, whether all environments share it.
       directives: what transforms asked of the schedule.
@@ -153,7 +163,8 @@ class Program:
     aux: tuple[Atom, ...]
     dims: Mapping[Var, frozenset]
     shared: tuple[bool, ...]
-    ends: Atom | None = None
+    ends: Var | None = None
+    alive: Var | None = None
     reduce: str = "mean"
     const_values: tuple = ()
     trees: Mapping[str, Any] = field(default_factory=dict)

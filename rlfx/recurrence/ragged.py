@@ -24,7 +24,7 @@ from rlfx.errors import UnsupportedSliceOp, located
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.primitives import discounted_sum_p, series_p
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.values import Value, map_over
+from rlfx.recurrence.values import Value, discounted_total, map_over
 
 #: The start of an axis along which all positions are equal.
 ANYWHERE = "anywhere"
@@ -586,17 +586,12 @@ def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 
 @rule(discounted_sum_p)
 def _discounted_sum(point: Point, equation: Equation, rewards: Part, discounts: Part) -> list[Part]:
-    """``G = r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero."""
     (rewards, discounts), starts = _align_all(point, (rewards, discounts), rewards.data.ndim)
     shape = equation.inputs[0].shape
     valid = Part(rewards.data, starts, False)
     r = point.masked(valid, shape, 0)
     d = point.masked(Part(discounts.data, starts, False), shape, 1)
-
-    def back(total, rd):
-        return rd[0] + rd[1] * total, None
-
-    total, _ = lax.scan(back, jnp.zeros_like(r[0]), (r, d), reverse=True)
+    total = discounted_total(r, d)
     return [Part(total, (None,) * total.ndim)]
 
 

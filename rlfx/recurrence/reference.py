@@ -78,7 +78,7 @@ class _Evaluation:
                 continue
             missing = [k for k in self._needs(*key) if not isinstance(k[0], Lit) and k not in self.memo]
             if missing:
-                if key in open_:
+                if any(k in open_ for k in missing):
                     raise CausalityError(
                         located(f"The value at t = {key[1]} depends on itself.", fix="Read a strictly earlier or later timestep.")
                     )
@@ -317,6 +317,7 @@ def concretize(program: Program, t: int, stop: int) -> Program:
             "next_carry": many(p.next_carry),
             "aux": many(p.aux),
             "ends": None if p.ends is None else var(p.ends),
+            "alive": None if p.alive is None else var(p.alive),
             "dims": {},
         }
     )

@@ -35,7 +35,8 @@ class Loop:
       direction: "forward" or "backward".
       body: equations in order of execution.
       reads: those of the body that read what the body computed at other iterations.
-      depth: for each series read in the loop, how many iterations are kept: 1 with lag one, K for a ring of K.
+      depth: for each series read in the loop, how it is kept: REGISTER, the value of the previous iteration, or the
+        number of iterations in a ring.
       stacked: values that later stages need at every timestep.
       last: series of which the value of the last iteration is needed.
     """
@@ -49,6 +50,7 @@ class Loop:
 
 
 Stage = Parallel | Loop
+REGISTER = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def _inlined(graph: Graph, levels: dict, recurrent: list[frozenset]) -> frozense
 
 def _only_in_loops(equation: Equation, inline, recurrent, users, graph: Graph) -> bool:
     """Whether every use of an inlined equation is by a loop or by another such equation."""
-    if any(v in graph.wanted for v in equation.outputs):
+    if any(v in graph.complete for v in equation.outputs):
         return False
     everywhere = frozenset().union(*recurrent)
     return all(
@@ -184,8 +186,10 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
     last = {v for e in in_loop for v in e.outputs if v in graph.wanted_last} | _needed_last(graph, in_loop)
     # Only the carry is frozen when an environment ends: the last value of another series is picked from all of them.
     frozen = set(program.next_carry) if program.domain.until else last
-    if program.domain.until and isinstance(program.ends, Var) and program.ends in graph.definition:
+    if program.ends is not None and program.ends in graph.definition:
         frozen.add(graph.definition[program.ends].source)
+    if direction == "backward":  # which ends at the first timestep
+        frozen = set()
     unfrozen, last = last - frozen, last & frozen
     for v in list(last):  # a series whose last value is needed is computed in the loop
         _pull(graph.definition[v], graph, in_loop, inline, body)
@@ -261,7 +265,7 @@ def _needed_last(graph: Graph, in_loop) -> set[Var]:
         if e.is_read and not isinstance(e.access, Lookup) and e.end is None:
             if hasattr(e.access, "index") and reach_in(e.access, graph.program.domain).after_end:
                 found |= graph.extension(e.source, e).last & mine
-    if graph.program.domain.until and isinstance(graph.program.ends, Var):
+    if graph.program.ends is not None:
         read = graph.definition.get(graph.program.ends)
         if read is not None and read.source in mine:
             found.add(read.source)
@@ -292,10 +296,10 @@ def _order(graph: Graph, body: set, reads: frozenset) -> tuple[Equation, ...]:
 
 
 def _depth(var: Var, reads: Iterable[Equation], program: Program) -> int:
-    """How many iterations of a series the loop keeps: 1 where every read has lag one."""
+    """How a series is kept in the loop: a register where every read has lag one, else a ring."""
     mine = [e for e in reads if e.source is var]
     if all(is_shift(e.access) in (-1, 1) for e in mine):
-        return 1
+        return REGISTER
     distances = []
     for e in mine:
         if isinstance(e.access, Lookup):

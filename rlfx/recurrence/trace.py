@@ -336,9 +336,9 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     loss = outputs[0] if sig.has_loss else None
     next_carry = outputs[has_loss : has_loss + n_carry]
     aux = tuple(outputs[has_loss + n_carry : has_loss + n_carry + out["n_aux"]])
-    ends = None
+    ends = alive = None
     if sig.until is not None:
-        next_carry, ends = _freeze(flat, carried, next_carry, outputs[-1], int32)
+        next_carry, ends, alive = _freeze(flat, carried, next_carry, outputs[-1], int32)
     named = [flat.emit(series_p, {}, [v], [_aval_of(c)])[0] for v, c in zip(next_carry, carried, strict=True)]
     first = [
         Equation(read_p, _previous, (source, start), (var,), "carry")
@@ -369,6 +369,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         dims=dims,
         shared=sig.shared,
         ends=ends,
+        alive=alive,
         reduce=sig.reduce,
         const_values=tuple(consts),
         trees={"params": sig.params_tree, "carry": sig.carry_tree, "aux": out["aux_tree"]},
@@ -382,7 +383,7 @@ def _aval_of(var: Var) -> Any:
     return J.ShapedArray(var.shape, var.dtype)
 
 
-def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: Any) -> tuple[list[Atom], Var]:
+def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: Any) -> tuple[list[Atom], Var, Var]:
     """Under ``until=``: an environment that has stopped keeps its carry, and counts its own timesteps."""
     boolean = J.ShapedArray((), jnp.dtype("bool"))
     alive, count = flat.var(boolean), flat.var(int32)
@@ -400,7 +401,7 @@ def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: 
         (named,) = flat.emit(series_p, {}, [following], [_aval_of(var)])
         value = np.asarray(at_start, var.dtype)
         flat.equations.append(Equation(read_p, _previous, (named, Lit(value)), (var,), "until"))
-    return frozen, count
+    return frozen, count, alive
 
 
 def _check_shared(equations, named: list[Var], sig: Signature, dims: dict) -> None:

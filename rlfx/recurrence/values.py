@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.primitives import discounted_sum_p, series_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Var
 
 AXES = ("t", "b")
@@ -95,8 +96,8 @@ _NO_SCOPE = _NoScope()
 
 def evaluate(equation: Equation, operands: Sequence[Any]) -> list:
     """One pointwise equation on concrete operands or tracers of one point."""
-    if equation.op in _IDENTITIES:
-        return [operands[0]]
+    if equation.op in _MEANING:
+        return [_MEANING[equation.op](*operands)]
     return J.bind(equation.op, dict(equation.params), *map(_arrays, operands))
 
 
@@ -104,6 +105,15 @@ def _arrays(x: Any) -> Any:
     return x if hasattr(x, "dtype") else jnp.asarray(x)
 
 
-from rlfx.recurrence.primitives import series_p  # noqa: E402
+def discounted_total(rewards: Any, discounts: Any) -> Any:
+    """``r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero."""
 
-_IDENTITIES = frozenset({series_p})
+    def back(total, rd):
+        return rd[0] + rd[1] * total, None
+
+    total, _ = jax.lax.scan(back, jnp.zeros(rewards.shape[1:], rewards.dtype), (rewards, discounts), reverse=True)
+    return total
+
+
+#: What those of our primitives mean that act on one point.
+_MEANING: dict[Any, Callable] = {series_p: lambda x: x, discounted_sum_p: discounted_total}

@@ -1,0 +1,86 @@
+"""brax's rigid-body simulators under the protocol: typed keys, time limits and automatic resets of our own."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.envs.base import Environment, Step, strong
+from rlfx.envs.episodes import time_limit
+from rlfx.envs.gymnax import _lenient_promotion
+from rlfx.envs.spaces import Box
+from rlfx.errors import EnvError, located
+
+
+class BraxEnvironment(Environment):
+    """A brax environment without brax's training wrappers, which fail with typed keys under ``scan``.
+
+    ``terminated`` is brax's ``done`` (the robot fell); brax has no truncation of its own. The state is brax's ``State``.
+
+    Example:
+      >>> import brax.envs
+      >>> env = BraxEnvironment("fast", brax.envs.get_environment("fast"))
+      >>> env.observe(env.reset(jax.random.key(0))).shape
+      (2,)
+    """
+
+    def __init__(self, name: str, env: Any):
+        self.name, self.env = f"brax/{name}", env
+        with _lenient_promotion():
+            state = jax.eval_shape(env.reset, jax.random.key(0))
+        self.observation_space = jax.tree.map(lambda x: Box(-jnp.inf, jnp.inf, x.shape, x.dtype), state.obs)
+        self.action_space = Box(-1.0, 1.0, (env.action_size,))
+
+    def reset(self, key):
+        with _lenient_promotion():
+            return strong(self.env.reset(key))
+
+    def observe(self, state):
+        return state.obs
+
+    def transition(self, key, state, action):
+        with _lenient_promotion():
+            after = strong(self.env.step(state, action), like=state)
+        step = Step(
+            reward=after.reward.astype(jnp.float32),
+            terminated=after.done.astype(bool),
+            truncated=jnp.zeros((), bool),
+            final_obs=after.obs,
+            info=dict(after.metrics),
+        )
+        return after, step
+
+
+def available() -> tuple[str, ...]:
+    """The names brax has registered; none if it is not installed."""
+    if importlib.util.find_spec("brax") is None:
+        return ()
+    import brax.envs
+
+    return tuple(sorted(brax.envs._envs))
+
+
+def make(name: str, *, backend: str | None = None, episode_length: int = 1000, **kwargs: Any) -> Environment:
+    """The brax environment ``name``, truncated after ``episode_length`` steps.
+
+    Args:
+      name: a name that brax registers, such as ``"ant"``.
+      backend: the physics pipeline: ``"generalized"``, ``"positional"``, ``"spring"`` or ``"mjx"``; brax's default if
+        None.
+      episode_length: steps until truncation.
+      **kwargs: of brax's environment.
+
+    Raises:
+      EnvError: brax is not installed, or has no such environment.
+    """
+    if importlib.util.find_spec("brax") is None:
+        raise EnvError(located(f"brax/{name} needs brax, which is not installed.", fix="pip install 'rlfx[envs]'"))
+    if name not in available():
+        raise EnvError(located(f"brax has no environment {name!r}.", fix=f"It has {', '.join(available())}."))
+    import brax.envs
+
+    options = kwargs if backend is None else {**kwargs, "backend": backend}
+    return time_limit(BraxEnvironment(name, brax.envs.get_environment(name, **options)), episode_length)

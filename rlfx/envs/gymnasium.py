@@ -1,0 +1,186 @@
+"""gymnasium environments under the protocol: host code, called once for the whole batch, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jax.experimental import io_callback
+
+from rlfx.envs.base import Environment, Step
+from rlfx.envs.spaces import Box, Discrete, is_space
+from rlfx.errors import EnvError, located
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HostState:
+    """A ticket for an environment on the host: which batch, which one of it, and how many steps it has taken."""
+
+    batch: Any
+    slot: Any
+    clock: Any
+    obs: Any
+
+
+class GymnasiumEnvironment(Environment):
+    """A gymnasium environment. ``jax.vmap`` of it steps N copies in one ordered host call.
+
+    Host environments have state that jax does not see, so a state can be stepped once: stepping an old one (a
+    recomputation, a second rollout from the same states) is an error and not a silently wrong trajectory. A reset begins
+    a new batch and closes the last one of this object.
+
+    Args:
+      name: a registered gymnasium name.
+      resets: begin a new episode on the host in the step in which the last one ended.
+      **kwargs: passed to ``gymnasium.make``.
+
+    Example:
+      >>> env = GymnasiumEnvironment("CartPole-v1", resets=True)
+      >>> env.observation_space.shape, env.action_space.n
+      ((4,), 2)
+    """
+
+    def __init__(self, name: str, *, resets: bool = False, **kwargs: Any):
+        import gymnasium
+
+        self.name, self.resets, self.kwargs = name, resets, kwargs
+        self._make = lambda: gymnasium.make(name, **kwargs)
+        one = self._make()
+        self.observation_space, self.action_space = _space(one.observation_space), _space(one.action_space)
+        one.close()
+        self._envs: list = []
+        self._clocks: np.ndarray = np.zeros(0, np.int64)
+        self._batch = 0
+        leaves = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self.observation_space, is_leaf=is_space)
+        flag, reward = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
+        ticket = jax.ShapeDtypeStruct((), jnp.int32)
+        self._reset = _batched_callback(self._host_reset, (ticket, ticket, leaves))
+        self._step = _batched_callback(self._host_step, (leaves, leaves, reward, flag, flag))
+
+    def with_auto_reset(self) -> GymnasiumEnvironment:
+        """The same environment, resetting itself on the host."""
+        return GymnasiumEnvironment(self.name, resets=True, **self.kwargs)
+
+    def reset(self, key):
+        batch, slot, obs = self._reset(jax.random.bits(key, ()))
+        return HostState(batch, slot, jnp.int32(0), obs)
+
+    def observe(self, state):
+        return state.obs
+
+    def transition(self, key, state, action):
+        obs, final_obs, reward, terminated, truncated = self._step(state.batch, state.slot, state.clock, action)
+        after = HostState(state.batch, state.slot, state.clock + 1, obs)
+        return after, Step(reward, terminated, truncated, final_obs)
+
+    # -- on the host -------------------------------------------------------------------------------------------------
+
+    def _host_reset(self, seeds: np.ndarray):
+        for env in self._envs:
+            env.close()
+        self._batch += 1
+        self._envs = [self._make() for _ in seeds]
+        self._clocks = np.zeros(len(seeds), np.int64)
+        observations = [env.reset(seed=int(seed))[0] for env, seed in zip(self._envs, seeds, strict=True)]
+        return np.full(len(seeds), self._batch, np.int32), np.arange(len(seeds), dtype=np.int32), self._stack(observations)
+
+    def _host_step(self, batches: np.ndarray, slots: np.ndarray, clocks: np.ndarray, actions: Any):
+        stale = (batches != self._batch) | (clocks != self._clocks[np.minimum(slots, len(self._clocks) - 1)])
+        if stale.any():
+            fact = f"gymnasium/{self.name}: a state that was stepped before, or of an earlier reset, is stepped again."
+            raise EnvError(located(fact, fix="Host environments cannot go back: step the newest states, once each."))
+        self._clocks[slots] += 1
+        results = [self._one(self._envs[slot], jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
+                   for i, slot in enumerate(slots)]
+        obs, final, *scalars = zip(*results, strict=True)
+        return self._stack(obs), self._stack(final), *(
+            np.asarray(x, d) for x, d in zip(scalars, (np.float32, bool, bool), strict=True))
+
+    def _one(self, env: Any, action: Any):
+        action = int(action) if isinstance(self.action_space, Discrete) else action
+        final, reward, terminated, truncated, _ = env.step(action)
+        obs = env.reset()[0] if self.resets and (terminated or truncated) else final
+        return obs, final, reward, terminated, truncated
+
+    def _stack(self, observations: Any):
+        return jax.tree.map(lambda s, *xs: np.stack([np.asarray(x, s.dtype) for x in xs]), self.observation_space,
+                            *observations, is_leaf=is_space)
+
+
+def _batched_callback(host: Any, one: Any):
+    """An ordered callback that ``vmap`` (once, or nested) turns into one call for the whole batch."""
+    def with_axes(lead: tuple[int, ...]):
+        @custom_vmap
+        def call(*args):
+            def flat(*xs):
+                n = math.prod(lead)
+                xs = jax.tree.map(lambda x: np.asarray(x).reshape(n, *np.shape(x)[len(lead) :]), xs)
+                out = host(*xs)
+                return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), out)
+
+            shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*lead, *s.shape), s.dtype), one)
+            return io_callback(flat, shapes, *args, ordered=True)
+
+        @call.def_vmap
+        def batched(size, is_batched, *args):
+            full = jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x, (size, *x.shape)), args, tuple(is_batched))
+            out = with_axes((size, *lead))(*full)
+            return out, jax.tree.map(lambda _: True, out)
+
+        return call
+
+    return with_axes(())
+
+
+def _space(space: Any) -> Any:
+    import gymnasium.spaces as g
+
+    if isinstance(space, g.Discrete) and int(space.start) == 0:
+        return Discrete(int(space.n))
+    if isinstance(space, g.Box):
+        dtype = np.dtype("float32") if space.dtype == np.float64 else np.dtype(space.dtype)
+        limit = np.finfo(np.float32).max
+        low, high = (np.clip(b, -limit, limit) if dtype.kind == "f" else b for b in (space.low, space.high))
+        return Box(low, high, space.shape, dtype)
+    if isinstance(space, g.MultiBinary):
+        return Box(0, 1, tuple(space.shape), np.dtype("int8"))
+    if isinstance(space, g.Dict):
+        return {name: _space(child) for name, child in space.spaces.items()}
+    if isinstance(space, g.Tuple):
+        return tuple(_space(child) for child in space.spaces)
+    raise EnvError(located(f"gymnasium space {space} has no counterpart here.", fix="Wrap it into Discrete or Box."))
+
+
+def available() -> tuple[str, ...]:
+    """The names gymnasium has registered; none if it is not installed."""
+    if importlib.util.find_spec("gymnasium") is None:
+        return ()
+    import gymnasium
+
+    return tuple(sorted(gymnasium.registry))
+
+
+def make(name: str, **kwargs: Any) -> GymnasiumEnvironment:
+    """The gymnasium environment ``name``.
+
+    Raises:
+      EnvError: gymnasium is not installed, has no such environment, or a dependency of it is missing.
+    """
+    if importlib.util.find_spec("gymnasium") is None:
+        fact = f"gymnasium/{name} needs gymnasium, which is not installed."
+        raise EnvError(located(fact, fix="pip install 'rlfx[gymnasium]'"))
+    import gymnasium
+
+    try:
+        return GymnasiumEnvironment(name, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise EnvError(located(f"gymnasium/{name}: {error}", fix="pip install the package it names.")) from error
+    except gymnasium.error.UnregisteredEnv as error:
+        raise EnvError(located(f"gymnasium/{name}: {error}", fix="See rlfx.envs.list_envs().")) from error

@@ -1,0 +1,150 @@
+"""Pictures of states, and animations of policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlfx.envs.base import Environment
+from rlfx.envs.spaces import sample
+from rlfx.errors import EnvError, located
+
+
+def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
+    """A picture of one environment's state; ``uint8[size, size, 3]``.
+
+    The classic control tasks are drawn from their state (rlfx's or gymnax's, under any wrappers), grids and images from
+    the observation, anything else as a bar chart of the observation.
+
+    Raises:
+      EnvError: matplotlib is not installed.
+
+    Example:
+      >>> from rlfx.envs import make
+      >>> env = make("CartPole-v1")
+      >>> render(env, env.reset(jax.random.key(0)), size=64).shape
+      (64, 64, 3)
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EnvError(located("render needs matplotlib, which is not installed.", fix="pip install 'rlfx[plots]'"))
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1, 1), dpi=size)
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.axis("off")
+    values, draw = _drawing(state)
+    if draw is None:
+        _draw_observation(axes, np.asarray(jax.tree.leaves(env.observe(state))[0]))
+    else:
+        draw(axes, values)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def save_gif(env: Environment, path: str | Path, key: jax.Array, *, policy: Callable | None = None, steps: int = 200,
+             fps: int = 30, size: int = 240) -> Path:
+    """Run ``policy(key, obs) -> action`` (random actions if None) for ``steps`` steps and save an animated GIF.
+
+    A path that ends in ``.png`` gets the last picture.
+
+    Example:
+      >>> import tempfile
+      >>> from rlfx.envs import make
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save_gif(make("Catch-bsuite"), f"{folder}/catch.gif", jax.random.key(0), steps=3, size=32).stat().st_size > 0
+      True
+    """
+    act = policy or (lambda key, obs: sample(env.action_space, key))
+
+    def body(state, key):
+        key_action, key_step = jax.random.split(key)
+        state, _ = env.step(key_step, state, act(key_action, env.observe(state)))
+        return state, state
+
+    first, keys = jax.random.split(key)
+    _, states = jax.lax.scan(body, env.reset(first), jax.random.split(keys, steps))
+    frames = [render(env, jax.tree.map(lambda x, t=t: x[t], states), size=size) for t in range(steps)]
+    return save_frames(frames, path, fps=fps)
+
+
+def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30) -> Path:
+    """Pictures ``uint8[H, W, 3]`` as an animated GIF, or the last one as a PNG."""
+    from PIL import Image
+
+    path, images = Path(path), [Image.fromarray(f) for f in frames]
+    if path.suffix == ".png":
+        images[-1].save(path)
+    else:
+        images[0].save(path, save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
+    return path
+
+
+def _drawing(state: Any) -> tuple[Any, Callable | None]:
+    """The innermost state with a drawing, by its fields."""
+    while dataclasses.is_dataclass(state):
+        fields = {f.name for f in dataclasses.fields(state)}
+        for needed, draw in _DRAWINGS:
+            if needed <= fields:
+                return state, draw
+        inner = next((getattr(state, f) for f in ("inner", "cartpole") if f in fields), None)
+        if inner is None:
+            break
+        state = inner
+    return state, None
+
+
+def _draw_cartpole(axes: Any, s: Any) -> None:
+    x, theta = float(s.x), float(s.theta)
+    axes.set(xlim=(-2.6, 2.6), ylim=(-1.6, 3.6))
+    axes.plot([-2.4, 2.4], [0, 0], color="0.6", linewidth=1)
+    axes.plot([x - 0.4, x + 0.4], [0.15, 0.15], color="0.2", linewidth=6, solid_capstyle="butt")
+    axes.plot([x, x + 2 * np.sin(theta)], [0.3, 0.3 + 2 * np.cos(theta)], color="tab:orange", linewidth=3)
+
+
+def _draw_pendulum(axes: Any, s: Any) -> None:
+    theta = float(s.theta)
+    axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3))
+    axes.plot([0, -np.sin(theta)], [0, np.cos(theta)], color="tab:red", linewidth=5, solid_capstyle="round")
+    axes.plot(0, 0, "o", color="0.2")
+
+
+def _draw_acrobot(axes: Any, s: Any) -> None:
+    first, second = float(s.joint_angle1), float(s.joint_angle2)
+    elbow = np.array([np.sin(first), -np.cos(first)])
+    tip = elbow + [np.sin(first + second), -np.cos(first + second)]
+    axes.set(xlim=(-2.3, 2.3), ylim=(-2.3, 2.3))
+    axes.plot([-2.2, 2.2], [1, 1], color="0.6", linewidth=1)
+    axes.plot(*np.stack([np.zeros(2), elbow, tip]).T, "o-", color="tab:blue", linewidth=3, markersize=3)
+
+
+def _draw_mountain_car(axes: Any, s: Any) -> None:
+    x = np.linspace(-1.2, 0.6, 100)
+    axes.set(xlim=(-1.25, 0.65), ylim=(-0.1, 1.3))
+    axes.plot(x, np.sin(3 * x) * 0.45 + 0.55, color="0.5", linewidth=1)
+    axes.plot(0.5, np.sin(1.5) * 0.45 + 0.6, "^", color="tab:green")
+    axes.plot(float(s.position), np.sin(3 * float(s.position)) * 0.45 + 0.58, "o", color="tab:blue")
+
+
+_DRAWINGS = (
+    ({"x", "theta", "theta_dot"}, _draw_cartpole),
+    ({"theta", "theta_dot"}, _draw_pendulum),
+    ({"joint_angle1", "joint_angle2"}, _draw_acrobot),
+    ({"position", "velocity"}, _draw_mountain_car),
+)
+
+
+def _draw_observation(axes: Any, obs: np.ndarray) -> None:
+    if obs.ndim == 3:  # channels become colours, the brightest on top
+        axes.imshow((obs * np.arange(1, obs.shape[-1] + 1)).max(axis=-1), cmap="viridis", interpolation="nearest")
+    elif obs.ndim == 2:
+        axes.imshow(obs, cmap="viridis", interpolation="nearest")
+    else:
+        axes.bar(range(obs.size), obs.reshape(-1))

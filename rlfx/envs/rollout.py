@@ -1,0 +1,118 @@
+"""Random rollouts on the fastest path of the platform, and a check that an environment keeps the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlfx._jaxpr_prng import fast_prng
+from rlfx.envs.base import Environment, Step
+from rlfx.envs.registry import make
+from rlfx.envs.spaces import sample
+from rlfx.errors import EnvError, located
+from rlfx.transforms.fuse_steps import fuse_steps, supported
+
+
+class RolloutStatistics(NamedTuple):
+    """Of all environments and steps: ``mean_reward`` per step; ``episodes`` ended, their mean length and return."""
+
+    mean_reward: Any
+    episodes: Any
+    mean_length: Any
+    mean_return: Any
+
+
+def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **options: Any) -> Callable:
+    """A jitted function from a key to :class:`RolloutStatistics` of uniformly random actions.
+
+    Steps are fused where the environment is supported (``fuse_steps``), else ``scan(vmap(step))``. Random numbers come
+    from the fast generator, seeded by the key.
+
+    Args:
+      env: a name, or an automatically resetting environment.
+      num_envs: N.
+      num_steps: K.
+      **options: of ``fuse_steps`` (``backend``, ``tile``).
+
+    Raises:
+      EnvError: no such environment, or N or K is not positive.
+
+    Example:
+      >>> statistics = random_rollout("CartPole-v1", num_envs=32, num_steps=100)(jax.random.key(0))
+      >>> float(statistics.mean_reward), 10 < float(statistics.mean_length) < 40
+      (1.0, True)
+    """
+    env = make(env) if isinstance(env, str) else env
+    if min(num_envs, num_steps) < 1:
+        fact = f"random_rollout of {num_envs} environments and {num_steps} steps."
+        raise EnvError(located(fact, fix="Both are at least 1."))
+    if not options and not supported(env, policy="random"):
+        options = {"backend": "vmap"}
+    steps = fuse_steps(env, num_steps, policy="random", outputs="statistics", **options)
+
+    @jax.jit
+    def run(key: jax.Array) -> RolloutStatistics:
+        key = jax.random.wrap_key_data(jax.random.bits(key, (2,)), impl=fast_prng)
+        states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        _, s = steps(jax.random.fold_in(key, 0), states)
+        episodes = s.episodes.sum()
+        ended = jnp.maximum(episodes, 1).astype(jnp.float32)
+        mean_reward = (s.reward / num_steps).mean()
+        return RolloutStatistics(mean_reward, episodes, s.steps.astype(jnp.float32).sum() / ended, s.returns.sum() / ended)
+
+    return run
+
+
+def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> None:
+    """Check that an environment keeps the protocol: call it in the tests of your own environments.
+
+    Steps are pure (no leaked tracers, equal results twice), the carry keeps its structure, shapes and dtypes, the
+    observation and ``final_obs`` have the type of the observation space, reward and flags are scalars of the right dtype.
+
+    Raises:
+      EnvError: naming the first thing that is wrong, and how to mend it.
+
+    Example:
+      >>> check(make("Catch-bsuite"))
+    """
+    key = jax.random.key(0) if key is None else key
+
+    def refuse(fact: str, fix: str):
+        raise EnvError(located(f"{env.name}: {fact}", fix=fix))
+
+    def once(key):
+        state = env.reset(key)
+        return env.step(key, state, sample(env.action_space, key)), state
+
+    try:
+        with jax.checking_leaks():
+            (after, step), state = jax.eval_shape(once, key)
+    except Exception as error:
+        if "leaked" not in str(error).lower():
+            raise
+        refuse("step or reset leaks a tracer: it is not pure.", "Return what the next step needs in the state.")
+    if not isinstance(step, Step):
+        refuse(f"step returns {type(step).__name__} beside the state.", "Return (state, rlfx.envs.Step(...)).")
+    if jax.tree.structure(after) != jax.tree.structure(state):
+        refuse("step returns a state of another structure than reset.", "Return the same pytree from both.")
+    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), s) for s in (state, after)]
+    if kinds[0] != kinds[1]:
+        refuse(f"the state's types differ: reset {kinds[0]}, step {kinds[1]}.", "Cast with astype in reset or step.")
+    for field, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):
+        got = getattr(step, field)
+        if (got.shape, got.dtype) != ((), dtype):
+            refuse(f"Step.{field} is {got.dtype}{list(got.shape)}.", f"It is one {jnp.dtype(dtype).name}.")
+    obs = jax.eval_shape(env.observe, state)
+    if jax.tree.map(lambda x: (x.shape, x.dtype), obs) != jax.tree.map(lambda x: (x.shape, x.dtype), step.final_obs):
+        refuse(f"observe gives {obs}, final_obs is {step.final_obs}.", "final_obs is observe(the state after the step).")
+    for k in jax.random.split(key, steps):
+        a, b = once(k), once(k)
+        if not jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.array_equal(_plain(x), _plain(y), equal_nan=False)), a, b)):
+            refuse("two steps with equal arguments differ.", "Take randomness from the key alone, and keep no state outside.")
+
+
+def _plain(x: Any) -> Any:
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
