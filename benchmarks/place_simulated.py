@@ -1,0 +1,97 @@
+"""Placement in simulation: every method on the paper's four graphs, at an equal number of simulator calls.
+
+    python benchmarks/place_simulated.py [--graphs chainmm ffnn ...] [--seeds 3] [--links 10 2.5]
+
+One-device times are fitted to the paper's (table 2), links carry 10 or 2.5 GB/s. Results go to
+benchmarks/results/place_simulated.json after every row.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rlfx.place import hardware, methods, train, workloads
+from rlfx.place.policy import DualPolicy
+from rlfx.place.problem import build
+
+OUT = Path(__file__).parent / "results" / "place_simulated.json"
+BUDGET = {"chainmm": 4096, "ffnn": 4096, "llama-block": 8192, "llama-layer": 8192}  # the paper's episodes
+PAPER = {  # table 2, ms
+    "chainmm": {"one-device": 439.9, "critical-path": 230.4, "placeto": 137.1, "enumerate": 139.0, "doppler": 122.5},
+    "ffnn": {"one-device": 148.5, "critical-path": 217.8, "placeto": 126.3, "enumerate": 50.2, "doppler": 47.4},
+    "llama-block": {"one-device": 462.8, "critical-path": 230.9, "placeto": 411.5, "enumerate": 172.7, "doppler": 160.3},
+    "llama-layer": {"one-device": 483.2, "critical-path": 292.6, "placeto": 295.1, "enumerate": 174.8, "doppler": 150.6},
+}
+
+
+def policy_alone(problem, key, budget):
+    """Stages I and II with the whole budget, no search; also the time of stage II and of a second, compiled run."""
+    policy = DualPolicy()
+    k_init, k_imitate, k_learn = jax.random.split(key, 3)
+    begin = time.perf_counter()
+    learner = train.start(k_init, problem, policy)
+    learner = train.imitate_critical_path(policy, learner, problem, k_imitate, steps=200)
+    trained, _ = train.learn(policy, learner, problem, k_learn, episodes=budget)
+    full = time.perf_counter() - begin
+    begin, cpu = time.perf_counter(), time.process_time()
+    train.learn(policy, learner, problem, k_learn, episodes=budget)
+    timing = {
+        "full_training_s": full,
+        "episodes_per_s": budget / (time.perf_counter() - begin),
+        "episodes_per_cpu_s": budget / (time.process_time() - cpu),
+    }
+    return float(trained.cost), timing
+
+
+def main():
+    """Run and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graphs", nargs="+", default=list(BUDGET))
+    parser.add_argument("--links", nargs="+", type=float, default=[10.0, 2.5])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--placeto-budget", type=int, default=1024)
+    args = parser.parse_args()
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "jax": jax.__version__,
+        "machine": f"{platform.machine()}, {platform.processor() or 'cpu'}, shared with other work",
+        "rows": json.loads(OUT.read_text())["rows"] if OUT.exists() else [],
+    }
+    for name in args.graphs:
+        work = workloads.WORKLOADS[name]()
+        graph = work.graph()
+        for link in args.links:
+            problem = build(graph, hardware.p100_pcie(bandwidth=link * 1e9).fitted(graph, work.one_device_seconds))
+            row = {
+                "graph": name, "link_GB_s": link, "budget": BUDGET[name], "lower_bound_ms": 1e3 * problem.lower_bound(),
+                "paper_ms": PAPER[name], "ms": {}, "seconds": {},
+            }  # fmt: skip
+            for seed in range(args.seeds):
+                key = jax.random.key(seed)
+                for method in ("one-device", "heft", "enumerate", "critical-path", "local-search", "anneal", "polish",
+                               "doppler", "placeto"):  # fmt: skip
+                    if seed and method in ("one-device", "heft", "enumerate", "placeto"):
+                        continue
+                    budget = args.placeto_budget if method == "placeto" else BUDGET[name]
+                    begin = time.perf_counter()
+                    result = methods.METHODS[method](problem, key, budget)
+                    row["seconds"].setdefault(method, []).append(round(time.perf_counter() - begin, 2))
+                    row["ms"].setdefault(method, []).append(round(result.cost * 1e3, 3))
+                cost, timing = policy_alone(problem, key, BUDGET[name])
+                row["ms"].setdefault("policy", []).append(round(cost * 1e3, 3))
+                row.setdefault("training", []).append(timing)
+            best = {m: float(np.min(v)) for m, v in row["ms"].items()}
+            print(name, f"{link} GB/s", f"bound {row['lower_bound_ms']:.2f}", best, flush=True)
+            record["rows"] = [r for r in record["rows"] if (r["graph"], r["link_GB_s"]) != (name, link)] + [row]
+            OUT.parent.mkdir(exist_ok=True)
+            OUT.write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

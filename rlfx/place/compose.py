@@ -1,0 +1,199 @@
+"""Composition of an RL system from primitives and devices (PEARL section 5.2): actors, learner, replay, its memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rlfx.errors import PlacementError, located
+
+PRIMITIVES = ("actors", "sample", "train", "update", "insert")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes that decide traffic.
+
+    Attributes:
+      batch: transitions a training step reads.
+      actors: transitions that the actors add in the same time.
+      experience_bytes: bytes of a transition.
+      weight_bytes: bytes of the policy that the actors fetch.
+    """
+
+    batch: int
+    actors: int
+    experience_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The primitive-device assignment matrix, measured or modelled.
+
+    Attributes:
+      devices: names, N of them.
+      seconds: of each primitive of ``PRIMITIVES`` on each device for one iteration, ``[N]``; infinite if impossible.
+      bandwidth: bytes per second ``[N, N]``; the diagonal is the device's own memory.
+    """
+
+    devices: tuple[str, ...]
+    seconds: Mapping[str, np.ndarray]
+    bandwidth: np.ndarray
+
+
+class Composition(NamedTuple):
+    """Where everything goes.
+
+    Attributes:
+      actors, replay, learner, memory: device indices.
+      iteration: predicted seconds of one iteration.
+      throughput: predicted transitions trained on per second.
+    """
+
+    actors: int
+    replay: int
+    learner: int
+    memory: int
+    iteration: float
+    throughput: float
+
+
+def measure(primitives: Mapping[str, Callable[..., Any]], arguments: Mapping[str, Any], devices: Sequence[Any],
+            bandwidth: np.ndarray, repeats: int = 5) -> Table:  # fmt: skip
+    """Fill the table by running every primitive on every device, jitted; medians after a warm-up.
+
+    Raises:
+      PlacementError: a primitive is missing.
+    """
+    missing = [p for p in PRIMITIVES if p not in primitives]
+    if missing:
+        raise PlacementError(
+            located(f"No function for {', '.join(missing)}.", fix=f"Give one for each of {', '.join(PRIMITIVES)}.")
+        )
+    seconds = {}
+    for name in PRIMITIVES:
+        fn, row = jax.jit(primitives[name]), []
+        for device in devices:
+            args = jax.device_put(arguments[name], device)
+            jax.block_until_ready(fn(*args))
+            times = []
+            for _ in range(repeats):
+                begin = time.perf_counter()
+                jax.block_until_ready(fn(*args))
+                times.append(time.perf_counter() - begin)
+            row.append(float(np.median(times)))
+        seconds[name] = np.array(row)
+    return Table(tuple(map(str, devices)), seconds, np.asarray(bandwidth, float))
+
+
+def iteration_seconds(table: Table, work: Workload, actors: int, replay: int, learner: int) -> float:
+    """Predicted time of one iteration (equation 6).
+
+    Sampling, training and the priority update follow each other; insertion and acting overlap with training. A
+    transfer between devices costs its bytes over the link's bandwidth, none within a device.
+    """
+    t, index_bytes = table.seconds, 8.0 * work.batch
+
+    def link(a: int, b: int, nbytes: float) -> float:
+        return 0.0 if a == b else nbytes / float(table.bandwidth[a, b])
+
+    there = link(replay, learner, index_bytes + work.batch * work.experience_bytes)
+    back = link(learner, replay, index_bytes)
+    insert = float(t["insert"][replay]) + link(actors, replay, work.actors * work.experience_bytes)
+    act = float(t["actors"][actors]) + link(learner, actors, work.weight_bytes)
+    # One device runs its overlapped work one after another.
+    beside = [float(t["train"][learner]), insert, act]
+    where = [learner, replay, actors]
+    busy = max(sum(b for b, w in zip(beside, where, strict=True) if w == d) for d in set(where))
+    return float(t["sample"][replay]) + there + busy + back + float(t["update"][replay])
+
+
+def compose(table: Table, work: Workload, actors: int = 0) -> Composition:
+    """The assignment with the shortest iteration, then the memory where its traffic is cheapest (algorithm 2).
+
+    Args:
+      table: latencies and bandwidths.
+      work: sizes.
+      actors: the device of the environments, usually the host's.
+
+    Raises:
+      PlacementError: some primitive runs nowhere.
+
+    Example:
+      >>> table = Table(("cpu", "gpu"), {p: np.array([4.0, 1.0]) for p in PRIMITIVES}, np.full((2, 2), 1e9))
+      >>> best = compose(table, Workload(32, 32, 100, 1000))
+      >>> best.learner, best.replay
+      (1, 1)
+    """
+    pairs = list(itertools.product(range(len(table.devices)), repeat=2))
+    times = [iteration_seconds(table, work, actors, r, l) for r, l in pairs]
+    if not np.isfinite(min(times)):
+        stuck = [p for p in PRIMITIVES if not np.isfinite(table.seconds[p]).any()] or list(PRIMITIVES)
+        raise PlacementError(
+            located(f"No device of {', '.join(table.devices)} can run {', '.join(stuck)}.", fix="Add a device that can.")
+        )
+    replay, learner = pairs[int(np.argmin(times))]
+    users = (
+        (learner, work.batch * (work.experience_bytes + 8.0)),
+        (actors, float(work.actors * work.experience_bytes)),
+        (replay, 8.0 * work.batch),
+    )
+    traffic = {d: sum(n / float(table.bandwidth[u, d]) for u, n in users) for d in range(len(table.devices))}
+    memory = min(traffic, key=lambda d: traffic[d])
+    iteration = min(times)
+    return Composition(actors, replay, learner, memory, iteration, work.batch / iteration)
+
+
+class Pools(NamedTuple):
+    """Host threads by role, and the share of the batch that the host trains."""
+
+    actors: int
+    trainers: int
+    host_share: float
+
+
+def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, trainer_seconds: float,
+               threshold: float = 1.5) -> Pools:  # fmt: skip
+    """Move host threads between acting and training at run time (algorithm 1).
+
+    If the learner takes ``threshold`` times as long as the actors, half of the actors train a sub-batch whose size
+    equalises host and learner; if host trainers are the slowest, their share shrinks; if the actors are, a trainer acts
+    again.
+
+    Args:
+      pools: current threads.
+      learner_seconds: time of the learner's part of a batch.
+      actor_seconds: time until the actors have produced the same number of transitions.
+      trainer_seconds: time of the host's part of a batch; 0 if it has none.
+      threshold: how much slower the learner must be.
+    """
+    slowest = max(learner_seconds, actor_seconds, trainer_seconds)
+    if slowest == learner_seconds and learner_seconds > threshold * actor_seconds and pools.actors > 1:
+        freed = pools.actors // 2
+        trainers = pools.trainers + freed
+        share = trainers / (trainers + max(1, pools.actors - freed))
+        return Pools(pools.actors - freed, trainers, min(0.5, share * actor_seconds / learner_seconds))
+    if pools.trainers and slowest == trainer_seconds:
+        return pools._replace(host_share=pools.host_share * learner_seconds / trainer_seconds)
+    if pools.trainers and slowest == actor_seconds:
+        trainers = pools.trainers - 1
+        return Pools(pools.actors + 1, trainers, pools.host_share * trainers / pools.trainers)
+    return pools
+
+
+def portability(throughputs: Sequence[float]) -> float:
+    """Φ: the harmonic mean of throughputs over devices or platforms; zero if one of them is not supported.
+
+    Example:
+      >>> portability([2.0, 2.0]), portability([3.0, 0.0])
+      (2.0, 0.0)
+    """
+    values = np.asarray(throughputs, float)
+    return 0.0 if np.any(values <= 0) else float(len(values) / np.sum(1.0 / values))

@@ -1,0 +1,172 @@
+"""Placed functions equal unplaced ones; the runtime conserves work, frees memory, fails loudly."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.errors import PlacementError
+from rlfx.place import Placement, assign, baselines, hardware, runtime, workloads
+from rlfx.place import placement as placement_module
+from rlfx.place.execute import Executor, emulate
+from rlfx.place.problem import build
+
+MACHINE = hardware.uniform(4, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9)
+
+
+@pytest.mark.parametrize("work", [workloads.chainmm(32), workloads.ffnn(64, 8, 32)], ids=lambda w: w.name)
+def test_execution_equals_the_function(work):
+    graph = work.graph()
+    problem = build(graph, MACHINE)
+    args = work.arguments(jax.random.key(0))
+    executor = Executor(graph, jax.devices()[:4])
+    assert executor.programs < len(graph.tasks) / 4
+    for assignment in (baselines.enumerative(problem), baselines.random_assignment(problem, np.random.default_rng(0))):
+        executor.load(jax.tree.leaves(args), assignment)
+        timeline, result = executor.run(assignment)
+        np.testing.assert_allclose(result, work.fn(*args), atol=1e-5, rtol=1e-5)
+        copies = {(u, t) for u, _, t, _, _ in timeline.copies}
+        assert len(copies) == len(timeline.copies)  # each result crosses to each device at most once
+        assert np.all(timeline.peak > 0)
+        seconds = executor.measure(jax.tree.leaves(args), assignment, repeats=1)
+        assert seconds > 0
+        groups = [g for meta in problem.metas for g in meta if g]
+        assert executor.run_synchronous(assignment, groups).makespan > 0
+
+
+def test_work_is_conserved_and_overlaps():
+    """Four devices, one 50 ms task each: together they take one task's time, not four."""
+    barrier = threading.Barrier(4)
+
+    def compute(v, d, values):
+        barrier.wait(timeout=5)  # passes only if all four run at once
+        return ()
+
+    timeline, _ = runtime.run([[]] * 4, np.arange(4), np.arange(4), 4, compute, lambda *a: a[-1])
+    assert timeline.makespan < 5
+
+
+def test_run_time_order_is_obeyed():
+    ran = []
+
+    def compute(v, d, values):
+        ran.append(v)
+        return ()
+
+    runtime.run([[]] * 5, np.zeros(5, int), np.array([3, 1, 4, 0, 2]), 1, compute, lambda *a: a[-1])
+    assert ran == [3, 1, 4, 0, 2]
+
+
+def test_results_are_freed_after_their_last_use():
+    preds = [[], [0], [1], [2]]
+    timeline, kept = runtime.run(
+        preds, np.zeros(4, int), np.arange(4), 1, lambda v, d, x: (v,), lambda *a: a[-1],
+        nbytes=np.full(4, 10.0), keep=(3,),
+    )  # fmt: skip
+    assert timeline.peak[0] == 20
+    assert kept == {3: (3,)}
+
+
+def test_a_failing_task_stops_everything_and_surfaces():
+    def compute(v, d, values):
+        if v == 1:
+            raise FloatingPointError("task 1 failed")
+        return ()
+
+    with pytest.raises(FloatingPointError, match="task 1 failed"):
+        runtime.run([[], [0], [1], [0]], np.array([0, 1, 0, 1]), np.arange(4), 2, compute, lambda *a: a[-1])
+
+
+def test_emulated_durations_agree_with_the_simulator(chain):
+    assignment = baselines.enumerative(chain)
+    timeline = emulate(chain, assignment, slowdown=2.0)
+    simulated = float(baselines.evaluate(chain, [assignment])[0])
+    assert simulated * 0.999 < timeline.makespan < simulated * 1.6
+
+
+def model(x, w):
+    return jnp.tanh(x @ w["a"]) @ w["b"]
+
+
+@pytest.fixture(scope="module")
+def arguments():
+    return jnp.ones((8, 16)) / 4, {"a": jnp.ones((16, 32)) / 16, "b": jnp.ones((32, 4)) / 8}
+
+
+@pytest.fixture(scope="module")
+def placed(arguments):
+    return assign(model, *arguments, devices=jax.devices()[:4], method="polish", budget=64, hardware=MACHINE)
+
+
+def test_assign_returns_a_callable_that_explains_itself(placed, arguments):
+    np.testing.assert_allclose(placed(*arguments), model(*arguments), rtol=1e-5)
+    text = placed.explain()
+    assert "polish, 64 simulator calls" in text
+    assert "x the lower bound" in text
+    assert text.count("MB\n") + text.endswith("MB") >= 4
+
+
+def test_plot_draws_graph_and_timeline(placed):
+    figure = placed.plot()
+    assert len(figure.axes) == 2
+    assert figure.axes[1].get_xlabel() == "ms"
+    figure.canvas.draw()
+
+
+def test_save_and_load(placed, arguments, tmp_path):
+    placed.save(tmp_path / "placement.json")
+    again = Placement.load(tmp_path / "placement.json", model, *arguments, devices=jax.devices()[:4], hardware=MACHINE)
+    np.testing.assert_array_equal(again.assignment.device, placed.assignment.device)
+    np.testing.assert_allclose(again(*arguments), model(*arguments), rtol=1e-5)
+    with pytest.raises(PlacementError, match=r"(?s)placement.json was placed on 4 devices, not on 2"):
+        Placement.load(tmp_path / "placement.json", model, *arguments, devices=jax.devices()[:2])
+    with pytest.raises(PlacementError, match=r"placement.json was placed for arguments .* not for "):
+        Placement.load(tmp_path / "placement.json", model, arguments[0][:4], arguments[1], devices=jax.devices()[:4])
+
+    def other(x, w):
+        return jnp.exp(x @ w["a"]) @ w["b"]
+
+    with pytest.raises(PlacementError, match=r"(?s)placement.json places another function: task .* is in only one"):
+        Placement.load(tmp_path / "placement.json", other, *arguments, devices=jax.devices()[:4], hardware=MACHINE)
+
+
+def test_other_shapes_are_refused(placed, arguments):
+    with pytest.raises(PlacementError, match=r"(?s)model was placed for argument 0 of float32\[8, 16\].*float32\[2, 16\]"):
+        placed(arguments[0][:2], arguments[1])
+    with pytest.raises(PlacementError, match=r"model was placed for arguments PyTreeDef.* and is called with"):
+        placed(arguments[0])
+
+
+def test_a_single_device_is_refused(arguments):
+    with pytest.raises(PlacementError, match=r"(?s)Placement needs two devices or more, and there is 1: .*xla_force_host"):
+        assign(model, *arguments, devices=jax.devices()[:1])
+
+
+def test_hardware_of_another_size_is_refused(arguments):
+    with pytest.raises(PlacementError, match=r"hardware describes 4 devices and 2 are given"):
+        assign(model, *arguments, devices=jax.devices()[:2], hardware=MACHINE)
+
+
+def test_a_vanished_device_is_reported(placed, arguments, monkeypatch):
+    present = jax.devices()[:3]
+    monkeypatch.setattr(jax, "devices", lambda *a: present)
+    with pytest.raises(PlacementError, match=r"(?s)Device .*3.* of the placement is gone: cpu has .*Assign again"):
+        placed(*arguments)
+
+
+def test_the_machine_is_measured_when_no_hardware_is_given(arguments, monkeypatch):
+    seen = []
+    monkeypatch.setattr(placement_module, "measured", lambda d: seen.append(d) or hardware.measured(d, size=32))
+    placed = assign(model, *arguments, devices=jax.devices()[:2], method="heft")
+    assert seen
+    np.testing.assert_allclose(placed(*arguments), model(*arguments), rtol=1e-5)
+
+
+def test_real_time_passes(placed, arguments):
+    timeline, _ = placed.timed(*arguments)
+    begin = time.perf_counter()
+    timeline, _ = placed.timed(*arguments)
+    assert 0 < timeline.makespan < time.perf_counter() - begin

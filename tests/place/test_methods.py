@@ -1,0 +1,126 @@
+"""Heuristics, searches and learned methods: validity, known optima, budgets, refusals."""
+
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.errors import PlacementError
+from rlfx.place import baselines, hardware, methods, search, workloads
+from rlfx.place.problem import Problem, build
+
+
+def valid(problem, assignment):
+    assert assignment.device.shape == (problem.tasks,)
+    assert set(assignment.device) <= set(range(problem.devices))
+    assert sorted(assignment.order) == list(range(problem.tasks))
+
+
+def fork():
+    """Two equal chains of two tasks: on two devices the optimum is to keep each chain together."""
+    adjacency = np.zeros((4, 4), bool)
+    adjacency[0, 2] = adjacency[1, 3] = True
+    transfer = np.full((4, 2, 2), 5.0, np.float32) * ~np.eye(2, dtype=bool)
+    return Problem(
+        np.ones((4, 2), np.float32), transfer.astype(np.float32), adjacency, np.ones(4, np.float32),
+        np.zeros(0, np.float32), np.zeros((0, 4), bool), np.full(2, 100, np.float32),
+        (((0, 1), ()), ((2, 3), ())), ("a", "b", "c", "d"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["heft", "enumerate", "critical-path", "local-search", "anneal", "polish"])
+def test_the_fork_is_solved(method):
+    result = methods.solve(fork(), method, jax.random.key(0), 64)
+    valid(fork(), result.assignment)
+    assert result.cost == 2.0
+    assert result.assignment.device[0] == result.assignment.device[2] != result.assignment.device[1]
+
+
+def test_heuristics_are_valid_and_no_better_than_the_bound(chain):
+    rng = np.random.default_rng(0)
+    for assignment in (
+        baselines.one_device(chain), baselines.heft(chain), baselines.enumerative(chain),
+        baselines.list_schedule(chain, rng), baselines.random_assignment(chain, rng),
+    ):  # fmt: skip
+        valid(chain, assignment)
+        assert baselines.evaluate(chain, [assignment])[0] >= chain.lower_bound() * (1 - 1e-6)
+
+
+def test_enumerative_equals_trying_all_permutations():
+    graph = workloads.chainmm(64).graph()
+    problem = build(graph, hardware.v100_meshes(4))
+    shards, _ = problem.metas[0]
+    chosen = baselines.enumerative(problem).device
+    readers = problem.metas[1][0][: problem.devices]
+    assert len(shards) >= problem.devices
+
+    def cost(devices):
+        return sum(
+            problem.transfer_time[u, chosen[u], d]
+            for v, d in zip(readers, devices, strict=True)
+            for u in np.flatnonzero(problem.adjacency[:, v])
+        )
+
+    best = min(cost(p) for p in itertools.permutations(range(problem.devices)))
+    np.testing.assert_allclose(cost(chosen[list(readers)]), best, rtol=1e-6)
+
+
+def test_the_critical_path_order_is_topological(chain):
+    assignment = baselines.list_schedule(chain, np.random.default_rng(0))
+    u, v = np.nonzero(chain.adjacency)
+    assert np.all(assignment.order[u] < assignment.order[v])
+
+
+def test_search_only_improves_and_counts_calls(chain):
+    starts, costs = methods.heuristic_starts(chain, jax.random.key(0), 64)
+    state = search.initial(chain, starts, costs, 2)
+    after, trace = search.anneal(chain, jax.random.key(1), state, 256)
+    assert trace.shape == (128,)
+    assert np.all(np.diff(trace) <= 0)
+    assignment, cost = search.winner(after)
+    valid(chain, assignment)
+    assert cost < costs.min()
+    np.testing.assert_array_equal(baselines.evaluate(chain, [assignment])[0], np.float32(cost))
+
+
+def test_hot_chains_accept_worse_neighbours_and_remember_the_best(chain):
+    starts, costs = methods.heuristic_starts(chain, jax.random.key(0), 16)
+    state, _ = search.anneal(chain, jax.random.key(1), search.initial(chain, starts, costs, 2), 128, hot=0.5, cold=0.4)
+    assert np.all(np.asarray(state.cost) > np.asarray(state.best_cost))
+    assert float(state.best_cost.min()) <= costs.min()
+
+
+def test_placeto_learns_something(chain):
+    result = methods.placeto(chain, jax.random.key(0), 32)
+    valid(chain, result.assignment)
+    assert result.cost < chain.one_device()[0]
+
+
+def test_memory_restricted_devices_get_a_fitting_assignment():
+    work = workloads.chainmm()
+    graph = work.graph()
+    machine = hardware.p100_pcie().fitted(graph, work.one_device_seconds)
+    problem = build(graph, machine.with_memory(2.2e9))
+    result = methods.solve(problem, "polish", jax.random.key(0), 512)
+    schedule = __import__("rlfx.place.simulate", fromlist=["simulate"])
+    s = schedule.simulate(problem, result.assignment.device[None], result.assignment.order[None])
+    peak = np.asarray(schedule.peak_memory(problem, jnp.asarray(result.assignment.device[None]), s))
+    assert peak.max() <= 2.2e9
+    with pytest.raises(PlacementError, match=r"(?s)No assignment that one-device found in 1 simulator calls fits into memo"):
+        methods.solve(problem, "one-device", jax.random.key(0), 1)
+
+
+def test_unequal_devices_bound():
+    problem = fork()
+    faster = replace(problem, exec_time=problem.exec_time * np.array([[0.5, 1.0]], np.float32))
+    assert faster.lower_bound() == pytest.approx(4 * 0.5 / 1.5)
+
+
+def test_refusals(chain):
+    with pytest.raises(PlacementError, match=r"(?s)Unknown method 'magic'.*one-device, critical-path, heft"):
+        methods.solve(chain, "magic", jax.random.key(0), 10)
+    with pytest.raises(PlacementError, match=r"budget=0 allows no simulator call"):
+        methods.solve(chain, "heft", jax.random.key(0), 0)

@@ -1,0 +1,128 @@
+"""The dual policy: valid episodes, exact likelihoods, learning, transfer, checkpoints."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.errors import PlacementError
+from rlfx.place import baselines, checkpoint, hardware, methods, train, workloads
+from rlfx.place.episode import log_probability, rollout
+from rlfx.place.features import features
+from rlfx.place.policy import DualPolicy, initialise
+from rlfx.place.problem import build
+
+POLICY = DualPolicy(hidden=16)
+
+
+@pytest.fixture(scope="module")
+def learner(chain):
+    return train.start(jax.random.key(0), chain, POLICY)
+
+
+def test_features_are_the_papers_and_scaled(chain):
+    f = features(chain)
+    assert f.nodes.shape == (chain.tasks, 5)
+    assert float(f.nodes.min()) >= 0.0
+    np.testing.assert_allclose(f.nodes.max(axis=0), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(f.exit_paths.sum(axis=1), 1.0, rtol=1e-5)
+    entry = np.flatnonzero(~chain.adjacency.any(axis=0))[0]
+    np.testing.assert_allclose(f.entry_paths[entry], np.eye(chain.tasks)[entry])
+
+
+def test_episodes_visit_every_task_in_topological_order(chain, learner):
+    episode = rollout(POLICY, learner.params, features(chain), jax.random.key(1), 4, 0.5)
+    assert np.all(np.sort(episode.task, axis=1) == np.arange(chain.tasks))
+    order = np.asarray(episode.order())
+    u, v = np.nonzero(chain.adjacency)
+    assert np.all(order[:, u] < order[:, v])
+    device = np.asarray(episode.assignment())
+    assert len(np.unique(device)) == chain.devices
+    np.testing.assert_array_equal(np.take_along_axis(device, np.asarray(episode.task), 1), episode.device)
+
+
+def test_parallel_likelihood_equals_the_step_by_step_one(chain, learner):
+    """Recompute one episode's log-probability the slow way: mask, softmax and load, one step after another."""
+    f = features(chain)
+    episode = rollout(POLICY, learner.params, f, jax.random.key(1), 1)
+    encoding = POLICY.apply(learner.params, f, method="encode")
+    pending, load = chain.adjacency.sum(axis=0).copy(), np.zeros((chain.devices, POLICY.hidden), np.float32)
+    select = place = 0.0
+    for step, (v, d) in enumerate(zip(episode.task[0], episode.device[0], strict=True)):
+        logits = np.where(pending == 0, encoding.select, -np.inf)
+        select += float(jax.nn.log_softmax(jnp.asarray(logits))[v])
+        x = episode.state[0, step]
+        row = POLICY.apply(learner.params, encoding.task[v], jnp.asarray(load), x, method="devices")
+        place += float(jax.nn.log_softmax(row)[d])
+        load[d] += np.asarray(encoding.placed[v])
+        pending = pending - chain.adjacency[v]
+        pending[v] = -1
+    got = log_probability(POLICY, learner.params, f, episode)
+    np.testing.assert_allclose([got[0][0], got[1][0]], [select, place], rtol=1e-4)
+
+
+def test_device_features_of_the_earliest_rule_match_list_scheduling(chain, learner):
+    """With unlimited links the episode's start times are those of a list schedule on the same choices."""
+    f = features(chain)
+    episode = rollout(POLICY, learner.params, f, jax.random.key(2), 2, place="earliest", select="critical-path")
+    start = np.asarray(episode.state[..., 4])
+    chosen = np.take_along_axis(start, np.asarray(episode.device)[..., None], -1)
+    np.testing.assert_allclose(chosen, 0.0, atol=1e-6)  # relative to the earliest
+
+
+def test_forced_episodes_repeat_the_choices(chain, learner):
+    f = features(chain)
+    episode = rollout(POLICY, learner.params, f, jax.random.key(1), 3)
+    again = rollout(POLICY, learner.params, f, jax.random.key(9), 3, forced=(episode.task, episode.device))
+    jax.tree.map(np.testing.assert_array_equal, again, episode)
+
+
+def test_stage_one_raises_the_teachers_likelihood_and_stage_two_improves(chain, learner):
+    teacher = [baselines.list_schedule(chain, np.random.default_rng(i)) for i in range(4)]
+    f = features(chain)
+    forced = rollout(POLICY, learner.params, f, jax.random.key(0), 4, forced=train.sequences(teacher))
+    before = float(sum(log_probability(POLICY, learner.params, f, forced)[:2]).mean())
+    taught = train.imitate(POLICY, learner, chain, teacher, jax.random.key(1), steps=60)
+    after = float(sum(log_probability(POLICY, taught.params, f, forced)[:2]).mean())
+    assert after > before + 10
+    learned, (mean, best) = train.learn(
+        POLICY, taught, chain, jax.random.key(2), episodes=1600, config=train.Training(learning_rate=3e-3)
+    )
+    assert mean[-10:].mean() < 0.97 * mean[:10].mean()
+    assert np.all(np.diff(best) <= 0)
+    found = baselines.Assignment(np.asarray(learned.device), np.asarray(learned.order))
+    np.testing.assert_array_equal(baselines.evaluate(chain, [found])[0], learned.cost)
+
+
+def test_stage_three_learns_from_measured_times(chain, learner):
+    calls = []
+
+    def run(assignment):
+        calls.append(assignment)
+        return float(baselines.evaluate(chain, [assignment])[0])
+
+    config = train.Training(batch=4, learning_rate=1e-3)
+    learned, times = train.learn_online(POLICY, learner, chain, run, jax.random.key(0), episodes=8, config=config)
+    assert len(calls) == len(times) == 8
+    assert float(learned.cost) == times.min()
+    changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), learned.params, learner.params)
+    assert any(jax.tree.leaves(changed))
+
+
+def test_doppler_spends_its_budget_and_transfers(chain, tmp_path):
+    first = methods.doppler(chain, jax.random.key(0), 512, policy=POLICY)
+    assert first.cost <= methods.heuristic_starts(chain, jax.random.split(jax.random.key(0), 5)[0], 512)[1].min()
+    checkpoint.save_policy(tmp_path / "policy", first.params)
+    like = initialise(jax.random.key(5), features(chain), POLICY)
+    restored = checkpoint.load_policy(tmp_path / "policy", like)
+    jax.tree.map(np.testing.assert_array_equal, restored, first.params)
+    graph = workloads.ffnn(64, 8, 32).graph()
+    other = build(graph, hardware.v100_meshes())
+    samples = train.sample(POLICY, restored, other, jax.random.key(1), 4)
+    assert samples[0].device.shape == (other.tasks,)
+    assert max(s.device.max() for s in samples) > 3  # eight devices, though trained on four
+
+
+def test_missing_checkpoint_is_reported(chain, tmp_path, learner):
+    with pytest.raises(PlacementError, match=r"(?s)There is no policy checkpoint at .*save_policy"):
+        checkpoint.load_policy(tmp_path / "none", learner.params)
