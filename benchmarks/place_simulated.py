@@ -22,11 +22,12 @@ from rlfx.place.problem import build
 
 OUT = Path(__file__).parent / "results" / "place_simulated.json"
 BUDGET = {"chainmm": 4096, "ffnn": 4096, "llama-block": 8192, "llama-layer": 8192}  # the paper's episodes
+_COLUMNS = ("one-device", "critical-path", "placeto", "enumerate", "doppler")
 PAPER = {  # table 2, ms
-    "chainmm": {"one-device": 439.9, "critical-path": 230.4, "placeto": 137.1, "enumerate": 139.0, "doppler": 122.5},
-    "ffnn": {"one-device": 148.5, "critical-path": 217.8, "placeto": 126.3, "enumerate": 50.2, "doppler": 47.4},
-    "llama-block": {"one-device": 462.8, "critical-path": 230.9, "placeto": 411.5, "enumerate": 172.7, "doppler": 160.3},
-    "llama-layer": {"one-device": 483.2, "critical-path": 292.6, "placeto": 295.1, "enumerate": 174.8, "doppler": 150.6},
+    "chainmm": dict(zip(_COLUMNS, (439.9, 230.4, 137.1, 139.0, 122.5), strict=True)),
+    "ffnn": dict(zip(_COLUMNS, (148.5, 217.8, 126.3, 50.2, 47.4), strict=True)),
+    "llama-block": dict(zip(_COLUMNS, (462.8, 230.9, 411.5, 172.7, 160.3), strict=True)),
+    "llama-layer": dict(zip(_COLUMNS, (483.2, 292.6, 295.1, 174.8, 150.6), strict=True)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from typing import Any
 
 import jax
@@ -15,14 +16,23 @@ from rlfx.envs.spaces import Box
 from rlfx.errors import EnvError, located
 
 
+def _brax() -> Any:
+    """``brax.envs``, whose import warns that jaxopt, which it uses, is no longer maintained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import brax.envs
+
+    return brax.envs
+
+
 class BraxEnvironment(Environment):
     """A brax environment without brax's training wrappers, which fail with typed keys under ``scan``.
 
-    ``terminated`` is brax's ``done`` (the robot fell); brax has no truncation of its own. The state is brax's ``State``.
+    ``terminated`` is brax's ``done`` (the robot fell); brax has no truncation of its own. The state is brax's own.
 
     Example:
-      >>> import brax.envs
-      >>> env = BraxEnvironment("fast", brax.envs.get_environment("fast"))
+      >>> from rlfx.envs import make
+      >>> env = make("brax/fast", auto_reset=False)
       >>> env.observe(env.reset(jax.random.key(0))).shape
       (2,)
     """
@@ -58,9 +68,7 @@ def available() -> tuple[str, ...]:
     """The names brax has registered; none if it is not installed."""
     if importlib.util.find_spec("brax") is None:
         return ()
-    import brax.envs
-
-    return tuple(sorted(brax.envs._envs))
+    return tuple(sorted(_brax()._envs))
 
 
 def make(name: str, *, backend: str | None = None, episode_length: int = 1000, **kwargs: Any) -> Environment:
@@ -80,7 +88,5 @@ def make(name: str, *, backend: str | None = None, episode_length: int = 1000, *
         raise EnvError(located(f"brax/{name} needs brax, which is not installed.", fix="pip install 'rlfx[envs]'"))
     if name not in available():
         raise EnvError(located(f"brax has no environment {name!r}.", fix=f"It has {', '.join(available())}."))
-    import brax.envs
-
     options = kwargs if backend is None else {**kwargs, "backend": backend}
-    return time_limit(BraxEnvironment(name, brax.envs.get_environment(name, **options)), episode_length)
+    return time_limit(BraxEnvironment(name, _brax().get_environment(name, **options)), episode_length)

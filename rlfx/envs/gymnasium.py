@@ -33,8 +33,8 @@ class GymnasiumEnvironment(Environment):
     """A gymnasium environment. ``jax.vmap`` of it steps N copies in one ordered host call.
 
     Host environments have state that jax does not see, so a state can be stepped once: stepping an old one (a
-    recomputation, a second rollout from the same states) is an error and not a silently wrong trajectory. A reset begins
-    a new batch and closes the last one of this object.
+    recomputation, a second rollout from the same states) is an error and not a silently wrong trajectory. A reset
+    begins a new batch and closes the last one of this object.
 
     Args:
       name: a registered gymnasium name.
@@ -58,7 +58,8 @@ class GymnasiumEnvironment(Environment):
         self._envs: list = []
         self._clocks: np.ndarray = np.zeros(0, np.int64)
         self._batch = 0
-        leaves = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self.observation_space, is_leaf=is_space)
+        spaces = self.observation_space
+        leaves = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), spaces, is_leaf=is_space)
         flag, reward = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
         ticket = jax.ShapeDtypeStruct((), jnp.int32)
         self._reset = _batched_callback(self._host_reset, (ticket, ticket, leaves))
@@ -88,8 +89,9 @@ class GymnasiumEnvironment(Environment):
         self._batch += 1
         self._envs = [self._make() for _ in seeds]
         self._clocks = np.zeros(len(seeds), np.int64)
-        observations = [env.reset(seed=int(seed))[0] for env, seed in zip(self._envs, seeds, strict=True)]
-        return np.full(len(seeds), self._batch, np.int32), np.arange(len(seeds), dtype=np.int32), self._stack(observations)
+        first = [env.reset(seed=int(seed))[0] for env, seed in zip(self._envs, seeds, strict=True)]
+        slots = np.arange(len(seeds), dtype=np.int32)
+        return np.full_like(slots, self._batch), slots, self._stack(first)
 
     def _host_step(self, batches: np.ndarray, slots: np.ndarray, clocks: np.ndarray, actions: Any):
         stale = (batches != self._batch) | (clocks != self._clocks[np.minimum(slots, len(self._clocks) - 1)])

@@ -59,7 +59,8 @@ def save_gif(env: Environment, path: str | Path, key: jax.Array, *, policy: Call
       >>> import tempfile
       >>> from rlfx.envs import make
       >>> with tempfile.TemporaryDirectory() as folder:
-      ...     save_gif(make("Catch-bsuite"), f"{folder}/catch.gif", jax.random.key(0), steps=3, size=32).stat().st_size > 0
+      ...     path = save_gif(make("Catch-bsuite"), f"{folder}/a.gif", jax.random.key(0), steps=3, size=32)
+      ...     path.stat().st_size > 0
       True
     """
     act = policy or (lambda key, obs: sample(env.action_space, key))

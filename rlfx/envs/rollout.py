@@ -60,8 +60,8 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
         _, s = steps(jax.random.fold_in(key, 0), states)
         episodes = s.episodes.sum()
         ended = jnp.maximum(episodes, 1).astype(jnp.float32)
-        mean_reward = (s.reward / num_steps).mean()
-        return RolloutStatistics(mean_reward, episodes, s.steps.astype(jnp.float32).sum() / ended, s.returns.sum() / ended)
+        length = s.steps.astype(jnp.float32).sum() / ended
+        return RolloutStatistics((s.reward / num_steps).mean(), episodes, length, s.returns.sum() / ended)
 
     return run
 
@@ -70,7 +70,7 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
     """Check that an environment keeps the protocol: call it in the tests of your own environments.
 
     Steps are pure (no leaked tracers, equal results twice), the carry keeps its structure, shapes and dtypes, the
-    observation and ``final_obs`` have the type of the observation space, reward and flags are scalars of the right dtype.
+    observation and ``final_obs`` have one type, reward and flags are scalars of the right dtype.
 
     Raises:
       EnvError: naming the first thing that is wrong, and how to mend it.
@@ -110,8 +110,9 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
         refuse(f"observe gives {obs}, final_obs is {step.final_obs}.", "final_obs is observe(the state after the step).")
     for k in jax.random.split(key, steps):
         a, b = once(k), once(k)
-        if not jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.array_equal(_plain(x), _plain(y), equal_nan=False)), a, b)):
-            refuse("two steps with equal arguments differ.", "Take randomness from the key alone, and keep no state outside.")
+        same = jax.tree.map(lambda x, y: bool(jnp.array_equal(_plain(x), _plain(y))), a, b)
+        if not jax.tree.all(same):
+            refuse("two steps with equal arguments differ.", "Take randomness from the key, and keep no state outside.")
 
 
 def _plain(x: Any) -> Any:

@@ -151,3 +151,23 @@ def random_assignment(problem: Problem, rng: np.random.Generator) -> Assignment:
 def topological_order(problem: Problem) -> np.ndarray:
     """Tasks in the function's own order, int32 ``[V]``."""
     return ranks(np.arange(problem.tasks, dtype=np.float64))
+
+
+def synchronous_seconds(problem: Problem, assignment: Assignment) -> float:
+    """The same assignment executed bulk-synchronously (table 1), seconds.
+
+    Meta-op by meta-op: all transfers that its shards need (each link serially, links in parallel), a barrier, all
+    shards (each device serially), a barrier; then likewise its reductions.
+    """
+    device, there, total = assignment.device, set(), 0.0
+    for group in (g for meta in problem.metas for g in meta):
+        links, load = np.zeros((problem.devices, problem.devices)), np.zeros(problem.devices)
+        for v in group:
+            d = device[v]
+            load[d] += problem.exec_time[v, d]
+            for u in np.flatnonzero(problem.adjacency[:, v]):
+                if device[u] != d and (u, d) not in there:
+                    there.add((u, d))
+                    links[device[u], d] += problem.transfer_time[u, device[u], d]
+        total += float(links.max() + load.max())
+    return total

@@ -136,9 +136,8 @@ def compose(table: Table, work: Workload, actors: int = 0) -> Composition:
     times = [iteration_seconds(table, work, actors, r, l) for r, l in pairs]
     if not np.isfinite(min(times)):
         stuck = [p for p in PRIMITIVES if not np.isfinite(table.seconds[p]).any()] or list(PRIMITIVES)
-        raise PlacementError(
-            located(f"No device of {', '.join(table.devices)} can run {', '.join(stuck)}.", fix="Add a device that can.")
-        )
+        fact = f"No device of {', '.join(table.devices)} can run {', '.join(stuck)}."
+        raise PlacementError(located(fact, fix="Add a device that can."))
     replay, learner = pairs[int(np.argmin(times))]
     users = (
         (learner, work.batch * (work.experience_bytes + 8.0)),

@@ -11,7 +11,7 @@ from rlfx.profile.tables import grid
 
 @dataclass(frozen=True)
 class Difference:
-    """One line of a comparison: ms before and after, per step if both runs say how many they did."""
+    """One line of a comparison: before and after, in the comparison's unit or a count."""
 
     name: str
     before: float
@@ -29,9 +29,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`total` and the differences by operation, by what limits, and in transitions, the largest change first."""
+    """`total` and the differences by operation, by what limits, and in transitions, the largest change first.
+
+    Times are in `unit` (ms or us), `per` step where both runs know their steps, else in total.
+    """
 
     unit: str
+    per: str
     total: Difference
     operations: list[Difference]
     limits: list[Difference]
@@ -42,17 +46,17 @@ class Comparison:
         word = f"{faster:.2f}x faster" if faster >= 1 else f"{1 / faster:.2f}x slower"
         largest = max(self.operations, key=lambda d: abs(d.change))
         head = (
-            f"after is {word} {self.unit}: {self.total.before:.4g} ms became {self.total.after:.4g} ms; "
-            f"the largest change is in {largest.name} ({largest.change:+.4g} ms)"
+            f"after is {word} {self.per}: {self.total.before:.4g} {self.unit} became {self.total.after:.4g} {self.unit}; "
+            f"the largest change is in {largest.name} ({largest.change:+.4g} {self.unit})"
         )
         parts = [head]
         for title, found, unit in (
-            ("operation", self.operations, "ms"),
-            ("limit", self.limits, "ms"),
+            ("operation", self.operations, self.unit),
+            ("limit", self.limits, self.unit),
             ("transition", self.transitions, "count"),
         ):
             body = [[d.name, f"{d.before:.4g}", f"{d.after:.4g}", f"{d.change:+.4g}", f"{d.ratio:.2f}x"] for d in found]
-            parts += ["", grid([f"{title} ({unit} {self.unit})", "before", "after", "change", "ratio"], body)]
+            parts += ["", grid([f"{title} ({unit} {self.per})", "before", "after", "change", "ratio"], body)]
         return "\n".join(parts)
 
 
@@ -69,18 +73,20 @@ def compare(before: Report, after: Report) -> Comparison:
         )
     by = (before.steps or 1), (after.steps or 1)
 
-    def ms(ns: tuple[int, int], scale: float = 1e6) -> tuple[float, float]:
+    unit, size = ("us", 1e3) if before.span_ns / by[0] < 1e6 else ("ms", 1e6)
+
+    def each(ns: tuple[int, int], scale: float) -> tuple[float, float]:
         return ns[0] / scale / by[0], ns[1] / scale / by[1]
 
     def table(pairs: dict[str, tuple[int, int]], scale: float) -> list[Difference]:
-        found = [Difference(name, *ms(pair, scale)) for name, pair in pairs.items()]
+        found = [Difference(name, *each(pair, scale)) for name, pair in pairs.items()]
         return sorted(found, key=lambda d: -abs(d.change))
 
-    total = Difference("total", *ms((before.span_ns, after.span_ns)))
-    operations = table(_pairs(*[_named(r, "operation") for r in (before, after)]), 1e6)
-    limits = table(_pairs(*[_named(r, "bound") for r in (before, after)]), 1e6)
+    total = Difference("total", *each((before.span_ns, after.span_ns), size))
+    operations = table(_pairs(*[_named(r, "operation") for r in (before, after)]), size)
+    limits = table(_pairs(*[_named(r, "bound") for r in (before, after)]), size)
     counts = table(_pairs(*[_counts(r) for r in (before, after)]), 1)
-    return Comparison("a step" if before.steps else "in total", total, operations, limits, counts)
+    return Comparison(unit, "a step" if before.steps else "in total", total, operations, limits, counts)
 
 
 def _named(report: Report, key: str) -> dict[str, int]:

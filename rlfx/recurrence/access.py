@@ -61,6 +61,11 @@ class Reach:
     empty: bool
 
     @property
+    def misses(self) -> bool:
+        """Whether no reader reads a point of the domain: the boundary values are all there is."""
+        return not (self.past or self.now or self.future)
+
+    @property
     def kind(self) -> str:
         """Where the lattice of accesses puts it, for printing."""
         if not (self.past or self.future):

@@ -59,7 +59,7 @@ def trace(
       ...     y = rlfx.series(w * x, end=0.0)
       ...     return y[t] - y[t + 1], x
       >>> rlfx.trace(loss, 2.0, jnp.float32(1.0), length=3)
-      <Program loss: 6 equations, 3 reads>
+      <Program loss: 8 equations, 3 reads>
     """
     domain = validate_domain(length, batch, until)
     arguments = check_arguments(params, carry, jax.random.key(0) if key is None else key, domain)

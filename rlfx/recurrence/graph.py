@@ -111,7 +111,7 @@ class Graph:
             return edges
         found = reach_in(equation.access, domain)
         signs = frozenset(s for s, on in ((PAST, found.past), (HERE, found.now), (FUTURE, found.future)) if on)
-        edges = [Edge(equation.source, signs or frozenset({HERE}))]
+        edges = [Edge(equation.source, signs)] if signs else []
         rest = [a for a in equation.operands if a is not equation.start and a is not equation.end]
         edges += [Edge(v, frozenset({HERE})) for v in rest if isinstance(v, Var)]
         if isinstance(equation.start, Var):

@@ -208,13 +208,14 @@ class Execution:
     # -- reads of what is complete
 
     def _read_complete(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
-        access, source = equation.access, env[equation.source]
+        access = equation.access
+        found = reach_in(access, self.domain)
+        source = self._nothing(equation.source) if found.misses else env[equation.source]
         if isinstance(access, Lookup):
             source = self.extent.gathered(source) if access.across_batch else source
             return reads.lookup(source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.sizes)
         if isinstance(access, Slice):
             return reads.read_slice(source, access, equation.params["size"], self.domain, self.sizes)
-        found = reach_in(access, self.domain)
         n = self.length if found.future or found.after_end else self.domain.length
         if isinstance(access, Point):
             start = lambda: self.first(equation.start)  # noqa: E731
@@ -222,19 +223,18 @@ class Execution:
             return reads.read_point(source, access.index, self.domain, n, start, end, self.sizes)
         return reads.read_window(source, access, of_atom(equation.operands[0], env), self.domain, n, self.sizes)
 
+    def _nothing(self, var: Var) -> Value:
+        """Stands for a series of which no point is read."""
+        return Value(_zeros(tuple(var.shape), var.dtype))
+
     # -- loops
 
     def _loop(self, loop: Loop) -> None:
         program, sizes = self.program, self.sizes
         defined = {v for e in loop.body for v in e.outputs}
-        operands = list(
-            dict.fromkeys(
-                v for e in loop.body for v in ((e.inputs[0], *e.point_inputs) if e.is_read and e not in loop.reads else e.point_inputs)
-                if isinstance(v, Var) and v not in defined
-            )
-        )  # fmt: skip
-        lookups = {e.source for e in loop.body if e.is_read and e not in loop.reads}
-        xs = {v: self._now() if v is program.now else self.env[v] for v in operands if v not in lookups and self._varies(v)}
+        used = (v for e in loop.body for v in e.point_inputs if isinstance(v, Var))
+        operands = [v for v in dict.fromkeys(used) if v not in defined]
+        xs = {v: self._now() if v is program.now else self.env[v] for v in operands if self._varies(v)}
         constants = {v: self.env[v] for v in operands if v not in xs}
         slots = {v: self._slot_dims(v) for v in loop.depth}
 
@@ -249,8 +249,8 @@ class Execution:
             writes = {v: self._owner(v) for v in loop.depth if loop.depth[v] != REGISTER}
 
             def read(equation, env, now):
-                if equation not in loop.reads:
-                    return self._read_complete(equation, env, now)
+                if equation not in loop.reads:  # random access to a series that is complete
+                    return self._read_complete(equation, {**env, equation.source: self.env[equation.source]}, now)
                 return self._read_running(equation, env, Value(rings[equation.source], slots[equation.source]), loop, t)
 
             for chunk, written in _chunks(pending, writes):

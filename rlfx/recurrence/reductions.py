@@ -13,6 +13,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.domain import current_domain
 from rlfx.recurrence.primitives import now_p, reduce_p, whole_p
+from rlfx.recurrence.time import without_time
 
 tree = jax.tree_util
 
@@ -32,16 +33,19 @@ def _reduction(op: str) -> Callable:
         if domain.batch is None:
             axes = tuple(a for a in axes if a != "b")
         if not axes:
-            return x
-        return tree.tree_map(lambda leaf: reduce_p.bind(_for(op, leaf), op=op, over=axes), x)
+            return tree.tree_map(lambda leaf: _for(op, leaf), without_time(x))
+        return tree.tree_map(lambda leaf: reduce_p.bind(_for(op, leaf), op=op, over=axes), without_time(x))
 
     reduce.__name__ = reduce.__qualname__ = op
     return reduce
 
 
 def _for(op: str, leaf: Any) -> Any:
+    """The leaf in the dtype of jnp's reduction: a sum of booleans counts."""
     leaf = jnp.asarray(leaf)
-    return leaf.astype(jnp.float32) if op == "mean" and not jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+    if op == "last":
+        return leaf
+    return leaf.astype(jax.eval_shape(getattr(jnp, op), jax.ShapeDtypeStruct((1,), leaf.dtype)).dtype)
 
 
 sum = _reduction("sum")
@@ -104,7 +108,7 @@ def shared(fn: Callable, *args: Any) -> Any:
     domain = current_domain("rlfx.shared")
     if domain.batch is None:
         return fn(*args)
-    leaves, treedef = tree.tree_flatten(args)
+    leaves, treedef = tree.tree_flatten(without_time(args))
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     structs = [jax.ShapeDtypeStruct((domain.batch,) + leaf.shape, leaf.dtype) for leaf in leaves]
     out_tree = []

@@ -16,7 +16,7 @@ from rlfx.recurrence.domain import current_domain
 from rlfx.recurrence.history import History
 from rlfx.recurrence.index import LENGTH, Index, Lookup, Point, Slice, Window, as_index
 from rlfx.recurrence.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
-from rlfx.recurrence.time import index_of
+from rlfx.recurrence.time import index_of, without_time
 
 tree = jax.tree_util
 
@@ -197,7 +197,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
       Array([ 2.,  2., -4.], dtype=float32)
     """
     current_domain("rlfx.series")
-    leaves, treedef = tree.tree_flatten(value)
+    leaves, treedef = tree.tree_flatten(without_time(value))
     leaves = tuple(series_p.bind(_as_array(leaf, "rlfx.series")) for leaf in leaves)
     avals = [leaf.aval for leaf in leaves]
     kept = None
@@ -284,11 +284,11 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
         raise BoundaryError(
             located("rlfx.solve has no boundary value.", where=J.here(), fix="Give start=... or end=....")
         )
-    guess = start if start is not None else end
+    guess = without_time(start if start is not None else end)
     like = tree.tree_map(lambda leaf: _strong(_as_array(leaf, "rlfx.solve")), guess)
     like = jax.eval_shape(lambda: like)
     for _ in range(4):  # the value may be wider than the boundary: (shape, dtype) rise to a fixed point
-        value_like = jax.eval_shape(lambda like=like: fn(_declare(like, start, end)))
+        value_like = jax.eval_shape(lambda like=like: without_time(fn(_declare(like, start, end))))
         value_like = tree.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), value_like)
         if value_like == like:
             break
@@ -303,7 +303,7 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
             )
         )
     declared = _declare(like, start, end)
-    value = fn(declared)
+    value = without_time(fn(declared))
     leaves = [define_p.bind(d, _as_array(v, "rlfx.solve")) for d, v in zip(declared._leaves, tree.tree_leaves(value), strict=True)]
     return tree.tree_unflatten(tree.tree_structure(value), leaves)
 
@@ -321,7 +321,7 @@ def _declare(like: Any, start: Any, end: Any) -> Series:
 
 def _boundary(value: Any, treedef: Any, avals: list, name: str) -> tuple:
     """A boundary value (a pytree prefix) as one array per leaf, of its shape and dtype."""
-    like = tree.tree_unflatten(treedef, avals)
+    like, value = tree.tree_unflatten(treedef, avals), without_time(value)
     try:
         spread = tree.tree_leaves(tree.tree_map(lambda v, sub: [v] * tree.tree_structure(sub).num_leaves, value, like))
         return tuple(

@@ -167,6 +167,12 @@ class Context:
         return jax.random.fold_in(jax.random.fold_in(named, _SHARED if shared else self._b), now)
 
 
+def without_time(value: Any) -> Any:
+    """A pytree in which every Time is the array of its absolute time."""
+    is_time = lambda x: isinstance(x, Time)  # noqa: E731
+    return jax.tree.map(lambda x: jnp.asarray(x.now) if is_time(x) else x, value, is_leaf=is_time)
+
+
 def minimum(a: Any, b: Any) -> Any:
     """The smaller of two index expressions (or integers): ``x[rlfx.minimum(t + 1, t.length - 1)]``.
 

@@ -25,7 +25,7 @@ from rlfx.recurrence.primitives import (
 )
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.reductions import Shared
-from rlfx.recurrence.time import Context, Time
+from rlfx.recurrence.time import Context, Time, without_time
 
 tree = jax.tree_util
 
@@ -85,7 +85,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         carry = tree.tree_unflatten(sig.carry_tree, args[n_params : n_params + n_carry])
         key, b = (args[-2] if key_aval is not None else None), args[-1]
         t = Time(now_p.bind(), TIME, Context(sig.domain.length, key, b))
-        result = f(params, carry, t)
+        result = without_time(f(params, carry, t))
         loss, next_carry, aux = _split(result, sig, f)
         next_carry = unwrap_shared(next_carry)[0]
         leaves = check_carry(carry, next_carry, f)

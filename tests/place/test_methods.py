@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlfx.errors import PlacementError
-from rlfx.place import baselines, hardware, methods, search, workloads
+from rlfx.place import baselines, hardware, methods, search, simulate, workloads
 from rlfx.place.problem import Problem, build
 
 
@@ -105,11 +105,10 @@ def test_memory_restricted_devices_get_a_fitting_assignment():
     machine = hardware.p100_pcie().fitted(graph, work.one_device_seconds)
     problem = build(graph, machine.with_memory(2.2e9))
     result = methods.solve(problem, "polish", jax.random.key(0), 512)
-    schedule = __import__("rlfx.place.simulate", fromlist=["simulate"])
-    s = schedule.simulate(problem, result.assignment.device[None], result.assignment.order[None])
-    peak = np.asarray(schedule.peak_memory(problem, jnp.asarray(result.assignment.device[None]), s))
+    schedules = simulate.simulate(problem, result.assignment.device[None], result.assignment.order[None])
+    peak = np.asarray(simulate.peak_memory(problem, jnp.asarray(result.assignment.device[None]), schedules))
     assert peak.max() <= 2.2e9
-    with pytest.raises(PlacementError, match=r"(?s)No assignment that one-device found in 1 simulator calls fits into memo"):
+    with pytest.raises(PlacementError, match=r"(?s)No assignment that one-device found in 1 simulator calls fits"):
         methods.solve(problem, "one-device", jax.random.key(0), 1)
 
 

@@ -106,6 +106,37 @@ def test_scopes_survive(tmp_path, x, name):
     assert report.device_within("head") >= 0.2 * report.device_within("policy")
 
 
+def test_a_recurrent_policy_leaves_at_most_five_percent_unattributed(tmp_path):
+    params = [jax.random.normal(jax.random.key(i), (32, 32)) * 0.1 for i in range(6)]
+    xs = jax.random.normal(jax.random.key(9), (20, 16, 32))
+
+    def cell(p, h, x):
+        with operation("gates"):
+            r, z = jax.nn.sigmoid(x @ p[0] + h @ p[1]), jax.nn.sigmoid(x @ p[2] + h @ p[3])
+        with operation("candidate"):
+            n = jnp.tanh(x @ p[4] + r * (h @ p[5]))
+        return (1 - z) * n + z * h
+
+    @jax.jit
+    def update(p):
+        with operation("recurrent loss"):
+            g = jax.grad(lambda p: jax.lax.scan(lambda h, x: (cell(p, h, x),) * 2, xs[0], xs)[1].mean())(p)
+        with operation("step"):
+            return [w - 0.1 * d for w, d in zip(p, g, strict=True)]
+
+    params = jax.block_until_ready(update(params))
+    with capture(tmp_path) as session:
+        for _ in range(5):
+            params = update(params)
+        jax.block_until_ready(params)
+    report = session.report()
+    assert total_exact(report)
+    assert report.unattributed <= 0.05
+    assert {("recurrent loss", "gates"), ("recurrent loss", "candidate"), ("step",)} <= {
+        r.path for r in report.device_rows
+    }
+
+
 def test_operations_inside_a_pallas_call_are_those_of_its_caller(tmp_path):
     from jax.experimental import pallas as pl
 

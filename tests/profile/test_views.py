@@ -62,7 +62,7 @@ def test_pivots(report):
 def test_comparison_is_per_step(made, tmp_path, report):
     made.gpu_space(3).write(tmp_path / "b", notes=json.dumps({"steps": 60}))
     text = str(report.compare(read(tmp_path / "b")))
-    assert text.startswith("after is 2.00x faster a step: 0.1 ms became 0.05 ms; the largest change is in update")
+    assert text.startswith("after is 2.00x faster a step: 100 us became 50 us; the largest change is in update")
     made.gpu_space(3).write(tmp_path / "c")
     with pytest.raises(ProfileError, match=r"One run says how many steps it did and the other does not \(30 and 0\)"):
         report.compare(read(tmp_path / "c"))
