@@ -46,7 +46,8 @@ class Comparison:
         word = f"{faster:.2f}x faster" if faster >= 1 else f"{1 / faster:.2f}x slower"
         largest = max(self.operations, key=lambda d: abs(d.change))
         head = (
-            f"after is {word} {self.per}: {self.total.before:.4g} {self.unit} became {self.total.after:.4g} {self.unit}; "
+            f"after is {word} {self.per}: {self.total.before:.4g} {self.unit} became {self.total.after:.4g} "
+            f"{self.unit}; "
             f"the largest change is in {largest.name} ({largest.change:+.4g} {self.unit})"
         )
         parts = [head]

@@ -63,8 +63,10 @@ class Launches:
 
     def base(self, run: int | None, line: int, function: str, otherwise: Base) -> Base:
         """The base of a run, from the task's launch if it is free, else from the oldest free launch of the function."""
-        if run is None or run in self._runs:
-            return self._runs.get(run, otherwise)
+        if run is None:
+            return otherwise
+        if run in self._runs:
+            return self._runs[run]
         mine = self._current.get(line)
         if mine is not None and mine.run is None and mine.function in (function, ""):
             return self._claim(run, mine, mine.base)

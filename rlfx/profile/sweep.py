@@ -176,7 +176,7 @@ def attribute(contexts: list[Context], kinds: list[str]) -> Attribution:
         return Attribution(rows, device, state, False, len(acting))
     host = DEVICE if main is not None and main.state == DEVICE else WAIT
     if leaves:
-        rows = tuple((Row(*key, host, state), weight) for key, weight in device)
+        rows = tuple((Row(key.phase, key.path, key.stage, host, state), weight) for key, weight in device)
         return Attribution(rows, device, state, True, len(leaves))
     waiting = [c for c in contexts if c.state is not None and any(s.path for s in c.shares)]
     waiting = waiting or ([main] if main is not None else [])
