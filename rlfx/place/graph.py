@@ -138,7 +138,7 @@ class DataflowGraph:
         Example:
           >>> from rlfx.place import workloads
           >>> workloads.chainmm(size=8).graph().summary()
-          'chainmm: 112 nodes (input 36, matmul 48, aggregate 20, elementwise 8), 160 edges, 3.4 kFLOP'
+          'chainmm: 112 nodes (input 36, matmul 48, aggregate 20, elementwise 8), 160 edges, 3.5 kFLOP'
         """
         kinds: dict[str, int] = {}
         for node in self.nodes:

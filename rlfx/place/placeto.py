@@ -127,7 +127,9 @@ def _train(policy: Policy, problem: Problem, g: Graph, order: Array, key: Array,
         best_device = jnp.where(cost[i] < best_cost, device[i], best_device)
         return (params, state, best_device, jnp.minimum(best_cost, cost[i])), None
 
-    carry = (params, optimiser.init(params), jnp.zeros((V,), jnp.int32), jnp.asarray(jnp.inf, jnp.float32))
+    start = jnp.zeros((V,), jnp.int32)  # where every episode starts counts as a solution
+    start_cost = jnp.min(objective(problem, jnp.broadcast_to(start[None], (batch, V)), orders, limited=limited))
+    carry = (params, optimiser.init(params), start, start_cost)
     progress = jnp.arange(updates, dtype=jnp.float32) / updates
     (_, _, device, cost), _ = jax.lax.scan(step, carry, (jax.random.split(k_run, updates), progress))
     return device, cost
