@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import warnings
 from typing import Any
 
@@ -16,12 +18,18 @@ from rlfx.envs.spaces import Box
 from rlfx.errors import EnvError, located
 
 
-def _brax() -> Any:
-    """``brax.envs``, whose import warns that jaxopt, which it uses, is no longer maintained."""
-    with warnings.catch_warnings():
+@contextlib.contextmanager
+def _as_brax_expects():
+    """brax counts on implicit promotion; it and its dependencies warn that they are no longer maintained."""
+    with warnings.catch_warnings(), _lenient_promotion():
         warnings.simplefilter("ignore")
-        import brax.envs
+        yield
 
+
+def _envs() -> Any:
+    """``brax.envs``; its import prints what it did not find."""
+    with _as_brax_expects(), contextlib.redirect_stdout(io.StringIO()):
+        import brax.envs
     return brax.envs
 
 
@@ -39,20 +47,20 @@ class BraxEnvironment(Environment):
 
     def __init__(self, name: str, env: Any):
         self.name, self.env = f"brax/{name}", env
-        with _lenient_promotion():
+        with _as_brax_expects():
             state = jax.eval_shape(env.reset, jax.random.key(0))
         self.observation_space = jax.tree.map(lambda x: Box(-jnp.inf, jnp.inf, x.shape, x.dtype), state.obs)
         self.action_space = Box(-1.0, 1.0, (env.action_size,))
 
     def reset(self, key):
-        with _lenient_promotion():
+        with _as_brax_expects():
             return strong(self.env.reset(key))
 
     def observe(self, state):
         return state.obs
 
     def transition(self, key, state, action):
-        with _lenient_promotion():
+        with _as_brax_expects():
             after = strong(self.env.step(state, action), like=state)
         step = Step(
             reward=after.reward.astype(jnp.float32),
@@ -68,7 +76,7 @@ def available() -> tuple[str, ...]:
     """The names brax has registered; none if it is not installed."""
     if importlib.util.find_spec("brax") is None:
         return ()
-    return tuple(sorted(_brax()._envs))
+    return tuple(sorted(_envs()._envs))
 
 
 def make(name: str, *, backend: str | None = None, episode_length: int = 1000, **kwargs: Any) -> Environment:
@@ -89,4 +97,6 @@ def make(name: str, *, backend: str | None = None, episode_length: int = 1000, *
     if name not in available():
         raise EnvError(located(f"brax has no environment {name!r}.", fix=f"It has {', '.join(available())}."))
     options = kwargs if backend is None else {**kwargs, "backend": backend}
-    return time_limit(BraxEnvironment(name, _brax().get_environment(name, **options)), episode_length)
+    with _as_brax_expects():
+        env = _envs().get_environment(name, **options)
+    return time_limit(BraxEnvironment(name, env), episode_length)

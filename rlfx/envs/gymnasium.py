@@ -123,9 +123,9 @@ def _batched_callback(host: Any, one: Any):
         def call(*args):
             def flat(*xs):
                 n = math.prod(lead)
-                xs = jax.tree.map(lambda x: np.asarray(x).reshape(n, *np.shape(x)[len(lead) :]), xs)
+                xs = jax.tree.map(lambda x: np.asarray(x).reshape((n, *np.shape(x)[len(lead) :])), xs)
                 out = host(*xs)
-                return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), out)
+                return jax.tree.map(lambda x: x.reshape((*lead, *x.shape[1:])), out)
 
             shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct((*lead, *s.shape), s.dtype), one)
             return io_callback(flat, shapes, *args, ordered=True)
@@ -182,7 +182,7 @@ def make(name: str, **kwargs: Any) -> GymnasiumEnvironment:
 
     try:
         return GymnasiumEnvironment(name, **kwargs)
-    except gymnasium.error.DependencyNotInstalled as error:
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise EnvError(located(f"gymnasium/{name}: {error}", fix="pip install the package it names.")) from error
     except gymnasium.error.UnregisteredEnv as error:
         raise EnvError(located(f"gymnasium/{name}: {error}", fix="See rlfx.envs.list_envs().")) from error

@@ -107,7 +107,7 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
             refuse(f"Step.{field} is {got.dtype}{list(got.shape)}.", f"It is one {jnp.dtype(dtype).name}.")
     obs = jax.eval_shape(env.observe, state)
     if jax.tree.map(lambda x: (x.shape, x.dtype), obs) != jax.tree.map(lambda x: (x.shape, x.dtype), step.final_obs):
-        refuse(f"observe gives {obs}, final_obs is {step.final_obs}.", "final_obs is observe(the state after the step).")
+        refuse(f"observe gives {obs}, final_obs is {step.final_obs}.", "final_obs is what observe gives then.")
     for k in jax.random.split(key, steps):
         a, b = once(k), once(k)
         same = jax.tree.map(lambda x, y: bool(jnp.array_equal(_plain(x), _plain(y))), a, b)

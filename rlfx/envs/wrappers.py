@@ -1,4 +1,4 @@
-"""Functions from environments to environments: statistics, normalisation, frame stacks, repeated and clipped actions."""
+"""Functions from environments to environments: statistics, normalisation, frame stacks, repeats and clips."""
 
 from __future__ import annotations
 

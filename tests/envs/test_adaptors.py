@@ -1,0 +1,155 @@
+"""brax and gymnasium under the protocol: batched, in scans, with typed keys, automatic resets and time limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx.envs
+from rlfx.errors import EnvError
+
+
+def rollout(env, n, k, action, key=None):
+    key = jax.random.key(0) if key is None else key
+    states = jax.vmap(env.reset)(jax.random.split(key, n))
+    first = jax.vmap(env.observe)(states)
+
+    def body(states, key):
+        before = jax.vmap(env.observe)(states)
+        states, step = jax.vmap(env.step)(jax.random.split(key, n), states, action(before))
+        return states, (jax.vmap(env.observe)(states), step)
+
+    return first, jax.jit(lambda s, ks: jax.lax.scan(body, s, ks))(states, jax.random.split(key, k))[1]
+
+
+# -- gymnasium -------------------------------------------------------------------------------------------------------
+
+
+def test_gymnasium_equals_gymnasium():
+    """Two copies, four episodes: the trajectories are those of gymnasium itself, with true final observations."""
+    import gymnasium
+
+    env = rlfx.envs.make("gymnasium/CartPole-v1")
+    key = jax.random.key(0)
+    first, (obs, step) = rollout(env, 2, 60, lambda o: jnp.ones(2, jnp.int32), key)
+    seeds = jax.vmap(jax.random.bits)(jax.random.split(key, 2))
+    for i in range(2):
+        reference = gymnasium.make("CartPole-v1")
+        expected, _ = reference.reset(seed=int(seeds[i]))
+        np.testing.assert_allclose(first[i], expected, atol=1e-6)
+        for t in range(60):
+            expected, reward, terminated, truncated, _ = reference.step(1)
+            np.testing.assert_allclose(step.final_obs[t, i], expected, atol=1e-6)
+            assert (float(step.reward[t, i]), bool(step.terminated[t, i]), bool(step.truncated[t, i])) == (
+                reward, terminated, truncated)
+            if terminated or truncated:
+                expected, _ = reference.reset()
+            np.testing.assert_allclose(obs[t, i], expected, atol=1e-6)
+    assert int(step.terminated.sum()) >= 10
+
+
+def test_gymnasium_is_one_call_for_a_batch(monkeypatch):
+    env = rlfx.envs.make("gymnasium/Pendulum-v1", auto_reset=False).env
+    sizes = []
+    original = env._host_step
+    monkeypatch.setattr(env, "_host_step", original)
+    env._step = rlfx.envs.gymnasium._batched_callback(
+        lambda *xs: (sizes.append(len(xs[0])), original(*xs))[1],
+        (jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32),
+         jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), bool)))
+    rollout(env, 5, 4, lambda o: jnp.zeros((5, 1)))
+    assert sizes == [5, 5, 5, 5]
+
+
+def test_gymnasium_refuses_to_go_back():
+    env = rlfx.envs.make("gymnasium/CartPole-v1")
+    state = env.reset(jax.random.key(0))
+    env.step(jax.random.key(1), state, jnp.int32(0))
+    with pytest.raises(Exception, match="a state that was stepped before, or of an earlier reset"):
+        jax.block_until_ready(env.step(jax.random.key(1), state, jnp.int32(0)))
+
+
+def test_gymnasium_nested_vmap():
+    env = rlfx.envs.make("gymnasium/CartPole-v1")
+    keys = jax.random.split(jax.random.key(0), (2, 3))
+    states = jax.vmap(jax.vmap(env.reset))(keys)
+    states, step = jax.vmap(jax.vmap(env.step))(keys, states, jnp.zeros((2, 3), jnp.int32))
+    assert step.final_obs.shape == (2, 3, 4)
+    np.testing.assert_array_equal(states.slot, np.arange(6).reshape(2, 3))
+
+
+def test_mujoco_if_installed():
+    pytest.importorskip("mujoco")
+    pytest.importorskip("imageio")  # gymnasium's MuJoCo environments import it
+    env = rlfx.envs.make("gymnasium/InvertedPendulum-v5")
+    _, (obs, step) = rollout(env, 2, 40, lambda o: jnp.full((2, 1), 1.0))
+    assert obs.shape == (40, 2, 4)
+    assert bool(step.terminated.any())
+
+
+# -- brax ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fast", "inverted_pendulum"])
+def test_brax(name):
+    """Typed keys under scan and vmap, a stable carry, truncation at the time limit with the true final observation."""
+    options = {} if name == "fast" else {"backend": "spring"}
+    env = rlfx.envs.make(f"brax/{name}", episode_length=5, **options)
+    size = env.action_space.shape[0]
+    _, (obs, step) = rollout(env, 3, 12, lambda o: jnp.zeros((3, size)))
+    assert step.truncated.dtype == bool
+    assert bool(step.truncated[4].any() | step.terminated[:5].any())
+    ended = np.asarray(step.terminated | step.truncated)
+    at = np.argwhere(ended)
+    assert len(at) >= 3
+    if name != "fast":
+        for t, i in at:
+            assert np.abs(obs[t, i] - step.final_obs[t, i]).max() > 1e-6  # a new episode began
+        running = ~ended
+        np.testing.assert_allclose(np.asarray(obs)[running], np.asarray(step.final_obs)[running])
+
+
+@pytest.mark.slow
+def test_brax_gradients_through_physics():
+    env = rlfx.envs.make("brax/reacher", auto_reset=False, differentiable=True, backend="spring")
+    state = env.reset(jax.random.key(0))
+
+    def loss(action):
+        return env.step(jax.random.key(1), state, action)[1].reward
+
+    gradient = jax.grad(loss)(jnp.array([0.1, -0.2]))
+    assert float(jnp.abs(gradient).max()) > 0
+    stopped = rlfx.envs.make("brax/reacher", auto_reset=False, backend="spring")
+    zero = jax.grad(lambda a: stopped.step(jax.random.key(1), state, a)[1].reward)(jnp.array([0.1, -0.2]))
+    np.testing.assert_array_equal(zero, 0)
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("gymnasium/CartPol-v1", "CartPol"),
+    ("brax/aint", "brax has no environment 'aint'"),
+    ("Breakout", "Did you mean 'Breakout-MinAtar'"),
+    ("zzzzzzzzzzzzqqqqqqqq", "rlfx.envs.list_envs"),
+])  # fmt: skip
+def test_unknown_environment(name, message):
+    with pytest.raises(EnvError, match=message):
+        rlfx.envs.make(name)
+
+
+@pytest.mark.parametrize(("name", "extra"), [
+    ("gymnax/CartPole-v1", "envs"), ("brax/ant", "envs"), ("gymnasium/CartPole-v1", "gymnasium")])
+def test_missing_extra(name, extra, monkeypatch):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    family = name.split("/")[0]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == family else real(n, *a))
+    with pytest.raises(EnvError, match=rf"not installed.\n  Fix: pip install 'rlfx\[{extra}\]'"):
+        rlfx.envs.make(name)
+
+
+def test_unknown_parameter():
+    with pytest.raises(EnvError, match=r"Its parameters are .*masspole"):
+        rlfx.envs.make("gymnax/CartPole-v1", mass_of_pole=3.0)

@@ -1,0 +1,303 @@
+"""Wrappers against plain Python references; the protocol's checks; rollouts; pictures."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+import rlfx.envs
+from rlfx.envs import Environment, Step, spaces
+from rlfx.errors import EnvError
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter(Environment):
+    """Counts up to ``length``, then terminates; the reward is the count times the action."""
+
+    length: int = 3
+
+    name = "counter"
+    observation_space = spaces.Box(0.0, 10.0, (2,))
+    action_space = spaces.Box(-1.0, 1.0, ())
+
+    def reset(self, key):
+        return jnp.int32(0)
+
+    def observe(self, state):
+        return jnp.stack([state, state * state]).astype(jnp.float32)
+
+    def transition(self, key, state, action):
+        state = state + 1
+        reward = state.astype(jnp.float32) * action
+        return state, Step(reward, state >= self.length, jnp.zeros((), bool), self.observe(state))
+
+
+def run(env, actions, key=None):
+    key = jax.random.key(0) if key is None else key
+
+    def body(state, action):
+        state, step = env.step(key, state, action)
+        return state, (env.observe(state), step)
+
+    state = env.reset(key)
+    return env.observe(state), jax.lax.scan(body, state, jnp.asarray(actions, jnp.float32))[1]
+
+
+WRAPPERS = {
+    "auto_reset": rlfx.envs.auto_reset,
+    "cached": lambda e: rlfx.envs.auto_reset(e, reset="cached", cache=2),
+    "time_limit": lambda e: rlfx.envs.time_limit(e, 2),
+    "statistics": lambda e: rlfx.envs.episode_statistics(rlfx.envs.auto_reset(e)),
+    "normalize_observation": rlfx.envs.normalize_observation,
+    "normalize_reward": rlfx.envs.normalize_reward,
+    "frame_stack": lambda e: rlfx.envs.frame_stack(e, 3),
+    "action_repeat": lambda e: rlfx.envs.action_repeat(e, 2),
+    "clip_reward": rlfx.envs.clip_reward,
+    "clip_action": rlfx.envs.clip_action,
+    "stop_gradient": rlfx.envs.stop_gradient,
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_wrapper_keeps_the_protocol(name):
+    env = WRAPPERS[name](Counter())
+    rlfx.envs.check(env)
+    obs = env.observe(env.reset(jax.random.key(0)))
+    assert (obs.shape, obs.dtype) == (env.observation_space.shape, env.observation_space.dtype)
+    jaxpr = jax.make_jaxpr(env.step)(jax.random.key(0), env.reset(jax.random.key(0)), jnp.float32(0.5))
+    assert all(rlfx.envs.STEP_SCOPE in str(e.source_info.name_stack) for e in jaxpr.jaxpr.eqns)
+
+
+@pytest.mark.parametrize("reset", ["fresh", "cached"])
+def test_auto_reset(reset):
+    env = rlfx.envs.auto_reset(Counter(), reset=reset)
+    _, (obs, step) = run(env, np.ones(7))
+    np.testing.assert_array_equal(obs[:, 0], [1, 2, 0, 1, 2, 0, 1])
+    np.testing.assert_array_equal(step.final_obs[:, 0], [1, 2, 3, 1, 2, 3, 1])
+    np.testing.assert_array_equal(step.terminated, [0, 0, 1, 0, 0, 1, 0])
+
+
+def test_cached_resets_go_round():
+    env = rlfx.envs.auto_reset(rlfx.envs.make("CartPole-v1", auto_reset=False), reset="cached", cache=2)
+    state = env.reset(jax.random.key(0))
+    seen = [env.observe(state)]
+    for i in range(80):
+        state, step = env.step(jax.random.key(i), state, jnp.int32(0))
+        if bool(step.terminated):
+            seen.append(env.observe(state))
+    assert len(seen) >= 5
+    np.testing.assert_array_equal(seen[0], seen[2])
+    np.testing.assert_array_equal(seen[1], seen[3])
+    assert not np.array_equal(seen[0], seen[1])
+
+
+def test_time_limit_truncates_and_does_not_terminate():
+    env = rlfx.envs.auto_reset(rlfx.envs.time_limit(Counter(), 2))
+    _, (obs, step) = run(env, np.ones(5))
+    np.testing.assert_array_equal(step.truncated, [0, 1, 0, 1, 0])
+    assert not step.terminated.any()
+    np.testing.assert_array_equal(obs[:, 0], [1, 0, 1, 0, 1])
+    both = rlfx.envs.time_limit(Counter(length=2), 2)
+    _, (_, step) = run(both, np.ones(2))
+    assert bool(step.terminated[1])
+    assert bool(step.truncated[1])
+
+
+def test_episode_statistics():
+    env = rlfx.envs.episode_statistics(rlfx.envs.auto_reset(Counter()))
+    _, (_, step) = run(env, [1.0, 1.0, 0.5, 1.0])
+    np.testing.assert_allclose(step.info["episode_return"], [1, 3, 4.5, 1])
+    np.testing.assert_array_equal(step.info["episode_length"], [1, 2, 3, 1])
+
+
+def test_normalize_observation_equals_numpy():
+    env = rlfx.envs.normalize_observation(rlfx.envs.auto_reset(Counter(length=50)))
+    _, (obs, step) = run(env, np.ones(20))
+    raw = np.stack([np.arange(21), np.arange(21) ** 2], axis=1).astype(np.float64)
+    for t in range(1, 21):
+        expected = (raw[t] - raw[: t + 1].mean(0)) / np.sqrt(raw[: t + 1].var(0, ddof=1) + 1e-8)
+        np.testing.assert_allclose(obs[t - 1], expected, rtol=1e-4)
+        np.testing.assert_allclose(step.final_obs[t - 1], expected, rtol=1e-4)
+
+
+def test_normalize_reward_equals_numpy():
+    env = rlfx.envs.normalize_reward(rlfx.envs.auto_reset(Counter(length=3)), gamma=0.9)
+    actions = np.linspace(-1, 1, 12)
+    _, (_, step) = run(env, actions)
+    seen, g, count = [0.0], 0.0, 0
+    for t in range(12):
+        count += 1
+        reward = np.float32(count * actions[t])
+        g = 0.9 * g + reward
+        seen.append(g)
+        expected = np.clip(reward / np.sqrt(np.var(seen, ddof=1) + 1e-8), -10, 10)
+        np.testing.assert_allclose(step.reward[t], expected, rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(step.info["reward"][t], reward, rtol=1e-6)
+        if count == 3:
+            g, count = 0.0, 0
+
+
+def test_frame_stack_restarts_with_the_episode():
+    env = rlfx.envs.auto_reset(rlfx.envs.frame_stack(Counter(), 2))
+    first, (obs, step) = run(env, np.ones(4))
+    np.testing.assert_array_equal(first[:, 0], [0, 0])
+    np.testing.assert_array_equal(obs[..., 0], [[0, 1], [1, 2], [0, 0], [0, 1]])
+    np.testing.assert_array_equal(step.final_obs[2, :, 0], [2, 3])
+
+
+def test_action_repeat_stops_at_the_end():
+    env = rlfx.envs.auto_reset(rlfx.envs.action_repeat(Counter(), 2))
+    _, (_, step) = run(env, np.ones(4))
+    np.testing.assert_array_equal(step.reward, [1 + 2, 3, 1 + 2, 3])
+    np.testing.assert_array_equal(step.terminated, [0, 1, 0, 1])
+    np.testing.assert_array_equal(step.final_obs[:, 0], [2, 3, 2, 3])
+
+
+def test_clips():
+    _, (_, step) = run(rlfx.envs.clip_reward(Counter(length=9), -0.5, 2.0), [1, 1, 1, -1])
+    np.testing.assert_array_equal(step.reward, [1, 2, 2, -0.5])
+    _, (_, step) = run(rlfx.envs.clip_action(Counter(length=9)), [7.0, -7.0])
+    np.testing.assert_array_equal(step.reward, [1, -2])
+
+
+def test_gradients_stop_unless_differentiable():
+    def reward(env):
+        state = env.reset(jax.random.key(0))
+        return jax.grad(lambda a: env.step(jax.random.key(1), state, a)[1].reward)(jnp.array([0.5]))
+
+    assert float(reward(rlfx.envs.make("Pendulum-v1"))[0]) == 0
+    assert float(reward(rlfx.envs.make("Pendulum-v1", differentiable=True))[0]) == pytest.approx(-0.001)
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+cartpole = rlfx.envs.make("CartPole-v1")
+BAD_ACTIONS = {
+    "shape": (jnp.zeros(3, jnp.int32), r"shape \(3,\).*needs \(\)(.|\n)*jax.vmap"),
+    "dtype": (jnp.float32(1.0), r"dtype float32.*needs int32(.|\n)*astype"),
+    "range": (jnp.int32(2), r"action 2 is outside(.|\n)*0, ..., 1"),
+    "structure": ({"a": jnp.int32(0)}, "the action has structure"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ACTIONS)
+def test_bad_actions_are_refused_at_the_boundary(case):
+    action, message = BAD_ACTIONS[case]
+    with pytest.raises(EnvError, match=message):
+        cartpole.step(jax.random.key(0), cartpole.reset(jax.random.key(0)), action)
+
+
+def test_bad_actions_are_refused_inside_jit():
+    state = cartpole.reset(jax.random.key(0))
+    with pytest.raises(EnvError, match="needs int32"):
+        jax.jit(cartpole.step)(jax.random.key(0), state, jnp.float32(1))
+    checked = checkify.checkify(jax.jit(jax.vmap(rlfx.envs.check_actions(cartpole).step, (None, None, 0))))
+    error, _ = checked(jax.random.key(0), state, jnp.array([0, 5]))
+    assert "CartPole-v1: action 5 is outside" in error.get()
+    assert checked(jax.random.key(0), state, jnp.array([0, 1]))[0].get() is None
+
+
+class Leaking(Counter):
+    kept = None
+
+    def transition(self, key, state, action):
+        if Leaking.kept is not None:
+            state = state + Leaking.kept * 0
+        after, step = super().transition(key, state, action)
+        Leaking.kept = after
+        return after, step
+
+
+class Impure(Counter):
+    calls = 0
+
+    def transition(self, key, state, action):
+        Impure.calls += 1
+        return super().transition(key, state, action * Impure.calls)
+
+
+class Unstable(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after.astype(jnp.float32), step
+
+
+class Batched(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, reward=step.reward[None])
+
+
+class Tuples(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, (step.reward, step.terminated)
+
+
+@pytest.mark.parametrize(("env", "message"), [
+    (Leaking(), "leaks a tracer"),
+    (Impure(), "two steps with equal arguments differ"),
+    (Unstable(), "the state's types differ"),
+    (Batched(), r"Step.reward is float32\[1\]"),
+    (Tuples(), "step returns tuple"),
+])  # fmt: skip
+def test_check_finds_what_is_wrong(env, message):
+    with pytest.raises(EnvError, match=message):
+        rlfx.envs.check(env)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: rlfx.envs.time_limit(Counter(), 0), "at least one step"),
+    (lambda: rlfx.envs.frame_stack(Counter(), 0), "at least one frame"),
+    (lambda: rlfx.envs.action_repeat(Counter(), 0), "at least once"),
+    (lambda: rlfx.envs.clip_action(cartpole), "Only the actions of a Box"),
+    (lambda: rlfx.envs.auto_reset(Counter(), reset="often"), "does not know reset='often'"),
+    (lambda: rlfx.envs.random_rollout("CartPole-v1", 0, 5), "0 environments"),
+    (lambda: rlfx.envs.random_rollout("CartPole-v1", 5, 0), "0 steps"),
+])  # fmt: skip
+def test_bad_arguments(make, message):
+    with pytest.raises(EnvError, match=message):
+        make()
+
+
+# -- rollouts and pictures -------------------------------------------------------------------------------------------
+
+
+def test_random_rollout():
+    key = jax.random.key(0)
+    fused = rlfx.envs.random_rollout("CartPole-v1", 50, 120)(key)
+    plain = rlfx.envs.random_rollout("CartPole-v1", 50, 120, backend="vmap")(key)
+    assert int(fused.episodes) == int(plain.episodes)
+    np.testing.assert_allclose(np.array(fused), np.array(plain), rtol=1e-5)
+    assert float(fused.mean_return) == pytest.approx(float(fused.mean_length))
+    unsupported = rlfx.envs.random_rollout("gymnax/Asterix-MinAtar", 2, 5)(key)
+    assert unsupported.mean_reward.shape == ()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Catch-bsuite",
+                                  "Breakout-MinAtar", "gymnax/CartPole-v1", "SyntheticImages-v0"])
+def test_render(name):
+    env = rlfx.envs.make(name)
+    state = env.reset(jax.random.key(0))
+    image = rlfx.envs.render(env, state, size=48)
+    assert (image.shape, image.dtype) == ((48, 48, 3), np.uint8)
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 2
+    other = rlfx.envs.render(env, env.reset(jax.random.key(7)), size=48)
+    if name in ("Pendulum-v1", "SyntheticImages-v0"):
+        assert not np.array_equal(image, other)
+
+
+def test_gif_and_png(tmp_path):
+    from PIL import Image
+
+    env = rlfx.envs.make("CartPole-v1")
+    path = rlfx.envs.save_gif(env, tmp_path / "a.gif", jax.random.key(0), steps=5, size=40,
+                              policy=lambda key, obs: (obs[2] > 0).astype(jnp.int32))
+    with Image.open(path) as image:
+        assert image.n_frames == 5
+    still = rlfx.envs.save_gif(env, tmp_path / "a.png", jax.random.key(0), steps=2, size=40)
+    with Image.open(still) as image:
+        assert image.size == (40, 40)
