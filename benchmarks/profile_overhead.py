@@ -24,6 +24,7 @@ import jax
 from profile_workloads import ANNOTATED, PLAIN, build
 
 from rlfx import profile
+from rlfx.profile import calibration as calibrations
 from rlfx.profile import overhead
 from rlfx.profile.capture import machine
 
@@ -89,7 +90,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", default="benchmarks/results/profile_overhead.json")
     arguments = parser.parse_args()
-    calibration = overhead.calibrate()
+    calibration = calibrations.calibrate()
     print({k: round(v) for k, v in calibration.costs.items()}, "ns an event")
     rows = []
     for kind, algorithm, env, mode, iterations in WORKLOADS:

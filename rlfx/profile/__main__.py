@@ -150,9 +150,9 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def calibrate(arguments: argparse.Namespace) -> None:
     """Measure and store the cost of profiling."""
-    from rlfx.profile import overhead
+    from rlfx.profile import calibration
 
-    measured = overhead.calibrate(arguments.rounds)
+    measured = calibration.calibrate(arguments.rounds)
     target = measured.save(arguments.out)
     print(f"{measured.machine}: ns an event, stored in {target}")
     for kind, ns in measured.costs.items():

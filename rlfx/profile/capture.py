@@ -15,17 +15,15 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from rlfx._jaxpr_profile import stop_trace
 from rlfx.errors import ProfileError, located
 from rlfx.profile import annotate, compilations, intercept
+from rlfx.profile.report import Report, read
 from rlfx.profile.xspace import SIDECAR
-
-if TYPE_CHECKING:
-    from rlfx.profile.report import Report
 
 
 class ProfileWarning(UserWarning):
@@ -42,8 +40,6 @@ class Session:
 
     def report(self) -> Report:
         """Read what was captured; see `rlfx.profile.read`."""
-        from rlfx.profile.report import read
-
         return read(self.directory)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlfx.errors import ProfileError
-from rlfx.profile.report import Report, _key
+from rlfx.profile.rows import key_of
 from rlfx.profile.tables import grid
+
+if TYPE_CHECKING:
+    from rlfx.profile.report import Report
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def compare(before: Report, after: Report) -> Comparison:
 def _named(report: Report, key: str) -> dict[str, int]:
     out: dict[str, int] = {}
     for row, ns in report.rows.items():
-        out[_key(row, key)] = out.get(_key(row, key), 0) + ns
+        out[key_of(row, key)] = out.get(key_of(row, key), 0) + ns
     return out
 
 

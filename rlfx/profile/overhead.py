@@ -1,37 +1,27 @@
 """What profiling itself costs: calibrated once a machine, and taken out of reports where it was paid.
 
-RL-Scope, section 3.4 and appendix C, with both kinds of calibration. *Delta*: run a loop with and without a kind of
-book-keeping; the difference over its number of events is the cost of one (annotations, instructions of XLA).
-*Difference of averages*: where book-keeping cannot be switched on alone, compare the average duration of a call with
-and without profiling (jitted calls, waits, transfers, callbacks, compilations). The paper calibrates a workload; we
-calibrate a machine, because the costs depend on the kind of event only, and we subtract on the critical path alone: an
-event on a thread that held nothing up costs nothing.
+RL-Scope, section 3.4 and appendix C. The paper calibrates a workload; we calibrate a machine (`calibrate`), because the
+costs depend on the kind of event only, and subtract on the critical path alone: an event on a thread that held nothing
+up costs nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import os
 import pathlib
-import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rlfx.errors import ProfileError, located
-from rlfx.profile.annotate import operation
-from rlfx.profile.capture import capture, machine
-from rlfx.profile.report import Process, Report
-from rlfx.profile.rules import BACKEND, CALLBACK, COMPILE, TRANSFER, WAIT
+from rlfx.profile.rules import CALLBACK
 from rlfx.profile.sweep import split
 
-ANNOTATION, THUNK = "annotation", "thunk"
+if TYPE_CHECKING:
+    from rlfx.profile.report import Process, Report
 
 
 @dataclass(frozen=True)
@@ -76,122 +66,6 @@ def load(path: str | os.PathLike | None = None) -> Overhead:
         raise ProfileError(
             located(f"{source} is not a calibration.", fix="Run `python -m rlfx.profile calibrate` again.")
         ) from None
-
-
-# Calibration.
-
-
-def _seconds(body: Callable[[], object], rounds: int, profiled: bool) -> float:
-    """Process CPU seconds of the cheapest of `rounds` runs: the one that others on the machine disturbed least."""
-    best = np.inf
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            manager = capture(folder) if profiled else None
-            if manager:
-                manager.__enter__()
-            begin = time.process_time()
-            body()
-            best = min(best, time.process_time() - begin)
-            if manager:
-                manager.__exit__(None, None, None)
-    return best
-
-
-def _difference(plain: Callable[[], object], profiled: Callable[[], object], count: int, rounds: int) -> float:
-    """ns an event: `(time of profiled under capture - time of plain without) / count`, not below zero."""
-    plain()
-    return max(0.0, (_seconds(profiled, rounds, True) - _seconds(plain, rounds, False)) / count * 1e9)
-
-
-def _annotations(count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            with operation("calibration"):
-                pass
-
-    return loop
-
-
-def _empty(count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            pass
-
-    return loop
-
-
-def _scan(body: Callable, carry: object, length: int) -> Callable[[], object]:
-    program = jax.jit(lambda c: jax.lax.scan(body, c, None, length=length))
-    return lambda: jax.block_until_ready(program(carry))
-
-
-def _keys(count: int) -> Callable[[], object]:
-    """Very many short instructions: random numbers, `count` times."""
-
-    def body(key, _):
-        key, noise = jax.random.split(key)
-        return key, jax.random.normal(noise, (16,)).sum()
-
-    return _scan(body, jax.random.key(0), count)
-
-
-def _calls(function: Callable[[object], object], argument: object, count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            jax.block_until_ready(function(argument))
-
-    return loop
-
-
-def _compilations(count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for i in range(count):
-            jax.block_until_ready(jax.jit(lambda a: jnp.sin(a) + i)(jnp.zeros(3)))
-
-    return loop
-
-
-def calibrate(rounds: int = 7) -> Overhead:
-    """Measure what one event of each kind costs on this machine, in process CPU time; about 10 s.
-
-    Args:
-      rounds: runs of each loop; the fastest with and the fastest without profiling are compared.
-
-    Returns:
-      An `Overhead`; `save()` it for `Report.corrected`.
-    """
-    x = jnp.zeros(8)
-    small = np.zeros(8, np.float32)
-    call = jax.jit(lambda a: a + 1)
-    back = jax.jit(lambda a: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(a.shape, a.dtype), a))
-    costs = {ANNOTATION: _difference(_empty(20_000), _annotations(20_000), 20_000, rounds)}
-    for kind, body, count in (
-        (THUNK, _keys(1_000), None),
-        (WAIT, _calls(lambda a: a, x, 3_000), 3_000),
-        (BACKEND, _calls(call, x, 3_000), 3_000),
-        (TRANSFER, _calls(jax.device_put, small, 3_000), 3_000),
-        (CALLBACK, _calls(back, x, 1_000), 1_000),
-        (COMPILE, _compilations(8), 8),
-    ):
-        body()
-        events = _paid(body)
-        count = count or events.get(kind, 0)
-        if not count:
-            continue  # this device has no such events
-        known = sum(costs.get(k, 0.0) * n for k, n in events.items() if k != kind) / count
-        costs[kind] = max(0.0, _difference(body, body, count, rounds) - known)
-    return Overhead(machine(), costs, datetime.date.today().isoformat())
-
-
-def _paid(body: Callable[[], object]) -> dict[str, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        with capture(folder) as session:
-            body()
-        (process,) = session.report().processes
-    return {kind: len(found) for kind, found in process.timeline.paid.items()}
-
-
-# Correction.
 
 
 def correct(report: Report, overhead: Overhead) -> Report:

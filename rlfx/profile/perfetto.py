@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from rlfx.profile.report import Report
+from rlfx.profile.rows import bound_by
 from rlfx.profile.rules import IDLE
 
 LANES = ("phase", "operation", "host", "device", "limit")
@@ -16,8 +17,6 @@ LANES = ("phase", "operation", "host", "device", "limit")
 
 def events(report: Report) -> list[dict[str, Any]]:
     """Five lanes a process (phase, operation, host state, device, what limits), microseconds after the first begin."""
-    from rlfx.profile.report import bound_by
-
     first = min(p.span[0] for p in report.processes)
     out: list[dict[str, Any]] = []
     for number, p in enumerate(report.processes):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlfx.errors import ProfileError, located
-from rlfx.profile.report import Report, bound_by
+from rlfx.profile.report import Report
+from rlfx.profile.rows import bound_by
 from rlfx.profile.rules import IDLE, STATES
 from rlfx.profile.tables import COLOURS
 

@@ -5,36 +5,18 @@ from __future__ import annotations
 import collections
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlfx.profile import compilations, hlo, rules, xspace
+from rlfx.profile.compare import Comparison, compare
 from rlfx.profile.compilations import Compiled
-from rlfx.profile.rules import (
-    BACKEND,
-    BUSY,
-    CALLBACK,
-    COMPILE,
-    COPY,
-    DEVICE,
-    DISPATCH,
-    IDLE,
-    PYTHON,
-    TRANSFER,
-    WAIT,
-)
-from rlfx.profile.sweep import DeviceRow, Row, Sweep, sampled, spans, sweep, union
+from rlfx.profile.overhead import Overhead, correct, load
+from rlfx.profile.rows import DeviceRow, Row, bound_by, key_of, named
+from rlfx.profile.rules import COMPILE, IDLE
+from rlfx.profile.sweep import Sweep, sampled, spans, sweep, union
+from rlfx.profile.tables import as_dict, html, text
 from rlfx.profile.timeline import Kernel, Timeline, walk
 
-if TYPE_CHECKING:
-    from rlfx.profile.compare import Comparison
-    from rlfx.profile.overhead import Overhead
-
-# What holds the program up at an instant, from the states of host and device.
-BOUND = {
-    (PYTHON, None): "host", (CALLBACK, None): "host", (BACKEND, None): "dispatch", (DISPATCH, None): "dispatch",
-    (COMPILE, None): "compile", (TRANSFER, None): "transfer", (WAIT, BUSY): "device", (DEVICE, BUSY): "device",
-    (WAIT, COPY): "transfer", (DEVICE, COPY): "transfer", (WAIT, IDLE): "idle", (DEVICE, IDLE): "idle",
-}  # fmt: skip
 ADVICE = {
     "host": "move the loop, or the environment, into one jitted program",
     "dispatch": "do more in a call: put the loop into `lax.scan`, or batch more environments",
@@ -43,14 +25,6 @@ ADVICE = {
     "compile": "warm up before the capture, or keep argument shapes and functions the same",
     "idle": "nothing works: look at locks, sleeps, input, and other programs on this machine",
 }
-
-
-def bound_by(host: str, device: str) -> str:
-    """Example:
-    >>> bound_by("python", "busy"), bound_by("wait", "busy"), bound_by("wait", "idle")
-    ('host', 'device', 'idle')
-    """
-    return BOUND.get((host, None)) or BOUND[host, device]
 
 
 @dataclass
@@ -129,7 +103,7 @@ class Report:
         """ns grouped by fields of `Row`, largest first. `operation` is the path in one string, `bound` what limits."""
         out: collections.Counter = collections.Counter()
         for row, ns in self.rows.items():
-            out[tuple(_key(row, k) for k in keys)] += ns
+            out[tuple(key_of(row, k) for k in keys)] += ns
         return dict(out.most_common())
 
     def within(self, operation: str) -> int:
@@ -221,7 +195,7 @@ class Report:
         places: collections.Counter = collections.Counter()
         for row, ns in self.rows.items():
             if bound_by(row.host, row.device) == kind:
-                places[_key(row, "operation")] += ns
+                places[key_of(row, "operation")] += ns
         place, ns = places.most_common(1)[0]
         return (
             f"{kind}-bound: {share:.0%} of the time, most of it in {place} ({ns / self.window_ns:.0%}); {ADVICE[kind]}"
@@ -231,8 +205,6 @@ class Report:
 
     def text(self, depth: int | None = None) -> str:
         """The whole report as text; operations deeper than `depth` count for the one around them."""
-        from rlfx.profile.tables import text
-
         return text(self, depth)
 
     def __str__(self) -> str:
@@ -242,8 +214,6 @@ class Report:
         return f"Report({len(self.processes)} processes, {self.span_ns / 1e9:.3f} s, {self.verdict!r})"
 
     def _repr_html_(self) -> str:
-        from rlfx.profile.tables import html
-
         return html(self)
 
     def corrected(self, overhead: Overhead | None = None) -> Report:
@@ -252,34 +222,15 @@ class Report:
         Raises:
           ProfileError: no calibration is stored, or it is of another machine.
         """
-        from rlfx.profile.overhead import correct, load
-
         return correct(self, overhead or load())
 
     def compare(self, after: Report) -> Comparison:
         """This run against a later one of the same task."""
-        from rlfx.profile.compare import compare
-
         return compare(self, after)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything in JSON types, as `python -m rlfx.profile report --json` prints it."""
-        from rlfx.profile.tables import as_dict
-
         return as_dict(self)
-
-
-def named(path: tuple[str, ...]) -> bool:
-    """Does a path name an operation, and not just the jitted function that stands in for one?"""
-    return bool(path) and not path[0].startswith("jit(")
-
-
-def _key(row: Any, key: str) -> Any:
-    if key == "operation":
-        return "/".join(row.path) or "(none)"
-    if key == "bound":
-        return bound_by(row.host, row.device)
-    return getattr(row, key)
 
 
 def profile_trace(trace: xspace.Trace) -> tuple[Process, list[str]]:

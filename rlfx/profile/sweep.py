@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlfx.profile.rows import DeviceRow, Row
 from rlfx.profile.rules import (
     BACKEND,
     BUSY,
@@ -28,24 +29,6 @@ from rlfx.profile.rules import (
 from rlfx.profile.timeline import CONTAINER, Context, Share, Timeline
 
 ACTING = frozenset({PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK})
-
-
-class Row(NamedTuple):
-    """What an instant is attributed to. `path` holds operations, outermost first; empty outside all of them."""
-
-    phase: str
-    path: tuple[str, ...]
-    stage: str
-    host: str
-    device: str
-
-
-class DeviceRow(NamedTuple):
-    """Whose work the device did, whatever the host did meanwhile."""
-
-    phase: str
-    path: tuple[str, ...]
-    stage: str
 
 
 class Attribution(NamedTuple):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import html as escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlfx.profile.report import Report, bound_by, named
+from rlfx.profile.rows import bound_by, named
 from rlfx.profile.rules import IDLE, STATES
+
+if TYPE_CHECKING:
+    from rlfx.profile.report import Report
 
 
 def operation_rows(report: Report, depth: int | None = None) -> tuple[list[str], list[tuple]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from rlfx.profile import read
-from rlfx.profile.sweep import DeviceRow, Row
+from rlfx.profile.rows import DeviceRow, Row
 
 
 @pytest.fixture

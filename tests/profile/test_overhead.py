@@ -9,8 +9,9 @@ import pytest
 
 from rlfx.errors import ProfileError
 from rlfx.profile import capture, operation, read
-from rlfx.profile.overhead import Overhead, calibrate, load, stored_at, total
-from rlfx.profile.sweep import Row
+from rlfx.profile.calibration import calibrate
+from rlfx.profile.overhead import Overhead, load, stored_at, total
+from rlfx.profile.rows import Row
 
 COSTS = {"annotation": 10_000.0, "backend": 2_000.0, "wait": 1_000.0}
 

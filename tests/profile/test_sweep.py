@@ -6,7 +6,8 @@ from hypothesis import given, settings
 
 from rlfx.profile.events import Line
 from rlfx.profile.launches import Base
-from rlfx.profile.sweep import Row, attribute, sampled, split, sweep, union
+from rlfx.profile.rows import Row
+from rlfx.profile.sweep import attribute, sampled, split, sweep, union
 from rlfx.profile.timeline import ABSENT, Context, Share, Timeline, Track
 
 MAIN = Context("python", "", (Share("", ()),), Base())

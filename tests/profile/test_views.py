@@ -184,10 +184,10 @@ def test_errors_are_one_message_and_status_1(tmp_path, capsys):
 
 
 def test_calibrate_stores_a_file(tmp_path, capsys, monkeypatch):
-    from rlfx.profile import overhead
+    from rlfx.profile import calibration, overhead
 
     fake = overhead.Overhead("this machine", {"annotation": 1234.5}, "2026-01-01")
-    monkeypatch.setattr(overhead, "calibrate", lambda rounds: fake)
+    monkeypatch.setattr(calibration, "calibrate", lambda rounds: fake)
     assert main(["calibrate", "--out", str(tmp_path / "costs.json")]) == 0
     assert "annotation         1,234" in capsys.readouterr().out
     assert overhead.load(tmp_path / "costs.json") == fake
