@@ -90,6 +90,7 @@ def parse(op_name: str) -> Scope:
       >>> parse("jit(f)/rlfx.stage/3 scan/policy/while/body/tanh").path, parse("x").named
       (('policy',), False)
     """
+    op_name = op_name.partition(";")[0]  # XLA joins the names of instructions that it merged
     if not FUNCTION.match(op_name) and "/" not in op_name:
         return UNNAMED
     marked, plain, phase, stage = [], [], "", ""

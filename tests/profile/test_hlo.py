@@ -17,6 +17,7 @@ from rlfx.profile.scopes import join, parse
         ("jit(f)/cond/branch_1_fun/rlfx.op:reset/add", ("reset",)),
         ("jit(f)/vmap(a/b)/mul", ("a", "b")),
         ("jit(f)/while/body/add", ()),
+        ("jit(f)/rlfx.op:loss/mul;jit(f)/rlfx.op:other/transpose", ("loss",)),
         ("jit(f)/rlfx.stage/2 parallel/rlfx.op:gae/while/body/mul", ("gae",)),
     ],
 )
