@@ -1,0 +1,151 @@
+"""Recurrent PPO on CartPole-v1 without velocities: a GRU policy, minibatches of whole sequences.
+
+Notice that there are two programs. `act` is the rollout; the GRU's state is part of the carry. `learn` goes over stored
+sequences, which come in as `rlfx.inputs`, and its loss is differentiated through time. `axis="b"` of `minibatch_epochs`
+keeps every environment's sequence whole, and the compiled `learn` is called inside the update like any other function.
+"""
+
+import argparse
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from networks import init_mlp, mlp
+
+import rlfx.envs
+
+env = rlfx.envs.make("CartPole-v1")
+GAMMA, LAMBDA, CLIP, ENTROPY, HIDDEN = 0.99, 0.95, 0.2, 0.01, 32
+
+
+# -- the policy
+
+
+def init_gru(key, inputs, hidden):
+    w, u = jax.random.split(key)
+    init = jax.nn.initializers.orthogonal()
+    return {"w": init(w, (inputs, 3 * hidden)), "u": init(u, (hidden, 3 * hidden)), "b": jnp.zeros(3 * hidden)}
+
+
+def gru(params, h, x):
+    """``h[hidden], x[inputs] -> h[hidden]`` (Cho et al. 2014)."""
+    xr, xz, xn = jnp.split(x @ params["w"] + params["b"], 3)
+    hr, hz, hn = jnp.split(h @ params["u"], 3)
+    z = jax.nn.sigmoid(xz + hz)
+    return z * h + (1 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
+
+
+def init_params(key, hidden=HIDDEN):
+    keys = jax.random.split(key, 4)
+    return {
+        "embed": init_mlp(keys[0], (2, hidden), 2**0.5),
+        "gru": init_gru(keys[1], hidden, hidden),
+        "actor": init_mlp(keys[2], (hidden, hidden, 2), 0.01),
+        "critic": init_mlp(keys[3], (hidden, hidden, 1)),
+    }
+
+
+def positions(obs):
+    """The observation without velocities, which have to be remembered; on a common scale."""
+    return jnp.stack([obs[0], 30.0 * obs[2]])
+
+
+def policy(params, h, obs):
+    """``(h, log-probabilities, value)``."""
+    h = gru(params["gru"], h, jnp.tanh(mlp(params["embed"], obs)))
+    return h, jax.nn.log_softmax(mlp(params["actor"], h)), mlp(params["critic"], h)[0]
+
+
+# -- acting
+
+
+class Carry(NamedTuple):
+    state: object
+    h: jax.Array
+
+
+class Sample(NamedTuple):
+    obs: jax.Array
+    first: jax.Array  # whether an episode begins here
+    action: jax.Array
+    log_prob: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+
+
+def act(params, carry, t):
+    obs = positions(env.observe(carry.state))
+    h, log_probs, value = policy(params, carry.h, obs)
+    action = jax.random.categorical(t.key_for("action"), log_probs)
+    state, step = env.step(t.key_for("env"), carry.state, action)
+
+    next_value = rlfx.next_value(lambda obs: policy(params, h, positions(obs))[2], step, value)
+    advantage = rlfx.gae(step, value, next_value, gamma=GAMMA, lam=LAMBDA)
+
+    sample = Sample(obs, carry.state.time == 0, action, log_probs[action], advantage, advantage + value)
+    return Carry(state, jnp.where(step.done, 0.0, h)), (sample, step.terminated)
+
+
+# -- learning: the same policy over stored sequences
+
+
+def learn(params, h, t):
+    params, samples = params
+    sample = rlfx.inputs(samples)[t]
+    h, log_probs, value = policy(params, jnp.where(sample.first, 0.0, h), sample.obs)
+
+    advantage = (sample.advantage - rlfx.mean(sample.advantage)) / (rlfx.std(sample.advantage) + 1e-8)
+    ratio = jnp.exp(log_probs[sample.action] - sample.log_prob)
+    surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage)
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs)
+    return 0.25 * (value - sample.target) ** 2 - surrogate - ENTROPY * entropy, h
+
+
+def make_update(optimizer, *, length, batch, epochs=4, minibatches=4):
+    """``update((params, opt_state, carry), key) -> (..., falls per 1,000 steps)``."""
+    rollout = rlfx.unroll(act, length=length, batch=batch)
+    loss_fn = rlfx.compile(learn, length=length, batch=batch // minibatches)
+
+    def step(learner, minibatch):
+        params, opt_state = learner
+        samples, h = minibatch
+        grads = jax.grad(lambda p: loss_fn((p, samples), h[0])[0])(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    def update(agent, key):
+        params, opt_state, carry = agent
+        act_key, shuffle_key = jax.random.split(key)
+        after, (samples, fell) = rollout(params, carry, act_key)
+        h = carry.h[None].repeat(length, axis=0)  # what the sequences begin with travels with them
+        (params, opt_state), _ = rlfx.minibatch_epochs(
+            step, (params, opt_state), (samples, h), epochs=epochs, minibatches=minibatches, key=shuffle_key, axis="b"
+        )
+        return (params, opt_state, after), 1000 * fell.mean()
+
+    return update
+
+
+def train(*, length=64, batch=64, updates=100, seed=0):
+    """Falls per 1,000 steps at each update, ``float32[updates]``."""
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3, eps=1e-5))
+    params_key, env_key, train_key = jax.random.split(jax.random.key(seed), 3)
+    params = init_params(params_key)
+    carry = Carry(jax.vmap(env.reset)(jax.random.split(env_key, batch)), jnp.zeros((batch, HIDDEN)))
+    update = make_update(optimizer, length=length, batch=batch)
+    train = jax.jit(lambda agent, keys: jax.lax.scan(update, agent, keys))
+    _, falls = train((params, optimizer.init(params), carry), jax.random.split(train_key, updates))
+    return falls
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--updates", type=int, default=100)
+    args = parser.parse_args(argv)
+    falls = train(updates=args.updates)
+    print(f"falls per 1,000 steps {falls[0]:.1f} -> {falls[-10:].mean():.1f}")
+
+
+if __name__ == "__main__":
+    main()
