@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.extend.core.primitives as p
 import jax.numpy as jnp
 from jax.extend import source_info_util
-
-Var, Literal, Jaxpr, ClosedJaxpr, JaxprEqn = jex.Var, jex.Literal, jex.Jaxpr, jex.ClosedJaxpr, jex.JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 # out[i] depends on operand[i] alone; operands have the output's shape or are scalars.
 ELEMENTWISE = frozenset(
@@ -65,7 +63,7 @@ iota_p = p.iota_p
 CASTS = frozenset({p.convert_element_type_p, p.stop_gradient_p, p.copy_p, p.name_p})
 
 
-def flatten(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
+def flatten(closed: Any) -> tuple[Any, list[Any]]:
     """The same computation with every call (jit, remat, custom derivatives) inlined, and its constants.
 
     Inlined equations keep their own source line, or take their caller's; their name stack gains the caller's.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rlfx.place.features import Features
-from rlfx.place.policy import DualPolicy, Encoding
+from rlfx.place.policy import DualPolicy
 
 Select = Literal["policy", "critical-path"]
 Place = Literal["policy", "earliest"]
@@ -84,7 +84,7 @@ def rollout(
       The episodes. The six device features are appendix D.2's five and the task's execution time there.
     """
     V, D = f.exec_time.shape
-    encoding: Encoding = policy.apply(params, f, method="encode")
+    encoding: Any = policy.apply(params, f, method="encode")
     uniform = jax.random.uniform(key, (V, batch, 2))
     lanes = jnp.arange(batch)
     depends = f.adjacency.astype(jnp.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -78,6 +78,6 @@ class DualPolicy(nn.Module):
         return encoding, self.devices(encoding.task[0], jnp.zeros((x.shape[0], self.hidden)), x)
 
 
-def initialise(key: jax.Array, f: Features, policy: DualPolicy = DualPolicy()) -> dict:
+def initialise(key: jax.Array, f: Features, policy: DualPolicy = DualPolicy()) -> Any:
     """Parameters for problems with any number of tasks and devices."""
     return policy.init(key, f, jnp.zeros((f.exec_time.shape[1], 6)))

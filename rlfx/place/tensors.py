@@ -33,7 +33,10 @@ class Expr:
 class Tensor(Protocol):
     """A value that can be read by region."""
 
-    shape: Shape
+    @property
+    def shape(self) -> Shape:
+        """The array's shape."""
+        ...
 
     @property
     def cuts(self) -> Cuts:
@@ -273,7 +276,7 @@ def transpose(parent: Tensor, perm: tuple[int, ...]) -> View:
 def broadcast(parent: Tensor, shape: Shape, dims: tuple[int, ...]) -> View:
     """New or stretched axes; ``dims[i]`` is where the parent's axis ``i`` goes."""
     stretched = [parent.shape[i] == 1 and shape[d] != 1 for i, d in enumerate(dims)]
-    cuts = [(0, n) for n in shape]
+    cuts: list[tuple[int, ...]] = [(0, n) for n in shape]
     for i, d in enumerate(dims):
         if not stretched[i]:
             cuts[d] = parent.cuts[i]
@@ -381,7 +384,7 @@ def reshape(parent: Tensor, shape: Shape) -> View:
                 after[b] = (0, target[b]) if exact else region[b]
         return _slice(lax.reshape(x, target), tuple(after))
 
-    cuts = [(0, n) for n in shape]
+    cuts: list[tuple[int, ...]] = [(0, n) for n in shape]
     for _, (lead_old, lead_new, per_old, per_new) in zip(groups, scales, strict=True):
         if lead_old is not None and lead_new is not None:
             bounds = [e * per_old for e in parent.cuts[lead_old]]
