@@ -67,12 +67,18 @@ def implementations(arguments: argparse.Namespace) -> None:
     rows, reports = [], {}
     for mode, iterations in (("eager", 2), ("jit per step", 4), ("scan", 8), ("rlfx", 8)):
         train, iterate, samples = build_rlfx() if mode == "rlfx" else build("PPO", "CartPole-v1", mode)
-        begin = time.perf_counter()
-        for _ in range(iterations):
-            train = iterate(train)
-        jax.block_until_ready(train)
-        plain = (time.perf_counter() - begin) / (samples * iterations) * 1e6
-        train, report = profiled(train, iterate, samples, iterations)
+        plain = np.inf
+        for _ in range(5):  # the fastest: the machine is shared
+            begin = time.perf_counter()
+            for _ in range(iterations):
+                train = iterate(train)
+            jax.block_until_ready(train)
+            plain = min(plain, (time.perf_counter() - begin) / (samples * iterations) * 1e6)
+        captured = []
+        for _ in range(3):
+            train, found = profiled(train, iterate, samples, iterations)
+            captured.append(found)
+        report = min(captured, key=lambda r: r.window_ns)
         reports[mode] = report
         rows.append({"mode": mode, "plain_us_per_step": plain, **figures(report)})
         print(report.text(depth=2), "\n", flush=True)

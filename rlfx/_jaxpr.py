@@ -321,7 +321,7 @@ def hoist(eqn: Any, wanted: Callable[[Any], bool]) -> Hoisted | None:
     """Move the equations that ``wanted`` selects out of the bodies of a cond or scan; None if one of them can't be."""
     if eqn.primitive is COND:
         bodies, offset = list(eqn.params["branches"]), 1
-    elif eqn.primitive is SCAN:
+    elif "num_consts" in eqn.params and "jaxpr" in eqn.params:  # a scan, and our own calls of its form
         bodies, offset = [eqn.params["jaxpr"]], 0
     else:
         return None
@@ -342,10 +342,7 @@ def hoist(eqn: Any, wanted: Callable[[Any], bool]) -> Hoisted | None:
 
     def rebuilt(body, first, plan):
         def fn(*args):
-            if eqn.primitive is COND:
-                extra, rest = args[: len(found)], args[len(found) :]
-            else:
-                extra, rest = args[: len(found)], args[len(found) :]
+            extra, rest = args[: len(found)], args[len(found) :]
             return _replay(body.jaxpr, body.consts, rest, wanted, iter(extra[first : first + len(plan)]))
 
         structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *(v.aval for v in body.jaxpr.invars))]
@@ -367,7 +364,7 @@ def _collect(jaxpr: Any, positions: dict, wanted: Callable, plan: list) -> bool:
     """List the wanted equations of a body in order; False if one depends on what the body computes."""
     for eqn in jaxpr.eqns:
         if wanted(eqn.primitive):
-            if not all(is_literal(v) or v in positions for v in eqn.invars):
+            if len(eqn.outvars) != 1 or not all(is_literal(v) or v in positions for v in eqn.invars):
                 return False
             where = [v if is_literal(v) else positions[v] for v in eqn.invars]
             plan.append((eqn.primitive, eqn.params, where, eqn.outvars[0].aval))

@@ -518,9 +518,10 @@ _NAMES = [n for weight, n in PRODUCTIONS for _ in range(weight)]
 
 
 def write(choose: Choices, seed: int = 0) -> GeneratedProgram:
-    """One random program."""
-    length = 1 + choose.of([0, 1, 1, 2, 2, 2, 3, 3, 4, 5])
-    batch = choose.of([None, None, None, 1, 2, 2, 3])
+    """One random program. Few lengths and batches, so that most operations of a sweep were compiled before; rarely others."""
+    rare = choose.chance(4)
+    length = choose.of([1, 3, 3, 3, 3, 3, 4, 4, 4, 2, 5, 6] if rare else [1, 3, 3, 3, 5])
+    batch = choose.of([None, 1, 2, 3] if rare else [None, 2])
     fields = tuple(
         k for k, percent in (("h", 100), ("v", 100), ("n", 100), ("done", 100), ("key", 15), ("buffer", 25), ("m", 20)) if choose.chance(percent)
     )

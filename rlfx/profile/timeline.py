@@ -237,7 +237,8 @@ class _Walker:
             if new.state not in (None, old.state):
                 share = new.shares[0]
                 reached = TRANSFER if new.state == FETCH else new.state
-                self.out.transitions[old.state or PYTHON, reached, share.phase, share.path] += 1
+                source = TRANSFER if old.state == FETCH else old.state or PYTHON
+                self.out.transitions[source, reached, share.phase, share.path] += 1
                 if not event.synthetic:
                     self.pay(reached, event)
         if event.correlation is not None:

@@ -21,7 +21,7 @@ Flat = Sequence[jax.Array]
 
 
 def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat,
-           *, block: int, compiler: Any, interpret: bool):
+           *, block: int, compiler: Any = None, interpret: bool = False, rewrites: Any = None):
     """One ``pallas_call`` with a grid of ``N / block`` programs.
 
     Scalars of the carry are loaded once, carried through the loop over K as values, and stored once. ``xs`` and ``ys``
@@ -29,7 +29,7 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
     """
     n = b.shape[0]
     vectors, places = _packed(program, shared)
-    step = program.scalar_step(Target(block=(block,), rewrites=REWRITES))
+    step = program.scalar_step(Target(block=(block,), rewrites=rewrites or REWRITES))
     stored = [_storage(d) for d in program.carry.dtypes]
     outputs = [_storage(d) for d in program.ys.dtypes]
     inputs = [t.reshape(1), b, *vectors, *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
@@ -155,3 +155,27 @@ REWRITES = {
     J.primitive("square"): lambda x: x * x,
 }
 """What Pallas' GPU backends lack, from what they have."""
+
+
+def _floor(x):
+    """Through int32: exact where a float32 has a fraction at all."""
+    whole = x.astype(jnp.int32).astype(x.dtype)
+    down = jnp.where(whole > x, whole - 1, whole)
+    return jnp.where(jnp.abs(x) < 2.0**23, down, x)
+
+
+def _rem(x, y):
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        quotient = x / y
+        whole = jnp.where(quotient < 0, -_floor(-quotient), _floor(quotient))
+        return x - whole * y
+    return x - jax.lax.div(x, y) * y
+
+
+MOSAIC_REWRITES = {
+    **REWRITES,
+    J.primitive("floor"): _floor,
+    J.primitive("ceil"): lambda x: -_floor(-x),
+    J.primitive("rem"): _rem,
+}
+"""What Mosaic GPU lacks beside: it has no rounding and no remainder."""

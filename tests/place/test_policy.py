@@ -1,5 +1,7 @@
 """The dual policy: valid episodes, exact likelihoods, learning, transfer, checkpoints."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,10 @@ from rlfx.place.features import features
 from rlfx.place.policy import DualPolicy, initialise
 from rlfx.place.problem import build
 
-POLICY = DualPolicy(hidden=16)
+POLICY = DualPolicy(hidden=8, rounds=1)
+play = jax.jit(partial(rollout, POLICY), static_argnames=("batch", "select", "place"))
+likelihood = jax.jit(partial(log_probability, POLICY))
+choose = jax.jit(partial(POLICY.apply, method="devices"))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def test_features_are_the_papers_and_scaled(chain):
 
 
 def test_episodes_visit_every_task_in_topological_order(chain, learner):
-    episode = rollout(POLICY, learner.params, features(chain), jax.random.key(1), 4, 0.5)
+    episode = play(learner.params, features(chain), jax.random.key(1), 4, 0.5)
     assert np.all(np.sort(episode.task, axis=1) == np.arange(chain.tasks))
     order = np.asarray(episode.order())
     u, v = np.nonzero(chain.adjacency)
@@ -44,7 +49,7 @@ def test_episodes_visit_every_task_in_topological_order(chain, learner):
 def test_parallel_likelihood_equals_the_step_by_step_one(chain, learner):
     """Recompute one episode's log-probability the slow way: mask, softmax and load, one step after another."""
     f = features(chain)
-    episode = rollout(POLICY, learner.params, f, jax.random.key(1), 1)
+    episode = play(learner.params, f, jax.random.key(1), 4, 0.0)
     encoding = POLICY.apply(learner.params, f, method="encode")
     pending, load = chain.adjacency.sum(axis=0).copy(), np.zeros((chain.devices, POLICY.hidden), np.float32)
     select = place = 0.0
@@ -52,19 +57,19 @@ def test_parallel_likelihood_equals_the_step_by_step_one(chain, learner):
         logits = np.where(pending == 0, encoding.select, -np.inf)
         select += float(jax.nn.log_softmax(jnp.asarray(logits))[v])
         x = episode.state[0, step]
-        row = POLICY.apply(learner.params, encoding.task[v], jnp.asarray(load), x, method="devices")
+        row = choose(learner.params, encoding.task[v], jnp.asarray(load), x)
         place += float(jax.nn.log_softmax(row)[d])
         load[d] += np.asarray(encoding.placed[v])
         pending = pending - chain.adjacency[v]
         pending[v] = -1
-    got = log_probability(POLICY, learner.params, f, episode)
+    got = likelihood(learner.params, f, episode)
     np.testing.assert_allclose([got[0][0], got[1][0]], [select, place], rtol=1e-4)
 
 
 def test_device_features_of_the_earliest_rule_match_list_scheduling(chain, learner):
     """With unlimited links the episode's start times are those of a list schedule on the same choices."""
     f = features(chain)
-    episode = rollout(POLICY, learner.params, f, jax.random.key(2), 2, place="earliest", select="critical-path")
+    episode = play(learner.params, f, jax.random.key(2), 2, place="earliest", select="critical-path")
     start = np.asarray(episode.state[..., 4])
     chosen = np.take_along_axis(start, np.asarray(episode.device)[..., None], -1)
     np.testing.assert_allclose(chosen, 0.0, atol=1e-6)  # relative to the earliest
@@ -72,18 +77,18 @@ def test_device_features_of_the_earliest_rule_match_list_scheduling(chain, learn
 
 def test_forced_episodes_repeat_the_choices(chain, learner):
     f = features(chain)
-    episode = rollout(POLICY, learner.params, f, jax.random.key(1), 3)
-    again = rollout(POLICY, learner.params, f, jax.random.key(9), 3, forced=(episode.task, episode.device))
+    episode = play(learner.params, f, jax.random.key(1), 4, 0.0)
+    again = play(learner.params, f, jax.random.key(9), 4, 0.0, forced=(episode.task, episode.device))
     jax.tree.map(np.testing.assert_array_equal, again, episode)
 
 
 def test_stage_one_raises_the_teachers_likelihood_and_stage_two_improves(chain, learner):
     teacher = [baselines.list_schedule(chain, np.random.default_rng(i)) for i in range(4)]
     f = features(chain)
-    forced = rollout(POLICY, learner.params, f, jax.random.key(0), 4, forced=train.sequences(teacher))
-    before = float(sum(log_probability(POLICY, learner.params, f, forced)[:2]).mean())
+    forced = play(learner.params, f, jax.random.key(0), 4, 0.0, forced=train.sequences(teacher))
+    before = float(sum(likelihood(learner.params, f, forced)[:2]).mean())
     taught = train.imitate(POLICY, learner, chain, teacher, jax.random.key(1), steps=60)
-    after = float(sum(log_probability(POLICY, taught.params, f, forced)[:2]).mean())
+    after = float(sum(likelihood(taught.params, f, forced)[:2]).mean())
     assert after > before + 10
     learned, (mean, best) = train.learn(
         POLICY, taught, chain, jax.random.key(2), episodes=1600, config=train.Training(learning_rate=3e-3)

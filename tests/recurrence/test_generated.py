@@ -29,7 +29,7 @@ def is_float(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
-def outcome(fn: Any, p: strategies.GeneratedProgram) -> Any:
+def outcome(fn: Any, p: strategies.GeneratedProgram, *, jit: bool = False) -> Any:
     """``{"loss": ..., "carry": ..., "aux": ..., "gradients": ...}``, or the class of the refusal."""
     params, carry, key = p.arguments()
     floats, rest = split(carry)
@@ -43,8 +43,9 @@ def outcome(fn: Any, p: strategies.GeneratedProgram) -> Any:
                     total = total + jnp.sum(jnp.cos(1.0 + i) * leaf)
         return total, {"loss": loss, "carry": next_carry, "aux": aux}
 
+    differentiate = jax.value_and_grad(objective, (0, 1), has_aux=True)
     try:
-        (_, out), gradients = jax.value_and_grad(objective, (0, 1), has_aux=True)(params, floats)
+        (_, out), gradients = (jax.jit(differentiate) if jit else differentiate)(params, floats)
     except (RlfxError, TypeError) as refusal:
         if isinstance(refusal, RlfxError):
             return refusal
@@ -89,7 +90,7 @@ def check(p: strategies.GeneratedProgram, *, jit: bool = False) -> tuple[list[st
         compiled.trace(*p.arguments())
     reference = rlfx.reference(p.function, **p.options())
     with contextlib.nullcontext() if jit else jax.disable_jit():
-        got = outcome(jax.jit(compiled) if jit else compiled, p)
+        got = outcome(compiled, p, jit=jit)
     expected = outcome(reference, p)
     return mismatches(got, expected), isinstance(got, Exception)
 
