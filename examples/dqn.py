@@ -4,7 +4,7 @@ Notice what is in the carry. `memory` is an `rlfx.History`: the series `transiti
 `transition[i, b]` reads any of the last `CAPACITY` timesteps of any environment, across calls. `rlfx.Shared` marks the
 parameters, the optimiser's state and the target network, which all environments have in common; they may only be
 changed by what does not vary with the environment, here `rlfx.shared`: one call for the whole batch. `rlfx.every` is a
-condition on time: it learns every fourth timestep, and copies the target network every hundredth.
+condition on time: the learner runs at every fourth timestep, the target network is copied at every hundredth.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from networks import init_mlp, mlp
 import rlfx.envs
 
 env = rlfx.envs.make("CartPole-v1")
-GAMMA, CAPACITY, SAMPLES = 0.99, 2_000, 32  # timesteps kept, and samples an update, of each environment
-LEARN_EVERY, COPY_EVERY, LEARN_FROM, EXPLORE_UNTIL = 2, 100, 100, 2_000
+GAMMA, CAPACITY, SAMPLES = 0.99, 2_000, 16  # timesteps kept, and samples an update, of each environment
+LEARN_EVERY, COPY_EVERY, EXPLORE_UNTIL = 4, 100, 2_000
 
 optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(1e-3))
 
@@ -70,17 +70,14 @@ def dqn(_, carry, t):
 
     # Learn, once for all environments.
     def learn(samples):
-        grads = jax.grad(batch_loss)(carry.params, carry.target, samples)
-        updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
-        ready = t.now >= LEARN_FROM
-        return jax.tree.map(
-            lambda new, old: jnp.where(ready, new, old),
-            (optax.apply_updates(carry.params, updates), opt_state),
-            (carry.params, carry.opt_state),
-        )
+        def step():
+            grads = jax.grad(batch_loss)(carry.params, carry.target, samples)
+            updates, opt_state = optimizer.update(grads, carry.opt_state, carry.params)
+            return optax.apply_updates(carry.params, updates), opt_state
 
-    before = (carry.params, carry.opt_state)
-    params, opt_state = rlfx.every(LEARN_EVERY, lambda: rlfx.shared(learn, sampled), otherwise=before)
+        return rlfx.every(LEARN_EVERY, step, otherwise=(carry.params, carry.opt_state))
+
+    params, opt_state = rlfx.shared(learn, sampled)
     target = rlfx.every(COPY_EVERY, lambda: params, otherwise=carry.target)
     return Carry(state, memory.history, params, target, opt_state), step.terminated
 

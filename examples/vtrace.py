@@ -38,7 +38,7 @@ def impala(params, state, t):
 
 
 def make_update(loss_fn, optimizer, lag):
-    """``update((learner, actor, opt_state, state), (i, key))``: the actor gets the learner's parameters every ``lag``."""
+    """``update((learner, actor, opt_state, state), (i, key))``; every ``lag`` updates the actor gets new parameters."""
 
     def update(agent, i_and_key):
         learner, behaviour, opt_state, state = agent
