@@ -12,6 +12,7 @@ import datetime
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,27 @@ def calibrate(rounds: int = 7) -> Overhead:
         known = sum(costs.get(k, 0.0) * n for k, n in _paid(body).items() if k != kind) / count
         costs[kind] = max(0.0, _difference(body, body, count, rounds) - known)
     return Overhead(machine(), costs, datetime.date.today().isoformat())
+
+
+def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 5) -> Overhead:
+    """Scale a machine's costs to one workload, as the paper calibrates: by the difference of its runs.
+
+    The costs of an event vary with what the processor's caches hold, and with what else the machine does.
+
+    Args:
+      overhead: of this machine; the proportions between kinds of events stay.
+      workload: runs a few iterations and waits for them; compiled before.
+      rounds: runs with and without profiling, in turns; the median difference counts.
+
+    Returns:
+      An `Overhead` that explains the difference; the given one if the workload has no events.
+    """
+    predicted = sum(overhead.costs.get(kind, 0.0) * count for kind, count in _paid(workload).items())
+    if not predicted:
+        return overhead
+    found = [_seconds(workload, 1, True) - _seconds(workload, 1, False) for _ in range(rounds)]
+    factor = max(0.0, float(np.median(found))) * 1e9 / predicted
+    return replace(overhead, costs={kind: factor * ns for kind, ns in overhead.costs.items()})
 
 
 def _instruction(body: Callable[[], object], rounds: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from rlfx.errors import ProfileError
 from rlfx.profile import capture, operation, read
-from rlfx.profile.calibration import calibrate
+from rlfx.profile.calibration import calibrate, fit
 from rlfx.profile.overhead import Overhead, load, stored_at, total
 from rlfx.profile.rows import Row
 
@@ -64,6 +64,22 @@ def test_calibrations_are_stored_in_the_user_s_cache(tmp_path, monkeypatch):
     stored_at().write_text("[1")
     with pytest.raises(ProfileError, match="is not a calibration"):
         load()
+
+
+def test_costs_are_fitted_to_a_workload_in_proportion():
+    x = jnp.ones(8)
+    f = jax.jit(lambda a: a + 1)
+
+    def workload():
+        for _ in range(200):
+            with operation("step"):
+                f(x).block_until_ready()
+
+    workload()
+    machine = Overhead("this one", {"annotation": 1000.0, "backend": 3000.0}, "2026-01-01")
+    fitted = fit(machine, workload, rounds=3)
+    assert fitted.costs["backend"] == pytest.approx(3 * fitted.costs["annotation"])
+    assert fit(machine, lambda: None, rounds=1) == machine
 
 
 @pytest.mark.slow
