@@ -4,6 +4,7 @@ from rlfx.recurrence.compile import compile as compile
 from rlfx.recurrence.compile import lower as lower
 from rlfx.recurrence.compile import trace as trace
 from rlfx.recurrence.compile import unroll as unroll
+from rlfx.recurrence.cores import use_all_cores as use_all_cores
 from rlfx.recurrence.epochs import minibatch_epochs as minibatch_epochs
 from rlfx.recurrence.history import History as History
 from rlfx.recurrence.reductions import Shared as Shared
@@ -27,3 +28,4 @@ from rlfx.recurrence.series import series as series
 from rlfx.recurrence.series import solve as solve
 from rlfx.recurrence.time import maximum as maximum
 from rlfx.recurrence.time import minimum as minimum
+from rlfx.transforms.incrementalize import incrementalize as incrementalize

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, dtypes, source_info_util
+from jax._src import core, dtypes, source_info_util, xla_bridge
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
 from jax.extend.core import Primitive, primitives
@@ -416,3 +416,8 @@ def evaluate_dims(value: Any, tau: int, nu: int) -> Any:
 
 def _is_dim(value: Any) -> bool:
     return isinstance(value, shape_poly._DimExpr)
+
+
+def backend_has_started() -> bool:
+    """Whether jax has initialised its devices: their number is fixed from then on."""
+    return xla_bridge.backends_are_initialized()

@@ -113,7 +113,9 @@ def _sharding(mesh: Mesh | None, axis: str | None) -> Sharding | None:
                 fix='Name one of them, or make the mesh with jax.make_mesh((n,), ("b",)).',
             )
         )
-    return Sharding(mesh, axis)
+    # The compiler places the environments itself: no axis of the mesh shows up in the types of the user's arrays.
+    auto = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+    return Sharding(Mesh(mesh.devices, mesh.axis_names, axis_types=auto), axis)
 
 
 def _results(lowered: Lowered, consts: list, arguments: Arguments, carry: Any, t0: Any) -> Any:

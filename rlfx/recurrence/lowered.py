@@ -161,7 +161,7 @@ class Lowered:
             run = execute(self.forward, self._env(flat, extent), t0, extent=extent)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
-        block = blocks.choose_block(learner, extent.batch, jax.default_backend()) if blocks.can_block(learner) else None
+        block = self._block(learner, extent)
         if block is not None and block < self.program.domain.length:
             acted, loss, grads = self._in_blocks(learner, perturbed, flat, t0, extent, block)
         else:
@@ -169,6 +169,18 @@ class Lowered:
             (grads,) = pullback([jnp.ones_like(loss)])
             loss = extent.over_devices("sum", loss)
         return (loss, *self._returned(acted)), self._complete(perturbed, grads)
+
+    def _block(self, learner: Learner, extent: Extent) -> int | None:
+        if blocks.can_block(learner):
+            return blocks.choose_block(learner, extent.batch, jax.default_backend())
+        if "block_size" in self.program.directives:
+            raise ScheduleError(
+                located(
+                    f"The learner of {self.program.name} reads other timesteps, so it cannot run in blocks of them.",
+                    fix="Leave out incrementalize, or stop the gradient (jax.lax.stop_gradient) through those reads.",
+                )
+            )
+        return None
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
