@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,8 +21,18 @@ from rlfx.transforms._scalarize import Target, array_of, keys_of
 Flat = Sequence[jax.Array]
 
 
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """How Pallas compiles the kernel: the only place that knows the backends."""
+
+    rewrites: Mapping[Any, Callable]
+    spec: Any = pl.no_block_spec
+    compiler: Any = None
+    interpret: bool = False
+
+
 def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat,
-           *, block: int, compiler: Any = None, interpret: bool = False, rewrites: Any = None):
+           *, block: int, target: Backend):
     """One ``pallas_call`` with a grid of ``N / block`` programs.
 
     Scalars of the carry are loaded once, carried through the loop over K as values, and stored once. ``xs`` and ``ys``
@@ -29,36 +40,36 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
     """
     n = b.shape[0]
     vectors, places = _packed(program, shared)
-    step = program.scalar_step(Target(block=(block,), rewrites=rewrites or REWRITES))
+    step = program.scalar_step(Target(block=(block,), rewrites=target.rewrites))
     stored = [_storage(d) for d in program.carry.dtypes]
     outputs = [_storage(d) for d in program.ys.dtypes]
-    inputs = [t.reshape(1), b, *vectors, *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
+    inputs = [jnp.broadcast_to(t, b.shape), b, *vectors, *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
               *[x.astype(_storage(x.dtype)) for x in xs]]
     sizes = np.cumsum([2, len(vectors), len(stored), len(xs), len(stored)])
 
     def run(*refs):
         (time, index), packed, before, given, after, out = _cut(refs, sizes)
         here = pl.ds(pl.program_id(0) * block, block)
-        first, envs = time[0], index[here]
+        first, envs = time[here], index[here]
         weights = _unpacked(program, packed, places)
 
         def advance(k, state):
-            x = [r[k, here].astype(d) for r, d in zip(given, program.xs.dtypes, strict=True)]
+            x = [_loaded(r[k, here], d) for r, d in zip(given, program.xs.dtypes, strict=True)]
             state, y = step(weights, first + k, envs, state, x)
             for r, value in zip(out, y, strict=True):
-                r[k, here] = value.astype(r.dtype)
+                r[k, here] = _to_store(value, r.dtype)
             return state
 
-        state = [r[here].astype(d) for r, d in zip(before, program.carry.dtypes, strict=True)]
+        state = [_loaded(r[here], d) for r, d in zip(before, program.carry.dtypes, strict=True)]
         for r, value in zip(after, jax.lax.fori_loop(0, length, advance, state), strict=True):
-            r[here] = value.astype(r.dtype)
+            r[here] = _to_store(value, r.dtype)
 
     states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
     shapes = [*states, *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
-    whole = pl.BlockSpec(memory_space=pl.ANY) if interpret else pl.no_block_spec
     call = pl.pallas_call(
-        run, out_shape=shapes, grid=(n // block,), in_specs=[whole] * len(inputs), out_specs=[whole] * len(shapes),
-        interpret=interpret, compiler_params=compiler, name="rlfx_fused_steps",
+        run, out_shape=shapes, grid=(n // block,), in_specs=[target.spec] * len(inputs),
+        out_specs=[target.spec] * len(shapes), interpret=target.interpret, compiler_params=target.compiler,
+        name="rlfx_fused_steps",
     )
     results = call(*inputs)
     dtypes = [*program.carry.dtypes, *program.ys.dtypes]
@@ -71,8 +82,16 @@ def _cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:
 
 
 def _storage(dtype: Any) -> np.dtype:
-    """Booleans are bytes in memory."""
-    return np.dtype("int8") if np.dtype(dtype) == bool else np.dtype(dtype)
+    """Booleans are words in memory: Mosaic GPU converts no smaller integer to a predicate."""
+    return np.dtype("int32") if np.dtype(dtype) == bool else np.dtype(dtype)
+
+
+def _loaded(x: jax.Array, dtype: Any) -> jax.Array:
+    return x != 0 if np.dtype(dtype) == bool else x.astype(dtype)
+
+
+def _to_store(x: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.where(x, jnp.ones_like(x, dtype), jnp.zeros_like(x, dtype)) if x.dtype == bool else x.astype(dtype)
 
 
 def _packed(program: StepProgram, shared: Flat) -> tuple[list[jax.Array], list[list[tuple[int, int]]]]:
@@ -95,7 +114,7 @@ def _unpacked(program: StepProgram, refs: Sequence[Any], places: list[list[tuple
     out = []
     for aval, shape, at in zip(program.shared.avals, program.shared.shapes, places, strict=True):
         dtype = np.dtype("uint32") if F.is_key(aval) else aval.dtype
-        x = array_of([refs[which][i].astype(dtype) for which, i in at], shape)
+        x = array_of([_loaded(refs[which][i], dtype) for which, i in at], shape)
         out.append(keys_of(x, aval.shape) if F.is_key(aval) else x)
     return out
 
@@ -179,3 +198,23 @@ MOSAIC_REWRITES = {
     J.primitive("rem"): _rem,
 }
 """What Mosaic GPU lacks beside: it has no rounding and no remainder."""
+
+
+def _triton(block: int) -> Backend:
+    from jax.experimental.pallas import triton
+
+    return Backend(REWRITES, compiler=triton.CompilerParams(num_warps=max(1, block // 32), num_stages=1))
+
+
+def _mosaic_gpu(block: int) -> Backend:
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    warpgroup = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    return Backend(MOSAIC_REWRITES, pl.BlockSpec(memory_space=plgpu.GMEM), warpgroup)
+
+
+TARGETS: dict[str, Callable[[int], Backend]] = {
+    "triton": _triton,
+    "mosaic_gpu": _mosaic_gpu,
+    "interpret": lambda block: Backend(REWRITES, interpret=True),
+}

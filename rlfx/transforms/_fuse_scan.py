@@ -13,7 +13,7 @@ from rlfx.errors import ProgramError, located
 from rlfx.transforms import _fuse_xla
 from rlfx.transforms._fuse_program import trace_step
 
-BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "mosaic_tpu", "interpret")
+BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "interpret")
 CPU_TILE = 256
 
 
@@ -32,8 +32,8 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       body: the step; pure, without data-dependent loops.
       length: K.
       backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
-        ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"``, ``"mosaic_tpu"``, or
-        ``"interpret"`` (the kernel, interpreted).
+        ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"`` (bodies without
+        ``shared``; tiles of a multiple of 128), or ``"interpret"`` (the kernel, interpreted).
       tile: environments in a tile, or in a kernel's block (a power of two).
 
     Raises:
@@ -107,22 +107,19 @@ def _choose(backend: str, tile: int | None, n: int) -> tuple[str, int]:
     if backend == "auto":
         platform = jax.default_backend()
         backend = "triton" if platform == "gpu" else "scan" if platform != "cpu" or n <= CPU_TILE else "tile"
-    defaults = {"tile": CPU_TILE, "triton": 128, "mosaic_gpu": 128, "mosaic_tpu": 1024, "interpret": 128}
+    defaults = {"tile": CPU_TILE, "triton": 128, "mosaic_gpu": 128, "interpret": 128}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
 
 
 def _pallas(*args, name: str):
-    from jax.experimental.pallas import triton
-
     from rlfx.transforms import _fuse_pallas
 
     *arguments, block = args
-    compiler = triton.CompilerParams(num_warps=max(1, block // 32), num_stages=1) if name == "triton" else None
-    return _fuse_pallas.kernel(*arguments, block=block, compiler=compiler, interpret=name == "interpret")
+    return _fuse_pallas.kernel(*arguments, block=block, target=_fuse_pallas.TARGETS[name](block))
 
 
 _EXECUTORS: dict[str, Callable] = {
     "scan": lambda *args: _fuse_xla.scan(*args[:-1]),
     "tile": lambda *args: _fuse_xla.tiles(*args[:-1], tile=args[-1]),
-    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "mosaic_tpu", "interpret")},
+    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "interpret")},
 }

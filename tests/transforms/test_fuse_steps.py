@@ -21,6 +21,10 @@ GYMNAX = [f"gymnax/{name}" for name in (
 IMPLS = {"threefry": "threefry2x32", "fast": fast_prng}
 
 
+def slow(names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def start(env, n, impl="threefry2x32"):
     key = jax.random.key(0, impl=impl)
     return key, jax.vmap(env.reset)(jax.random.split(jax.random.fold_in(key, 1), n))
@@ -52,9 +56,12 @@ def mlp_params(n_in=4, hidden=8, n_out=2):
             "w2": jax.random.normal(keys[1], (hidden, n_out)), "b2": jnp.zeros(n_out)}
 
 
-CASES = [("CartPole-v1", "scan", "threefry"), ("CartPole-v1", "tile", "threefry"), ("CartPole-v1", "interpret", "fast"),
-         ("Pendulum-v1", "tile", "fast"), ("Pendulum-v1", "interpret", "threefry"), ("Breakout-MinAtar", "scan", "fast"),
-         ("Breakout-MinAtar", "interpret", "fast")]  # fmt: skip
+CASES = [
+    ("CartPole-v1", "scan", "threefry"),
+    ("CartPole-v1", "interpret", "fast"),
+    ("Pendulum-v1", "tile", "fast"),
+    ("Breakout-MinAtar", "interpret", "fast"),
+]
 
 
 @pytest.mark.parametrize(("name", "backend", "impl"), CASES)
@@ -69,7 +76,7 @@ def test_trajectory_equals_scan_of_vmap(name, backend, impl):
     assert_same(run("vmap"), run(backend, 16 if backend != "scan" else None), atol=3e-6)
 
 
-@pytest.mark.parametrize("name", [*OURS, *[pytest.param(n, marks=pytest.mark.slow) for n in GYMNAX]])
+@pytest.mark.parametrize("name", ["Acrobot-v1", "Catch-bsuite", *slow([*OURS, *GYMNAX])])
 def test_random_policy_statistics(name):
     env = rlfx.envs.make(name)
     key, states = start(env, 6, fast_prng)
@@ -80,7 +87,10 @@ def test_random_policy_statistics(name):
     np.testing.assert_array_equal(steps, np.full(6, 40))
 
 
-@pytest.mark.parametrize("name", [*OURS, *GYMNAX])
+QUICK = ["CartPole-v1", "Catch-bsuite", "MountainCar-v0"]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *slow([n for n in (*OURS, *GYMNAX) if n not in QUICK])])
 def test_lowers_for_cuda_and_interprets(name):
     """The Triton kernel lowers without a GPU, and equals the plain scan when interpreted."""
     env = rlfx.envs.make(name)
@@ -95,7 +105,15 @@ def test_lowers_for_cuda_and_interprets(name):
         assert_same(make("vmap")(key, states), make("interpret")(key, states), atol=2e-5)
 
 
-@pytest.mark.parametrize("backend", ["scan", "tile", "interpret"])
+@pytest.mark.parametrize("name", ["Breakout-MinAtar", *slow([*CLASSIC, "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
+def test_lowers_for_mosaic_gpu(name):
+    env = rlfx.envs.make(name)
+    key, states = start(env, 128, fast_prng)
+    run = jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend="mosaic_gpu"))
+    assert "mosaic_gpu" in run.trace(key, states).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("backend", ["tile", pytest.param("scan", marks=pytest.mark.slow), "interpret"])
 def test_policy_inside(backend):
     env, params = rlfx.envs.make("CartPole-v1"), mlp_params()
     key, states = start(env, 20, fast_prng)
@@ -139,7 +157,7 @@ def test_results_do_not_depend_on_the_shard():
     assert_same(jax.tree.map(lambda x: x[8:], run(key, states)), part)
 
 
-@pytest.mark.parametrize("backend", ["scan", "tile", "interpret"])
+@pytest.mark.parametrize("backend", ["scan", pytest.param("interpret", marks=pytest.mark.slow)])
 def test_general_bodies(backend):
     """Arrays, keys in the carry, gathers, scatters, sorts, reductions, cond, loops: against scan of vmap."""
     def body(shared, t, b, carry, x):

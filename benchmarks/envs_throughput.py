@@ -1,0 +1,180 @@
+"""Environment steps per second on one core: gymnax's scan(vmap(step)), ours unfused and fused, a vectorised C loop.
+
+    python benchmarks/envs_throughput.py                # every environment, N = 16 ... 65536
+    python benchmarks/envs_throughput.py --envs CartPole-v1 --sizes 64 4096 --study
+
+Seconds are process CPU time, the median of several interleaved runs, on one core (XLA's own threads are off); ratios
+come first. Random actions and automatic resets everywhere; each candidate returns statistics, no trajectory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlfx.envs
+from rlfx.envs import fast_prng
+from rlfx.transforms.fuse_steps import fuse_steps
+
+HERE = pathlib.Path(__file__).parent
+ENVS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Catch-bsuite", "Breakout-MinAtar"]
+SIZES = [16, 64, 256, 1024, 4096, 16384, 65536]
+
+
+def gymnax_scan(name, n, k):
+    """gymnax as its users run it: scan over a vmapped, automatically resetting step, threefry keys."""
+    import gymnax
+
+    env, params = gymnax.make(name)
+
+    def body(carry, key):
+        state, total = carry
+        key_action, key_step = jax.random.split(key)
+        action = jax.vmap(env.action_space(params).sample)(jax.random.split(key_action, n))
+        _, state, reward, *_ = jax.vmap(env.step, (0, 0, 0, None))(jax.random.split(key_step, n), state, action, params)
+        return (state, total + reward.reshape(n)), None
+
+    def run(key, state):
+        return jax.lax.scan(body, (state, jnp.zeros(n)), jax.random.split(key, k))[0]
+
+    state = jax.jit(jax.vmap(env.reset, (0, None)))(jax.random.split(jax.random.key(0), n), params)[1]
+    compiled = jax.jit(run)
+    return lambda: jax.block_until_ready(compiled(jax.random.key(1), state))
+
+
+def ours(name, n, k, *, impl, backend, tile=None, **options):
+    env = rlfx.envs.make(name, **options)
+    key = jax.random.key(0, impl=impl)
+    states = jax.jit(jax.vmap(env.reset))(jax.random.split(key, n))
+    run = jax.jit(fuse_steps(env, k, policy="random", outputs="statistics", backend=backend, tile=tile))
+    return lambda: jax.block_until_ready(run(key, states))
+
+
+def c_loop(n, k):
+    folder = pathlib.Path(tempfile.mkdtemp())
+    flags = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *flags, str(HERE / "envs_cartpole.c"), "-o", str(folder / "c.so"), "-lm"], check=True)
+    library = ctypes.CDLL(str(folder / "c.so"))
+    keys = np.random.default_rng(0).integers(0, 2**32, (2, n), dtype=np.uint32)
+    floats = [np.zeros(n, np.float32) for _ in range(4)]
+    reward, t, episodes = np.zeros(n, np.float32), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*keys, *floats, t, reward, episodes)]
+    keep = (keys, floats, reward, t, episodes)
+
+    def run():
+        library.rollout(n, k, *pointers)
+        return keep
+
+    run()
+    assert 15 < n * k / episodes.sum() < 30 or k < 50, "CartPole's random episodes last 22 steps"
+    return run
+
+
+def seconds(candidates: dict, repeat: int) -> dict[str, float]:
+    """Median process CPU seconds of each, interleaved."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for run in candidates.values():
+        run()
+    for _ in range(repeat):
+        for name, run in candidates.items():
+            start = time.process_time()
+            run()
+            times[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def throughput(name, n, repeat, budget):
+    k = max(20, min(1000, budget // n))
+    candidates = {"gymnax scan(vmap)": gymnax_scan(name, n, k)}
+    for label, impl in (("threefry", "threefry2x32"), ("fast", fast_prng)):
+        candidates[f"ours vmap {label}"] = ours(name, n, k, impl=impl, backend="vmap")
+        candidates[f"fused scan {label}"] = ours(name, n, k, impl=impl, backend="scan")
+        if n >= 256:
+            candidates[f"fused tile 256 {label}"] = ours(name, n, k, impl=impl, backend="tile", tile=256)
+    if name == "CartPole-v1":
+        candidates["C vectorised"] = c_loop(n, k)
+    timed = seconds(candidates, repeat)
+    rates = {label: n * k / s for label, s in timed.items()}
+    best = {label: max(r for c, r in rates.items() if label in c and "C v" not in c) for label in ("threefry", "fast")}
+    base = rates["gymnax scan(vmap)"]
+    row = {"env": name, "N": n, "K": k, "over gymnax, fast": best["fast"] / base,
+           "over gymnax, threefry": best["threefry"] / base, "steps/s": rates}
+    if "C vectorised" in rates:
+        row["of C"] = best["fast"] / rates["C vectorised"]
+    print(f"{name:17} N={n:6}  {row['over gymnax, fast']:5.1f}x fast  {row['over gymnax, threefry']:4.1f}x threefry"
+          + (f"  {row['of C']:.2f} of C" if "of C" in row else "")
+          + "   " + "  ".join(f"{c} {r / 1e6:.1f}M" for c, r in rates.items()), flush=True)
+    return row
+
+
+def study(repeat):
+    """The paper's studies on this device: K steps in one call (Fig. 8), factors S and C (Fig. 9), calls (Fig. 6)."""
+    rows = []
+    n = 1024
+    for k in (1, 10, 100, 1000):
+        calls = 1000 // k
+        runs = {b: ours("CartPole-v1", n, k, impl=fast_prng, backend=b) for b in ("vmap", "tile")}
+        timed = seconds({b: (lambda r=r: [r() for _ in range(calls)]) for b, r in runs.items()}, repeat)
+        rows.append({"study": "K", "N": n, "K": k, "steps/s": {b: n * 1000 / s for b, s in timed.items()},
+                     "Python to XLA calls": calls})
+        print(rows[-1], flush=True)
+    for state_factor in (1, 4, 16):
+        for compute_factor in (1, 4, 16):
+            factors = {"state_factor": state_factor, "compute_factor": compute_factor}
+            runs = {b: ours("CartPole-parametric", n, 100, impl=fast_prng, backend=b, **factors)
+                    for b in ("vmap", "tile")}
+            timed = seconds(runs, repeat)
+            rows.append({"study": "S, C", "N": n, "K": 100, **factors,
+                         "steps/s": {b: n * 100 / s for b, s in timed.items()}})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", nargs="+", default=ENVS)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--budget", type=int, default=2_000_000, help="environment steps in one run")
+    parser.add_argument("--study", action="store_true", help="K, S, C and transitions instead of throughput against N")
+    parser.add_argument("--out", type=pathlib.Path, default=None)
+    args = parser.parse_args()
+    if args.study:
+        rows = study(args.repeat)
+    else:
+        rows = [throughput(name, n, args.repeat, args.budget) for name in args.envs for n in args.sizes]
+    out = args.out or HERE / "results" / ("envs_study.json" if args.study else "envs_throughput.json")
+    report = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "device": platform.processor()
+              or platform.machine(), "cpu": cpu_name(), "load average": os.getloadavg(), "jax": jax.__version__,
+              "gymnax": __import__("importlib.metadata").metadata.version("gymnax"), "clock": "process CPU time",
+              "rows": rows}
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def cpu_name() -> str:
+    path = pathlib.Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in path.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else ""
+
+
+if __name__ == "__main__":
+    main()
