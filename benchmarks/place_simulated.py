@@ -1,6 +1,6 @@
 """Placement in simulation: every method on the paper's four graphs, at an equal number of simulator calls.
 
-    python benchmarks/place_simulated.py [--graphs chainmm ffnn ...] [--seeds 3] [--links 10 2.5]
+    python benchmarks/place_simulated.py [--graphs chainmm ...] [--methods doppler ...] [--seeds 3]
 
 One-device times are fitted to the paper's (table 2), links carry 10 or 2.5 GB/s. Results go to
 benchmarks/results/place_simulated.json after every row.
@@ -22,6 +22,10 @@ from rlfx.place.problem import build
 
 OUT = Path(__file__).parent / "results" / "place_simulated.json"
 BUDGET = {"chainmm": 4096, "ffnn": 4096, "llama-block": 8192, "llama-layer": 8192}  # the paper's episodes
+METHODS = (
+    "one-device", "heft", "enumerate", "critical-path", "local-search", "anneal", "polish", "doppler", "placeto",
+    "policy",
+)  # fmt: skip
 _COLUMNS = ("one-device", "critical-path", "placeto", "enumerate", "doppler")
 PAPER = {  # table 2, ms
     "chainmm": dict(zip(_COLUMNS, (439.9, 230.4, 137.1, 139.0, 122.5), strict=True)),
@@ -50,13 +54,15 @@ def main():
     parser.add_argument("--links", nargs="+", type=float, default=[10.0, 2.5])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, help="simulator calls, instead of the paper's episodes")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--placeto-budget", type=int, default=1024)
     args = parser.parse_args()
     record = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "jax": jax.__version__,
         "machine": f"{platform.machine()}, {platform.processor() or 'cpu'}, shared with other work",
-        "rows": json.loads(OUT.read_text())["rows"] if OUT.exists() else [],
+        "rows": json.loads(args.out.read_text())["rows"] if args.out.exists() else [],
     }
     for name in args.graphs:
         work = workloads.WORKLOADS[name]()
@@ -70,15 +76,16 @@ def main():
             }  # fmt: skip
             for seed in range(args.seeds):
                 key = jax.random.key(seed)
-                for method in ("one-device", "heft", "enumerate", "critical-path", "local-search", "anneal", "polish",
-                               "doppler", "placeto"):  # fmt: skip
-                    if seed and method in ("one-device", "heft", "enumerate", "placeto"):
+                for method in args.methods:
+                    if method == "policy" or (seed and method in ("one-device", "heft", "enumerate", "placeto")):
                         continue
                     budget = args.placeto_budget if method == "placeto" else row["budget"]
                     begin = time.perf_counter()
                     result = methods.METHODS[method](problem, key, budget)
                     row["seconds"].setdefault(method, []).append(round(time.perf_counter() - begin, 2))
                     row["ms"].setdefault(method, []).append(round(result.cost * 1e3, 3))
+                if "policy" not in args.methods:
+                    continue
                 cost, seconds, again = policy_alone(problem, key, row["budget"])
                 row["ms"].setdefault("policy", []).append(round(cost * 1e3, 3))
                 row["seconds"].setdefault("policy", []).append(round(seconds, 2))
@@ -90,8 +97,8 @@ def main():
             best = {m: float(np.min(v)) for m, v in row["ms"].items()}
             print(name, f"{link} GB/s", f"bound {row['lower_bound_ms']:.2f}", best, flush=True)
             record["rows"] = [r for r in record["rows"] if (r["graph"], r["link_GB_s"]) != (name, link)] + [row]
-            OUT.parent.mkdir(exist_ok=True)
-            OUT.write_text(json.dumps(record, indent=1))
+            args.out.parent.mkdir(exist_ok=True)
+            args.out.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

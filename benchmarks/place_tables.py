@@ -1,6 +1,6 @@
 """The paper's other tables, one command each.
 
-    python benchmarks/place_tables.py memory|v100|synchronous|ablation|transfer|repeat|emulated
+    python benchmarks/place_tables.py memory|v100|synchronous|ablation|transfer|repeat|emulated [--budget 2048]
 
 Every command simulates on the machine it names, except ``emulated``, which runs the threaded runtime with the cost
 model slept. Results go to benchmarks/results/place_<command>.json. Real kernels: benchmarks/place_real.py.
@@ -48,9 +48,9 @@ def row(problem, names, budget, seed=0):
     return out
 
 
-def memory(budget=2048):
+def memory(graphs, budget):
     """Table 8: every device limited to a fraction of what the whole graph needs."""
-    for name in GRAPHS:
+    for name in graphs:
         free = problem_of(name, hardware.p100_pcie())
         total = float(free.nbytes.sum() + free.input_bytes.sum())
         for limit in (8e9, 0.3 * total):
@@ -59,17 +59,17 @@ def memory(budget=2048):
             yield {"graph": name, "limit_GB": limit / 1e9, "all_values_GB": total / 1e9, "ms": found}
 
 
-def v100(budget=2048):
+def v100(graphs, budget):
     """Table 9: eight devices in two NVLink meshes."""
-    for name in GRAPHS:
+    for name in graphs:
         problem = problem_of(name, hardware.v100_meshes(), V100_ONE_DEVICE[name])
         found = row(problem, COMPARED, budget)
         yield {"graph": name, "lower_bound_ms": problem.lower_bound() * 1e3, "ms": found}
 
 
-def synchronous(budget=2048):
+def synchronous(graphs, budget):
     """Table 1: the same assignment with a barrier after every meta-op, and without."""
-    for name in ("chainmm", "ffnn"):
+    for name in graphs:
         for link in (10e9, 2.5e9):
             problem = problem_of(name, hardware.p100_pcie(bandwidth=link))
             for method in ("enumerate", "doppler"):
@@ -81,10 +81,10 @@ def synchronous(budget=2048):
                 }  # fmt: skip
 
 
-def ablation(episodes=2048):
+def ablation(graphs, episodes):
     """Table 3: SEL or PLC replaced by the critical path's rule; policy only, no search."""
     policy = DualPolicy()
-    for name in GRAPHS:
+    for name in graphs:
         problem = problem_of(name, hardware.p100_pcie(bandwidth=2.5e9))
         learner = train.start(jax.random.key(0), problem, policy)
         learner = train.imitate_critical_path(policy, learner, problem, jax.random.key(1), steps=200)
@@ -99,7 +99,7 @@ def ablation(episodes=2048):
         yield {"graph": name, "link_GB_s": 2.5, "episodes": episodes, "ms": found}
 
 
-def transfer():
+def transfer(graphs, budget):
     """Table 4: trained on a small graph, placed on a Llama graph after 0, 2k and 4k episodes; and search alone."""
     policy = DualPolicy()
     trained = {}
@@ -146,7 +146,7 @@ def transfer():
             }  # fmt: skip
 
 
-def repeat(layers=4, budget=2048):
+def repeat(graphs, budget, layers=4):
     """Appendix K: one block's placement repeated over a deep model, against placing the whole."""
     work = workloads.llama_block(512, 512, 8)
 
@@ -181,9 +181,9 @@ def repeat(layers=4, budget=2048):
     }  # fmt: skip
 
 
-def emulated(count=20):
+def emulated(graphs, budget, count=20):
     """The threaded runtime with slept durations against the simulator: does the runtime do what the simulator says?"""
-    for name in ("chainmm", "llama-block"):
+    for name in graphs:
         problem = problem_of(name, hardware.p100_pcie())
         rng = np.random.default_rng(0)
         pool = [baselines.enumerative(problem), baselines.heft(problem), baselines.list_schedule(problem, rng)]
@@ -204,15 +204,19 @@ def main():
     """Run one command and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=[c.__name__ for c in COMMANDS], nargs="+")
-    for name in parser.parse_args().command:
+    parser.add_argument("--graphs", nargs="+", default=list(GRAPHS))
+    parser.add_argument("--budget", type=int, default=2048, help="simulator calls, or episodes")
+    args = parser.parse_args()
+    for name in args.command:
         rows = []
-        for r in {c.__name__: c for c in COMMANDS}[name]():
+        for r in {c.__name__: c for c in COMMANDS}[name](args.graphs, args.budget):
             print(json.dumps(r), flush=True)
             rows.append(r)
             record = {
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "jax": jax.__version__,
                 "device": f"{jnp.zeros(()).device}, two cores shared with other work",
+                "budget": args.budget,
                 "rows": rows,
             }
             (RESULTS / f"place_{name}.json").write_text(json.dumps(record, indent=1))

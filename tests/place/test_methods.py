@@ -68,6 +68,16 @@ def test_enumerative_equals_trying_all_permutations():
     np.testing.assert_allclose(cost(chosen[list(readers)]), best, rtol=1e-6)
 
 
+def test_barriers_cost_time(chain):
+    """Two chains of 1 s tasks and 5 s transfers: crossing costs a transfer, barriers never help."""
+    together = baselines.Assignment(np.array([0, 1, 0, 1], np.int32), np.arange(4, dtype=np.int32))
+    crossed = baselines.Assignment(np.array([0, 1, 1, 0], np.int32), np.arange(4, dtype=np.int32))
+    assert baselines.synchronous_seconds(fork(), together) == 2.0
+    assert baselines.synchronous_seconds(fork(), crossed) == 7.0
+    assignment = baselines.enumerative(chain)
+    assert baselines.synchronous_seconds(chain, assignment) >= baselines.evaluate(chain, [assignment])[0]
+
+
 def test_the_critical_path_order_is_topological(chain):
     assignment = baselines.list_schedule(chain, np.random.default_rng(0))
     u, v = np.nonzero(chain.adjacency)

@@ -91,7 +91,7 @@ def test_stage_one_raises_the_teachers_likelihood_and_stage_two_improves(chain, 
     after = float(sum(likelihood(taught.params, f, forced)[:2]).mean())
     assert after > before + 10
     learned, (mean, best) = train.learn(
-        POLICY, taught, chain, jax.random.key(2), episodes=1600, config=train.Training(learning_rate=3e-3)
+        POLICY, taught, chain, jax.random.key(2), episodes=3200, config=train.Training(learning_rate=1e-2)
     )
     assert mean[-10:].mean() < 0.97 * mean[:10].mean()
     assert np.all(np.diff(best) <= 0)
