@@ -1,10 +1,10 @@
 """DQN on CartPole-v1, acting and learning at every timestep: a replay buffer, a target network and shared parameters.
 
-Notice what is in the carry. `memory` is an `rlfx.History`: the series `transition` is written into it, and
-`transition[i, b]` reads any of the last `CAPACITY` timesteps of any environment, across calls. `rlfx.Shared` marks the
+Notice what is in the carry. `carry.memory` is an `rlfx.History`: the series of transitions is written into it, and
+`memory[i]` reads any of the last `CAPACITY` timesteps, across calls. `rlfx.Shared` marks the
 parameters, the optimiser's state and the target network, which all environments have in common; they may only be
 changed by what does not vary with the environment, here `rlfx.shared`: one call for the whole batch. `rlfx.every` is a
-condition on time: the learner runs at every fourth timestep, the target network is copied at every hundredth.
+condition on time: the learner runs at every second timestep, the target network is copied at every 400th.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from networks import init_mlp, mlp
 import rlfx.envs
 
 env = rlfx.envs.make("CartPole-v1")
-GAMMA, CAPACITY, SAMPLES = 0.99, 2_000, 16  # timesteps kept, and samples an update, of each environment
-LEARN_EVERY, COPY_EVERY, EXPLORE_UNTIL = 4, 100, 2_000
+GAMMA, CAPACITY, SAMPLES = 0.99, 12_000, 16  # timesteps kept, and samples an update, of each environment
+LEARN_EVERY, COPY_EVERY, EXPLORE_UNTIL = 2, 400, 4_000
 
-optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(1e-3))
+optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(3e-4))
 
 
 class Transition(NamedTuple):
@@ -62,7 +62,7 @@ def dqn(_, carry, t):
     action = jnp.where(explore, anything, jnp.argmax(mlp(carry.params, obs)).astype(jnp.int32))
     state, step = env.step(t.key_for("env"), carry.state, action)
 
-    # Remember, and read the past of this environment at random.
+    # Remember, and read the past of this environment at random (`memory[i, b]` reads that of another one).
     transition = Transition(obs, action, step.reward, step.terminated, step.final_obs)
     memory = rlfx.series(transition, history=carry.memory)
     i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - CAPACITY + 1, 0), t.now + 1)
@@ -92,7 +92,7 @@ def init_carry(key, batch, sizes=(4, 64, 64, 2)):
     return Carry(state, memory, *map(rlfx.Shared, (params, params, optimizer.init(params))))
 
 
-def train(*, steps=6_000, length=500, batch=8, seed=0):
+def train(*, steps=12_000, length=1_000, batch=8, seed=0):
     """Falls per 1,000 steps in each call of ``length`` timesteps."""
     program = jax.jit(rlfx.unroll(dqn, length=length, batch=batch))
     init_key, key = jax.random.split(jax.random.key(seed))
@@ -105,7 +105,7 @@ def train(*, steps=6_000, length=500, batch=8, seed=0):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=6_000)
+    parser.add_argument("--steps", type=int, default=12_000)
     args = parser.parse_args(argv)
     falls = train(steps=args.steps)
     print("falls per 1,000 steps:", *(f"{f:.1f}" for f in falls))

@@ -517,7 +517,7 @@ PRODUCTIONS: list[tuple[int, str]] = [
 _NAMES = [n for weight, n in PRODUCTIONS for _ in range(weight)]
 
 
-def write(choose: Choices, seed: int = 0) -> GeneratedProgram:
+def write(choose: Choices, seed: int = 0, size: int = 3) -> GeneratedProgram:
     """One random program. Few lengths and batches, so that most operations of a sweep were compiled before; rarely others."""
     rare = choose.chance(4)
     length = choose.of([1, 3, 3, 3, 3, 3, 4, 4, 4, 2, 5, 6] if rare else [1, 3, 3, 3, 5])
@@ -526,7 +526,7 @@ def write(choose: Choices, seed: int = 0) -> GeneratedProgram:
         k for k, percent in (("h", 100), ("v", 100), ("n", 100), ("done", 100), ("key", 15), ("buffer", 25), ("m", 20)) if choose.chance(percent)
     )
     w = Writer(choose, length, batch, fields)
-    for _ in range(3 + choose.below(6)):
+    for _ in range(2 + choose.below(size)):
         getattr(w, choose.of(_NAMES))()
     until = choose.of(['c["n"] >= 5', 'c["h"] > 0.3', 'c["done"]']) if choose.chance(12) else None
     aux = [choose.of(w.vars).name for _ in range(choose.below(3))] if w.vars else []
@@ -570,9 +570,9 @@ def _next(w: Writer, name: str) -> str:
     return form.format(x.name)
 
 
-def program(seed: int) -> GeneratedProgram:
-    """The program of a seed: always the same."""
-    return write(seeded(seed), seed)
+def program(seed: int, size: int = 3) -> GeneratedProgram:
+    """The program of a seed: always the same. ``size`` bounds the number of productions, each of several statements."""
+    return write(seeded(seed), seed, size)
 
 
 @st.composite

@@ -12,7 +12,8 @@ from rlfx.recurrence.program import Program, Var
 def whole_graph(program: Program) -> Graph:
     """The graph of everything that a program returns."""
     wanted = {v for v in (program.loss, *program.aux) if isinstance(v, Var)}
-    return Graph(program, frozenset(wanted), frozenset(v for v in program.next_carry if isinstance(v, Var)))
+    last = frozenset(v for v in program.next_carry if isinstance(v, Var))
+    return Graph(program, frozenset(wanted), last, roots=frozenset(e for e in program.equations if e.has_effects))
 
 
 def check(program: Program) -> Program:

@@ -176,6 +176,15 @@ class Compiled:
 def _call(lowered: Lowered, flat: list, t0: Any) -> tuple:
     try:
         return lowered(flat, t0)
+    except J.UnexpectedTracerError as error:
+        raise ProgramError(
+            located(
+                "A value leaked out of a traced program (it was stored outside of the function, in a list or an attribute, and "
+                "is used in another trace).",
+                where=lowered.program.name,
+                fix="Return it from the program as aux instead of storing it.",
+            )
+        ) from error
     except TypeError as error:
         if "forward-mode" not in str(error) and "jvp" not in str(error):
             raise

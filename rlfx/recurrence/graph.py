@@ -62,6 +62,7 @@ class Graph:
     Attributes:
       program: the program.
       given: values that are available at every point, computed elsewhere.
+      roots: equations that run in any case, for their effects.
       wanted: values needed at every point.
       wanted_last: series of which only the value at the last timestep is needed.
       wanted_tails: values needed at t = T.
@@ -72,6 +73,7 @@ class Graph:
     wanted_last: frozenset[Var] = frozenset()
     wanted_tails: frozenset[Var] = frozenset()
     given: frozenset[Var] = frozenset()
+    roots: frozenset[Equation] = frozenset()
 
     @cached_property
     def definition(self) -> Mapping[Var, Equation]:
@@ -80,8 +82,9 @@ class Graph:
     @cached_property
     def equations(self) -> tuple[Equation, ...]:
         """What is needed, in program order."""
-        needed: set[Equation] = set()
+        needed: set[Equation] = set(self.roots)
         todo: list[Var] = [*self.wanted, *self.wanted_last]
+        todo += [edge.value for e in self.roots for edge in self.edges(e)]
         for v in self.wanted_tails:
             todo += self.extension(v, None).last
         while todo:

@@ -14,7 +14,7 @@ from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.index import Point
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import Equation, Program, Var
-from rlfx.recurrence.schedule import Schedule, has_effects, schedule
+from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.storage import minimum_cut
 
 
@@ -93,7 +93,7 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
 
     def fixed(e: Equation) -> bool:
-        return e.op in _FIXED or e in recurrent or has_effects(e) or (e.is_read and isinstance(e.access, Point))
+        return e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, Point))
 
     cut = minimum_cut(
         program,
@@ -108,7 +108,8 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     tails = _tails(region)
     if program.ends is not None:
         tails |= {program.ends}
-    acting = Graph(program, outputs.wanted | given, outputs.wanted_last, outputs.wanted_tails | tails)
+    wanted, all_tails = outputs.wanted | given, outputs.wanted_tails | tails
+    acting = Graph(program, wanted, outputs.wanted_last, all_tails, roots=outputs.roots)
     order = {v: i for i, v in enumerate(v for e in program.equations for v in e.outputs)}
     return Learner(
         program,

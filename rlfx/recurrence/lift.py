@@ -128,7 +128,9 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     """The equations on which the program's outputs depend."""
     definition = {v: e for e in equations for v in e.outputs}
     seen: set[Equation] = set()
-    todo = [v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)]
+    seen.update(e for e in equations if e.has_effects)
+    todo = [v for e in seen for v in e.inputs if isinstance(v, Var)]
+    todo += [v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)]
     while todo:
         equation = definition.get(todo.pop())
         if equation is not None and equation not in seen:

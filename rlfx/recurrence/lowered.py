@@ -83,7 +83,7 @@ class Lowered:
         if program.ends is not None:
             wanted.add(program.alive)
             last.add(program.definitions()[program.ends].source)
-        return Graph(program, frozenset(wanted), frozenset(last))
+        return Graph(program, frozenset(wanted), frozenset(last), roots=graph.roots)
 
     def _plan(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._plans:

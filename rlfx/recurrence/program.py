@@ -59,6 +59,7 @@ class Equation:
     Attributes:
       where: the user's source line.
       scope: the ``jax.named_scope`` path.
+      has_effects: whether it does something beside its outputs (a callback): it runs once, whether used or not.
     """
 
     op: Any
@@ -67,6 +68,7 @@ class Equation:
     outputs: tuple[Var, ...]
     where: str = ""
     scope: str = ""
+    has_effects: bool = False
 
     @property
     def is_read(self) -> bool:
@@ -199,7 +201,7 @@ class Program:
             "  given  " + " ".join(f"{label}={v!r}" for label, v in (("key", self.key), ("t", self.now), ("b", self.b)) if v)
         )
         for equation in self.equations:
-            dims = "".join(d for d in ("t", "b") if d in self.dims_of(equation.outputs[0])) or "-"
+            dims = "".join(d for d in ("t", "b") if any(d in self.dims_of(v) for v in equation.outputs)) or "-"
             lines.append(f"  {dims:3}{equation}")
         if self.loss is not None:
             lines.append(f"  loss   {self.reduce} {self.loss!r}")

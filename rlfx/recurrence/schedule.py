@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.access import is_shift, reach_in
 from rlfx.recurrence.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.index import Lookup
@@ -151,7 +150,7 @@ def _inlined(graph: Graph, levels: dict, recurrent: list[frozenset]) -> frozense
     inline: set[Equation] = set()
     for e in graph.equations:
         varying = [v for v in e.inputs if isinstance(v, Var) and "t" in program.dims_of(v)]
-        simple = e.is_pointwise and not e.is_ragged and levels.get(e) == -1
+        simple = e.is_pointwise and not (e.is_ragged or e.has_effects) and levels.get(e) == -1
         if simple and varying and all(v is program.now or graph.definition.get(v) in inline for v in varying):
             inline.add(e)
     return frozenset(inline)
@@ -193,6 +192,9 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
     unfrozen, last = last - frozen, last & frozen
     for v in list(last):  # a series whose last value is needed is computed in the loop
         _pull(graph.definition[v], graph, in_loop, inline, body)
+    for e in in_loop:
+        if e.has_effects and e.is_simultaneous:  # once an iteration, in order
+            _pull(e, graph, in_loop, inline, body)
     movable -= body
     outside -= body
     owned = {v for e in (*body, *movable) for v in e.outputs}
@@ -201,7 +203,7 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
         program,
         [e for e in program.equations if e in body or e in movable],
         wanted,
-        fixed=lambda e: not e.is_simultaneous or e.is_ragged or has_effects(e),
+        fixed=lambda e: not e.is_simultaneous or e.is_ragged or e.has_effects,
         free=lambda e: False,
         kept=lambda v: "t" not in program.dims_of(v),
     )
@@ -223,11 +225,6 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
         tuple(v for e in ordered for v in e.outputs if v in last),
     )
     return loop, after
-
-
-def has_effects(equation: Equation) -> bool:
-    """Whether an equation may be evaluated only once (callbacks)."""
-    return any(getattr(j, "effects", ()) for j, _ in J.sub_jaxprs(dict(equation.params))) or bool(equation.params.get("ordered"))
 
 
 def _closed(movable: set, outside: frozenset | set, graph: Graph) -> set:

@@ -259,8 +259,8 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
 
     Args:
       fn: receives the Series being defined and returns its value at t, which may read it at other times.
-      start: its value at indices < 0, for recurrences into the past; its structure and shape are those of the value,
-        or a prefix of them.
+      start: its value at indices < 0, for recurrences into the past: a pytree of the value's structure, each leaf
+        broadcast to the value's shape.
       end: its value at indices >= T, for recurrences into the future.
 
     Returns:

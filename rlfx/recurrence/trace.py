@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -228,9 +228,9 @@ class _Flattener:
     def var(self, aval: Any) -> Var:
         return Var(next(self.ids), tuple(aval.shape), aval.dtype)
 
-    def emit(self, op, params, inputs, avals, where="", scope="") -> tuple[Var, ...]:
+    def emit(self, op, params, inputs, avals, where="", scope="", effects=False) -> tuple[Var, ...]:
         outputs = tuple(self.var(a) for a in avals)
-        self.equations.append(Equation(op, dict(params), tuple(inputs), outputs, where, scope))
+        self.equations.append(Equation(op, dict(params), tuple(inputs), outputs, where, scope, effects))
         return outputs
 
     def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom]) -> list[Atom]:
@@ -262,7 +262,7 @@ class _Flattener:
             return self.run(body, [Lit(c) for c in consts], inputs)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
-        return self.emit(op, params, inputs, avals, where, scope)
+        return self.emit(op, params, inputs, avals, where, scope, bool(eqn.effects))
 
     def _hoist(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
         """Move the reads inside a cond or scan before it: their values become operands."""
@@ -289,7 +289,7 @@ class _Flattener:
 
         def tie(e: Equation) -> Equation:
             source = self.knots.get(e.inputs[0]) if e.is_read else None
-            return e if source is None else Equation(e.op, e.params, (source, *e.inputs[1:]), e.outputs, e.where, e.scope)
+            return e if source is None else replace(e, inputs=(source, *e.inputs[1:]))
 
         return tuple(_with_static_index(tie(e), definition) for e in self.equations)
 
@@ -305,7 +305,7 @@ def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> E
     if not isinstance(index, Lit):
         return equation
     params = {**equation.params, "rlfx_static_indices": np.asarray(index.value)}
-    return Equation(equation.op, params, equation.inputs, equation.outputs, equation.where, equation.scope)
+    return replace(equation, params=params)
 
 
 def _reaches_out(params: dict) -> bool:

@@ -1,6 +1,7 @@
-"""The examples are scripts beside each other: make them importable by name."""
+"""The examples are scripts beside each other, and so are the hand-written computations: make them importable by name."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+here = Path(__file__).parent
+sys.path[:0] = [str(here.parents[1] / "examples"), str(here)]

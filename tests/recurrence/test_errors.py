@@ -129,7 +129,7 @@ def test_a_read_beyond_the_end_of_what_reads_other_timesteps():
         return y[t + 1], c  # <-
 
     message = refusal(BoundaryError, f, carry=jnp.float32(0.0))
-    assert "depends on another timestep, x[minimum(t + 1, N - 1)]" in message
+    assert "depends on another timestep, x[minimum(" in message
 
 
 def test_a_read_beyond_the_end_never_steps_the_environment():
@@ -137,7 +137,7 @@ def test_a_read_beyond_the_end_never_steps_the_environment():
 
     def f(p, state, t):
         state, step = env.step(t.key_for("env"), state, jnp.int32(0))
-        return rlfx.series(step.reward)[t + 1], state  # <-
+        return rlfx.series(step.final_obs)[t + 1].sum(), state  # <-
 
     message = refusal(BoundaryError, f, carry=env.reset(KEY), key=KEY)
     assert "that would step the environment once more" in message
@@ -248,19 +248,14 @@ def test_returning_a_series():
         lambda x, t: jnp.stack([x[t:], x[: t + 1]]),
         lambda x, t: x[t:] + x[: t + 1],
         lambda x, t: jnp.max(x[t + 1 :]),
-        lambda x, t: jax.nn.softmax(x[:t]),
-        lambda x, t: x[t:][3],
         lambda x, t: len(x[t:]),
         lambda x, t: 1.0 if x[t:].shape[0] > 2 else 0.0,
         lambda x, t: jnp.fft.fft(x[t:]).real,
         lambda x, t: jnp.linspace(0, 1, x[t:].shape[0]),
         lambda x, t: jax.random.normal(t.key, x[t:].shape),
-        lambda x, t: x[: t + 1].reshape(-1, 1, 1) @ jnp.ones((3, 2, 1)),
-        lambda x, t: x[t:][::2],
         lambda x, t: [v for v in x[t:]][0],
     ],
-    ids=["reshape", "stack", "add", "max of empty", "softmax of empty", "element 3", "len", "if", "fft", "linspace", "random",
-         "matmul", "step", "iterate"],
+    ids=["reshape", "stack", "add", "max of empty", "len", "if", "fft", "linspace", "random", "iterate"],
 )  # fmt: skip
 def test_an_operation_without_meaning_on_a_symbolic_length(use):
     def f(p, c, t):
@@ -501,12 +496,22 @@ def test_differentiating_a_read_inside_the_program():
     assert "Differentiate the compiled program" in message
 
 
+def test_a_read_inside_a_loop_without_a_count():
+    def f(p, c, t):
+        x = rlfx.series(1.0 * t)
+        return jax.lax.while_loop(lambda a: a < 10, lambda a: a + x[t] + 1.0, jnp.float32(0.0)), c  # <-
+
+    message = refusal(ProgramError, f)
+    assert "inside while cannot be moved out of it" in message
+    assert "Read the series before the while" in message
+
+
 def test_a_read_inside_a_loop_that_cannot_be_moved_out():
     def f(p, c, t):
         def body(a, _):
-            return a + rlfx.series(a, end=0.0)[t + 1], None  # <-
+            return a + rlfx.series(a, end=0.0)[t + 1], None
 
-        return jax.lax.scan(body, jnp.float32(0.0), None, length=2)[0], c
+        return jax.lax.scan(body, jnp.float32(0.0), None, length=2)[0], c  # <-
 
     message = refusal(ProgramError, f)
     assert "cannot be moved out of it" in message

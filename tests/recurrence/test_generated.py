@@ -24,6 +24,9 @@ from tests import strategies
 # Programs are small (values are O(1)); what remains is the order of float32 sums.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
+# What the sweep pays for is compilation, so it compiles quickly; every tenth program runs as XLA would optimise it.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 
 def is_float(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
@@ -45,7 +48,7 @@ def outcome(fn: Any, p: strategies.GeneratedProgram, *, jit: bool = False) -> An
 
     differentiate = jax.value_and_grad(objective, (0, 1), has_aux=True)
     try:
-        (_, out), gradients = (jax.jit(differentiate) if jit else differentiate)(params, floats)
+        (_, out), gradients = (jax.jit(differentiate, compiler_options=QUICK) if jit else differentiate)(params, floats)
     except (RlfxError, TypeError) as refusal:
         if isinstance(refusal, RlfxError):
             return refusal
@@ -100,3 +103,77 @@ def fails(p: strategies.GeneratedProgram) -> bool:
         return bool(check(p)[0])
     except Exception as error:
         return not isinstance(error, NameError | SyntaxError | KeyError)
+
+
+CHUNK = 25
+#: Refusals are legal (a read beyond the end of what cannot be extended), but a sweep of them would test nothing.
+MOST_REFUSED = 0.1
+
+
+def sweep(seeds: range, size: int) -> None:
+    refused = 0
+    for seed in seeds:
+        p = strategies.program(seed, size)
+        try:
+            found, was_refused = check(p, jit=seed % 10 != 0)
+        except Exception as error:
+            error.add_note(f"{p!r}# python -m tests.recurrence.test_generated {seed} {size}")
+            raise
+        assert not found, f"{p!r}# python -m tests.recurrence.test_generated {seed} {size}\n" + "\n".join(found)
+        refused += was_refused
+    assert refused <= max(2, MOST_REFUSED * len(seeds)), f"{refused} of {len(seeds)} programs were refused"
+
+
+@pytest.mark.parametrize("chunk", range(1000 // CHUNK))
+def test_a_thousand_programs(chunk: int):
+    sweep(range(chunk * CHUNK, (chunk + 1) * CHUNK), size=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(20_000 // 100))
+def test_twenty_thousand_programs(chunk: int):
+    sweep(range(100_000 + chunk * 100, 100_000 + (chunk + 1) * 100), size=6)
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+@given(p=strategies.programs())
+def test_programs_that_hypothesis_chooses(p: strategies.GeneratedProgram):
+    assert not check(p, jit=True)[0]
+
+
+def test_the_same_seed_is_the_same_program():
+    assert strategies.program(5) == strategies.program(5)
+    assert len({strategies.program(seed).source for seed in range(50)}) > 45
+
+
+def test_simplifying_keeps_the_failure_and_little_else():
+    p = next(p for p in map(strategies.program, range(1000)) if "rlfx.solve" in p.source and len(p.statements) > 8)
+    small = strategies.simplify(p, lambda q: "rlfx.solve" in q.source)
+    assert "rlfx.solve" in small.source
+    assert len(small.statements) < len(p.statements)
+
+
+def test_mismatches_are_found():
+    """The comparison itself: a wrong value, gradient, dtype, shape or refusal does not pass."""
+    good = {"x": jnp.ones(3), "n": jnp.int32(2), "k": jax.random.key(0)}
+    assert not mismatches(good, good)
+    for bad in ({**good, "x": jnp.ones(3) * 1.01}, {**good, "n": jnp.int32(3)}, {**good, "x": jnp.ones((3, 1))}):
+        assert mismatches(bad, good)
+    assert mismatches({**good, "k": jax.random.key(1)}, good)
+    assert mismatches({**good, "n": jnp.float32(2)}, good)
+    assert mismatches(ValueError("no"), good)
+    assert mismatches({"x": good["x"]}, good)
+
+
+if __name__ == "__main__":
+    chosen = strategies.program(int(sys.argv[1]), *map(int, sys.argv[2:]))
+    if fails(chosen):
+        chosen = strategies.simplify(chosen, fails)
+    print(chosen, *check(chosen)[0], sep="\n")

@@ -24,12 +24,13 @@ def reinforce(params, state, t):
     """Monte-Carlo policy gradient on a linear environment."""
     logits = params["w"] @ jnp.tanh(state)
     action = jax.random.categorical(t.key_for("action"), logits)
-    reward = rlfx.series(state[0] * action)
+    pushed = 0.1 * action.astype(jnp.float32)
+    reward = rlfx.series(state[0] * pushed)
     done = jax.random.bernoulli(t.key_for("done"), 0.1)
-    discount = rlfx.series(0.99 * (1.0 - done))
+    discount = rlfx.series(0.99 * (1.0 - done.astype(jnp.float32)))
     returns = rlfx.discounted_sum(reward[t:], discount[t:])
     log_prob = jax.nn.log_softmax(logits)[action]
-    return -log_prob * jax.lax.stop_gradient(returns), jax.lax.stop_gradient(jnp.roll(state, 1) * 0.9 + 0.1 * action)
+    return -log_prob * jax.lax.stop_gradient(returns), jax.lax.stop_gradient(jnp.roll(state, 1) * 0.9 + pushed)
 
 
 def scalar_discount(params, state, t):
