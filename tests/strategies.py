@@ -111,7 +111,13 @@ class GeneratedProgram:
             return jnp.asarray(rng.uniform(-1, 1, shape), jnp.float32)
 
         lead = () if self.batch is None else (self.batch,)
-        params = {"a": floats(), "w": floats(2), "W": floats(2, 2), "xs": floats(self.length, *lead), "ts": floats(self.length, 2)}
+        params = {
+            "a": floats(),
+            "w": floats(2),
+            "W": floats(2, 2),
+            "xs": floats(self.length, *lead),
+            "ts": floats(self.length, 2),
+        }
         carry: dict[str, Any] = {
             "h": floats(*lead),
             "v": floats(*lead, 2),
@@ -228,7 +234,7 @@ class Writer:
                 + ['carry["h"]'] * 3
                 + ['carry["m"]'] * (2 * ("m" in self.fields))
                 + [f"jax.random.uniform(t.key_for({c.of(['u', 'w'])!r}))", "jax.random.normal(t.key)"]
-                + ["jax.random.uniform(t.shared_key)", 'K[t.now % 3]', 'p["w"][1]']
+                + ["jax.random.uniform(t.shared_key)", "K[t.now % 3]", 'p["w"][1]']
                 + ['jax.random.uniform(carry["key"])'] * ("key" in self.fields)
             )
         elif type_ == V:
@@ -286,7 +292,9 @@ class Writer:
             x = self.any(I)
             return self.emit(B, f"{x.name} > {self.choose.below(4)}", x)
         x, y = self.any(B), self.any(B)
-        return self.emit(B, self.choose.of(["{0} & ~{1}", "{0} | {1}", "jnp.logical_xor({0}, {1})"]).format(x.name, y.name), x, y)
+        return self.emit(
+            B, self.choose.of(["{0} & ~{1}", "{0} | {1}", "jnp.logical_xor({0}, {1})"]).format(x.name, y.name), x, y
+        )
 
     def where(self) -> Var:
         c, x = self.any(B), self.any(F, V, I)
@@ -329,17 +337,19 @@ class Writer:
             ]
         )
         self.used.add(s.name)
-        return self.emit(F, form.format(s=s.name, i=index, x=x.name, c=c.name), x, c, causal=s.causal and past, extends=False)
+        return self.emit(
+            F, form.format(s=s.name, i=index, x=x.name, c=c.name), x, c, causal=s.causal and past, extends=False
+        )
 
     # -- series
 
     def make_series(self) -> SeriesVar:
         x = self.any(F, F, V, I)
         start, end = self.choose.chance(60), self.choose.chance(60)
-        history = self.buffered is None and "buffer" in self.fields and x.type == F and x.causal and self.choose.chance(50)
-        edges = "".join(
-            f", {side}={self._boundary(x.type, x)}" for side, on in (("start", start), ("end", end)) if on
+        history = (
+            self.buffered is None and "buffer" in self.fields and x.type == F and x.causal and self.choose.chance(50)
         )
+        edges = "".join(f", {side}={self._boundary(x.type, x)}" for side, on in (("start", start), ("end", end)) if on)
         name = f"s{len(self.statements)}"
         more = ', history=carry["buffer"]' if history else ""
         self.statements.append(Statement(name, "series " + x.type, f"rlfx.series({x.name}{edges}{more})"))
@@ -402,7 +412,12 @@ class Writer:
         safe += ["jnp.tanh(jnp.cumsum({0}).sum())", "jnp.sum(jnp.arange({0}.shape[0]).astype(jnp.float32) * {0}) * 0.1"]
         full = ["jnp.mean({0} * {1})", "jnp.max({0})", "jnp.min({0}) * {1}", "jax.nn.logsumexp({0}) * 0.5", "{0}[0]"]
         full += ["{0}[-1] * {1}", "jax.nn.softmax({0} * {1}) @ jnp.cos({0})", "jnp.var({0})", "{0}[jnp.argmax({0})]"]
-        full += ["jnp.sort({0})[0]", "jnp.flip({0})[0]", "jnp.cumsum(jax.nn.softmax({0}))[0]", "jnp.mean({0}[::-1] * {0})"]
+        full += [
+            "jnp.sort({0})[0]",
+            "jnp.flip({0})[0]",
+            "jnp.cumsum(jax.nn.softmax({0}))[0]",
+            "jnp.mean({0}[::-1] * {0})",
+        ]
         nonempty = self.choose.chance(60)
         text, causal = self._slice(s, nonempty)
         # each operand of a form is written out: slices are values like any other
@@ -433,7 +448,10 @@ class Writer:
         forms += [(V, "{0}[-1]"), (F, "jnp.max({0}) * {1}[0]")]
         if not nonempty:
             forms = [(V, "jnp.tanh(jnp.sum({0}, axis=0))"), (F, "jnp.tanh(jnp.sum({0} @ {1}))")]
-            forms += [(V, 'jnp.sum(jnp.tanh({0} @ p["W"]), axis=0) * 0.3'), (F, "0.2 * jnp.sum(jnp.einsum('ni,i->n', {0}, {1}))")]
+            forms += [
+                (V, 'jnp.sum(jnp.tanh({0} @ p["W"]), axis=0) * 0.3'),
+                (F, "0.2 * jnp.sum(jnp.einsum('ni,i->n', {0}, {1}))"),
+            ]
             forms += [(V, "rlfx.discounted_sum({0}, 0.5)")]
         type_, form = self.choose.of(forms)
         return self.emit(type_, form.format(text, q.name), q, causal=causal, extends=False)
@@ -457,7 +475,9 @@ class Writer:
             text = f"{s.name}[{i.name}, {j.name} % {self.batch}]"
             return self.emit(s.type, text, i, j, causal=s.causal, extends=False)
         if self.choose.chance(30):
-            return self.emit(s.type, f"{s.name}[jnp.stack([{i.name}, {i.name} + 1])].mean(0)", i, causal=s.causal, extends=False)
+            return self.emit(
+                s.type, f"{s.name}[jnp.stack([{i.name}, {i.name} + 1])].mean(0)", i, causal=s.causal, extends=False
+            )
         return self.emit(s.type, f"{s.name}[{i.name}]", i, causal=s.causal, extends=False)
 
     def solve(self) -> Var:
@@ -467,12 +487,20 @@ class Writer:
         if forward:
             forms = ["jnp.tanh(0.8 * x[t - 1] + {0})", "0.5 * x[t - 1] + 0.3 * x[t - 2] + {0}"]
             forms += ["jnp.tanh({0} + {1} * x.window(-2, 0, fill=0.1).sum())", "{0} + 0.4 * jnp.sum(jnp.sin(x[:t]))"]
-            forms += ["jnp.tanh({0} + jnp.sum(x[t - 2:t]))", "jnp.where(t % 2 == 0, {0}, 0.6 * x[t - 1])", "0.9 * x[t - 1] * {1} + {0}"]
+            forms += [
+                "jnp.tanh({0} + jnp.sum(x[t - 2:t]))",
+                "jnp.where(t % 2 == 0, {0}, 0.6 * x[t - 1])",
+                "0.9 * x[t - 1] * {1} + {0}",
+            ]
             forms += ["jnp.sin(x[t - 2] * {1}) + 0.5 * {0}"]
             side = "start"
         else:
             forms = ["{0} + 0.7 * x[t + 1]", "jnp.tanh({0} + {1} * x[t + 1])", "{0} + 0.3 * x[t + 1] - 0.2 * x[t + 2]"]
-            forms += ["jnp.tanh({0} - jnp.sum(x[t + 1:t + 3]))", "{0} + 0.2 * x.window(1, 3, fill=0.3).sum()", "{0} + 0.3 * jnp.sum(x[t + 1:])"]
+            forms += [
+                "jnp.tanh({0} - jnp.sum(x[t + 1:t + 3]))",
+                "{0} + 0.2 * x.window(1, 3, fill=0.3).sum()",
+                "{0} + 0.3 * jnp.sum(x[t + 1:])",
+            ]
             side = "end"
         body = self.choose.of(forms).format(x.name, y.name)
         if self.choose.chance(20):
@@ -509,7 +537,10 @@ class Writer:
 
 
 PRODUCTIONS: list[tuple[int, str]] = [
-    *[(2, n) for n in ("number", "vector", "integer", "unary", "binary", "where", "reduce", "every", "inner", "window")],
+    *[
+        (2, n)
+        for n in ("number", "vector", "integer", "unary", "binary", "where", "reduce", "every", "inner", "window")
+    ],
     *[(1, n) for n in ("matmul", "pair", "element", "counting", "compare", "from_integer", "read_inside", "shared")],
     *[(4, n) for n in ("point", "reduce_slice", "solve")],
     *[(2, n) for n in ("two_slices", "vector_slice", "lookup", "make_series")],
@@ -523,7 +554,9 @@ def write(choose: Choices, seed: int = 0, size: int = 3) -> GeneratedProgram:
     length = choose.of([1, 3, 3, 3, 3, 3, 4, 4, 4, 2, 5, 6] if rare else [1, 3, 3, 3, 5])
     batch = choose.of([None, 1, 2, 3] if rare else [None, 2])
     fields = tuple(
-        k for k, percent in (("h", 100), ("v", 100), ("n", 100), ("done", 100), ("key", 15), ("buffer", 25), ("m", 20)) if choose.chance(percent)
+        k
+        for k, percent in (("h", 100), ("v", 100), ("n", 100), ("done", 100), ("key", 15), ("buffer", 25), ("m", 20))
+        if choose.chance(percent)
     )
     w = Writer(choose, length, batch, fields)
     for _ in range(2 + choose.below(size)):
@@ -566,7 +599,9 @@ def _next(w: Writer, name: str) -> str:
         return f"{w.buffered}.history" if w.buffered else 'carry["buffer"]'
     x = w.any(F, causal=True)
     w.used.add(x.name)
-    form = w.choose.of(['0.5 * carry["m"] + rlfx.mean({0}, "b")', 'rlfx.max({0}, "b")', "rlfx.shared(lambda v: v.mean(), {0})"])
+    form = w.choose.of(
+        ['0.5 * carry["m"] + rlfx.mean({0}, "b")', 'rlfx.max({0}, "b")', "rlfx.shared(lambda v: v.mean(), {0})"]
+    )
     return form.format(x.name)
 
 

@@ -33,12 +33,21 @@ class Row:
         found = self.read(x, t)
         return found if ":" in self.text or self.text == "block" else found[None]
 
+    def at(self, x: np.ndarray, t: int, b: int) -> np.ndarray:
+        """The same of x: [T, B, ...] at t, b in NumPy."""
+        if self.text == "x[i, b]":
+            return x[[CHOSEN[t]], [ENVIRONMENT[t, b]]]
+        return x[np.asarray(self.positions(t), int), b]
+
 
 def _inside(lo: int, hi: int) -> list[int]:
     return list(range(max(lo, 0), min(hi, T)))
 
 
 BLOCK = 3
+#: traced indices into the past, and environments
+CHOSEN = np.array([0, 1, 0, 2, 4, 1, 6])
+ENVIRONMENT = np.array([[0, 1], [1, 1], [1, 0], [0, 0], [0, 1], [1, 1], [0, 0]])
 ROWS = [
     Row("t", lambda x, t: x[t], lambda t: [t]),
     Row("T-1-t", lambda x, t: x[t.length - 1 - t], lambda t: [T - 1 - t]),
@@ -63,7 +72,9 @@ ROWS = [
     ),
     Row("2t:2t+2", lambda x, t: x[2 * t : 2 * t + 2], lambda t: _inside(2 * t, 2 * t + 2)),
     Row("t//2:t+1", lambda x, t: x[t // 2 : t + 1], lambda t: _inside(t // 2, t + 1)),
+    Row("x[i]", lambda x, t: x[jnp.asarray(CHOSEN)[t.now]], lambda t: [int(CHOSEN[t])]),
 ]
+ACROSS = Row("x[i, b]", lambda x, t: x[jnp.asarray(CHOSEN)[t.now], rlfx.inputs(jnp.asarray(ENVIRONMENT))[t]], list)
 row_cases = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text)
 
 
@@ -132,17 +143,17 @@ def program(row: Row, network: Network, nested: str) -> Callable:
 def by_loop(row: Row, network: Network, nested: str, p: dict[str, np.ndarray]) -> float:
     """The same in a NumPy loop."""
 
-    def one(obs):
-        x = np.stack([np.asarray(network.encode(np, p, o)) for o in obs])
-        y = [network.loss(np, p, obs[t], x[np.asarray(row.positions(t), int)]) for t in range(T)]
-        if nested != "plain":
-            s = 0.3
-            for t in range(T) if nested == "forward" else reversed(range(T)):
-                y[t] = s = np.tanh(p["decay"] * s + y[t])
-        return np.mean(y)
-
-    obs = p["obs"]
-    return float(one(obs) if obs.ndim == 2 else np.mean([one(obs[:, b]) for b in range(obs.shape[1])]))
+    obs = p["obs"] if p["obs"].ndim == 3 else p["obs"][:, None]
+    batch = obs.shape[1]
+    x = np.stack([[np.asarray(network.encode(np, p, o)) for o in row_of_obs] for row_of_obs in obs])
+    total = 0.0
+    for b in range(batch):
+        s = 0.3
+        for t in range(T) if nested != "backward" else reversed(range(T)):
+            y = network.loss(np, p, obs[t, b], row.at(x, t, b))
+            s = np.tanh(p["decay"] * s + y)
+            total += y if nested == "plain" else s
+    return float(total / (T * batch))
 
 
 def differences(f: Callable[[dict], float], p: dict[str, np.ndarray], step: float = 1e-6) -> dict[str, np.ndarray]:
@@ -167,6 +178,20 @@ def assert_close(got: Any, expected: Any, tolerance: float = 2e-5) -> None:
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=tolerance, atol=tolerance), got, expected)
 
 
+def compare(row: Row, network: Network, nested: str, batch: int | None, seed: int = 0) -> tuple[float, float]:
+    """The largest errors in value and gradient; asserts that they are small."""
+    p = parameters(batch, seed)
+    f = program(row, network, nested)
+    value_and_grad = jax.value_and_grad(lambda fn, q: fn(q, None)[0], argnums=1)
+    loss, grad = value_and_grad(rlfx.compile(f, length=T, batch=batch), single(p))
+    ref_loss, ref_grad = value_and_grad(rlfx.reference(f, length=T, batch=batch), single(p))
+    assert_close((loss, grad), (ref_loss, ref_grad), 5e-6)
+    loop = lambda q: by_loop(row, network, nested, q)  # noqa: E731
+    exact = differences(loop, p)
+    assert_close((loss, grad), (loop(p), exact))
+    return abs(float(loss) - loop(p)), max(float(np.abs(grad[k] - exact[k]).max()) for k in p)
+
+
 def skip_if_empty(row: Row, network: Network) -> None:
     if network is attention and not all(row.positions(t) for t in range(T)):
         pytest.skip("softmax has no meaning on an empty slice; test_errors tests the refusal")
@@ -177,14 +202,13 @@ def skip_if_empty(row: Row, network: Network) -> None:
 @pytest.mark.parametrize("batch", [None, 2])
 def test_row(row: Row, network: Network, batch: int | None):
     skip_if_empty(row, network)
-    p = parameters(batch)
-    f = program(row, network, "plain")
-    value_and_grad = jax.value_and_grad(lambda fn, q: fn(q, None)[0], argnums=1)
-    loss, grad = value_and_grad(rlfx.compile(f, length=T, batch=batch), single(p))
-    ref_loss, ref_grad = value_and_grad(rlfx.reference(f, length=T, batch=batch), single(p))
-    assert_close((loss, grad), (ref_loss, ref_grad), 5e-6)
-    loop = lambda q: by_loop(row, network, "plain", q)  # noqa: E731
-    assert_close((loss, grad), (loop(p), differences(loop, p)))
+    compare(row, network, "plain", batch)
+
+
+@network_cases
+@pytest.mark.parametrize("nested", ["plain", "forward", "backward"])
+def test_another_environment_at_a_traced_time(network: Network, nested: str):
+    compare(ACROSS, network, nested, 2)
 
 
 @network_cases
@@ -206,11 +230,79 @@ def test_row_under_vmap_and_jit(row: Row, network: Network):
 @pytest.mark.parametrize(("nested", "batch"), [("forward", None), ("backward", 2)])
 def test_row_inside_solve(row: Row, network: Network, nested: str, batch: int | None):
     skip_if_empty(row, network)
-    p = parameters(batch, seed=1)
-    f = program(row, network, nested)
-    value_and_grad = jax.value_and_grad(lambda fn, q: fn(q, None)[0], argnums=1)
-    loss, grad = value_and_grad(rlfx.compile(f, length=T, batch=batch), single(p))
-    loop = lambda q: by_loop(row, network, nested, q)  # noqa: E731
-    assert_close((loss, grad), (loop(p), differences(loop, p)))
-    ref_loss, ref_grad = value_and_grad(rlfx.reference(f, length=T, batch=batch), single(p))
-    assert_close((loss, grad), (ref_loss, ref_grad), 5e-6)
+    compare(row, network, nested, batch, seed=1)
+
+
+# -- recurrent rows: h[t + 1] = w h[t] --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("way", ["carry", "solve"])
+def test_linear_recurrence(way: str, batch: int | None):
+    """``h[t + 1] = w h[t]``, ``loss = mean h[t] ** 2``: the gradient is known in closed form."""
+
+    def by_carry(w, h, t):
+        return h**2, w * h
+
+    def by_solve(w, h, t):
+        before = rlfx.solve(lambda s: jnp.where(t == 0, h, w * s[t - 1]), start=0.0)
+        return before**2, h
+
+    w, h = 1.1, np.asarray(0.7 if batch is None else [0.7, -1.2])
+    fn = rlfx.compile(by_carry if way == "carry" else by_solve, length=T, batch=batch)
+    run = lambda w, h: fn(w, h)[0]  # noqa: E731
+    loss, (dw, dh) = jax.value_and_grad(run, (0, 1))(jnp.float32(w), jnp.asarray(h, jnp.float32))
+    k = np.arange(T)
+    np.testing.assert_allclose(loss, np.mean(h**2) * np.mean(w ** (2 * k)), rtol=1e-5)
+    np.testing.assert_allclose(dw, np.mean(h**2) * np.mean(2 * k * w ** (2.0 * k - 1)), rtol=1e-5)
+    np.testing.assert_allclose(dh, 2 * h / h.size * np.mean(w ** (2 * k)), rtol=1e-5)
+    many = jax.vmap(jax.grad(run), (0, None))(jnp.array([w, 0.5]), jnp.asarray(h, jnp.float32))
+    expected = [np.mean(h**2) * np.mean(2 * k * v ** (2.0 * k - 1)) for v in (w, 0.5)]
+    np.testing.assert_allclose(many, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_nonlinear_recurrence(batch: int | None):
+    """A tanh cell through the carry, every parameter and input differentiated."""
+
+    def f(p, carry, t):
+        h = jnp.tanh(p["mix"] @ carry + p["encode"] @ rlfx.inputs(p["obs"])[t])
+        return jnp.sum(h**2 * (p["query"] @ jnp.ones(FEATURES))), h
+
+    def loop(p):
+        obs = p["obs"] if batch else p["obs"][:, None]
+        total = 0.0
+        for b in range(obs.shape[1]):
+            h = np.full(HIDDEN, 0.1)
+            for t in range(T):
+                h = np.tanh(p["mix"] @ h + p["encode"] @ obs[t, b])
+                total += np.sum(h**2 * (p["query"] @ np.ones(FEATURES)))
+        return total / (T * obs.shape[1])
+
+    p = parameters(batch)
+    carry = jnp.full((HIDDEN,) if batch is None else (batch, HIDDEN), 0.1)
+    fn = rlfx.compile(f, length=T, batch=batch)
+    assert_close(jax.value_and_grad(lambda q: fn(q, carry)[0])(single(p)), (loop(p), differences(loop, p)))
+
+
+def table() -> str:
+    """The rows of docs/access-table.md: ``python -m tests.recurrence.test_access_table``."""
+    settings = [("plain", None), ("plain", 2), ("forward", 2), ("backward", 2)]
+    lines = [
+        "| phi | " + " | ".join(f"{n.name}: value, gradient" for n in NETWORKS) + " |",
+        "| --- |" + " --- |" * len(NETWORKS),
+    ]
+    for row in [*ROWS, ACROSS]:
+        cells = []
+        for network in NETWORKS:
+            if network is attention and row is not ACROSS and not all(row.positions(t) for t in range(T)):
+                cells.append("(empty slices)")
+                continue
+            errors = [compare(row, network, *s) for s in settings if row is not ACROSS or s[1]]
+            cells.append(", ".join(f"{max(e):.0e}" for e in zip(*errors, strict=True)))
+        lines.append(f"| `{row.text}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -221,12 +221,24 @@ def test_an_index_that_is_not_affine(index, fact):
 
 
 def test_comparing_a_series_or_using_it_as_an_array():
-    for use in (lambda x: x + 1, lambda x: 2 * x, lambda x: x > 0, lambda x: -x, jnp.sin, len, bool, list, lambda x: jnp.ones(2) * x):
+    for use in (
+        lambda x: x + 1,
+        lambda x: 2 * x,
+        lambda x: x > 0,
+        lambda x: -x,
+        jnp.sin,
+        len,
+        bool,
+        list,
+        lambda x: jnp.ones(2) * x,
+    ):
 
         def f(p, c, t):
             return use(rlfx.series(1.0 * t)), c
 
-        with pytest.raises(TypeError, match=r"A Series is not an array(.|\n)*at test_errors.py:\d+(.|\n)*Fix: Write x\[t\]"):
+        with pytest.raises(
+            TypeError, match=r"A Series is not an array(.|\n)*at test_errors.py:\d+(.|\n)*Fix: Write x\[t\]"
+        ):
             rlfx.compile(f, length=2)(None, None)
 
 
@@ -253,7 +265,7 @@ def test_returning_a_series():
         lambda x, t: jnp.fft.fft(x[t:]).real,
         lambda x, t: jnp.linspace(0, 1, x[t:].shape[0]),
         lambda x, t: jax.random.normal(t.key, x[t:].shape),
-        lambda x, t: [v for v in x[t:]][0],
+        lambda x, t: next(iter(x[t:])),
     ],
     ids=["reshape", "stack", "add", "max of empty", "len", "if", "fft", "linspace", "random", "iterate"],
 )  # fmt: skip
@@ -282,7 +294,10 @@ def test_returning_a_slice():
     ("following", "fact"),
     [
         (lambda c: {**c, "n": c["n"] + 0.5}, "carry['n'] comes back as f32[], and it was given as i32[]"),
-        (lambda c: {**c, "obs": (c["obs"][0], jnp.zeros(3))}, "carry['obs'][1] comes back as f32[3], and it was given as f32[2]"),
+        (
+            lambda c: {**c, "obs": (c["obs"][0], jnp.zeros(3))},
+            "carry['obs'][1] comes back as f32[3], and it was given as f32[2]",
+        ),
         (lambda c: {**c, "obs": (c["obs"][0], 0.0)}, "carry['obs'][1] comes back as f32[], and it was given as f32[2]"),
         (lambda c: {"n": c["n"]}, "another structure than the carry it was given"),
         (lambda c: (c["n"], c["obs"]), "another structure than the carry it was given"),
@@ -303,7 +318,10 @@ def test_a_carry_that_comes_back_different(following, fact):
 @pytest.mark.parametrize(
     ("carry", "fact"),
     [
-        ({"env": {"x": jnp.zeros(3)}}, "carry['env']['x'] has shape [3]; every leaf of the carry needs a leading axis of batch=2"),
+        (
+            {"env": {"x": jnp.zeros(3)}},
+            "carry['env']['x'] has shape [3]; every leaf of the carry needs a leading axis of batch=2",
+        ),
         ({"env": {"x": jnp.float32(0.0)}}, "carry['env']['x'] has shape []"),
         ({"env": {"x": jnp.zeros((3, 2))}}, "carry['env']['x'] has shape [3, 2]"),
     ],
@@ -347,7 +365,9 @@ def test_an_unusable_key(key, fact):
 
 
 def test_a_name_of_a_key_that_is_no_string():
-    assert "t.key_for takes a name (str), got 3" in refusal(ProgramError, lambda p, c, t: (jax.random.uniform(t.key_for(3)), c), key=KEY)
+    assert "t.key_for takes a name (str), got 3" in refusal(
+        ProgramError, lambda p, c, t: (jax.random.uniform(t.key_for(3)), c), key=KEY
+    )
 
 
 def test_data_of_another_length():
@@ -363,8 +383,10 @@ def test_unknown_axes():
     assert 'axes is "tb", "t" or "b", got \'bt\'' in refusal(
         DomainError, lambda p, c, t: (rlfx.inputs(p, axes="bt")[t], c), params=jnp.zeros(4)
     )
-    assert 'got over=' in refusal(DomainError, lambda p, c, t: (rlfx.mean(1.0 * t, "x"), c))
-    assert "every takes a positive integer, got 0" in refusal(DomainError, lambda p, c, t: (rlfx.every(0, lambda: 1.0, otherwise=0.0), c))
+    assert "got over=" in refusal(DomainError, lambda p, c, t: (rlfx.mean(1.0 * t, "x"), c))
+    assert "every takes a positive integer, got 0" in refusal(
+        DomainError, lambda p, c, t: (rlfx.every(0, lambda: 1.0, otherwise=0.0), c)
+    )
 
 
 def test_a_shared_carry_that_varies_with_the_environment():
@@ -399,7 +421,9 @@ def test_results_of_another_form(result, fact):
 
 def test_a_condition_that_is_no_boolean():
     f = lambda p, c, t: (1.0 * t, c)  # noqa: E731
-    assert "until(carry) must be a boolean scalar" in refusal(ProgramError, f, carry=jnp.float32(0.0), until=lambda c: c)
+    assert "until(carry) must be a boolean scalar" in refusal(
+        ProgramError, f, carry=jnp.float32(0.0), until=lambda c: c
+    )
     with pytest.raises(DomainError, match="until must be a function of the carry, got 3"):
         rlfx.compile(f, length=3, until=3)
 
@@ -523,7 +547,10 @@ def test_a_read_inside_a_loop_that_cannot_be_moved_out():
     [
         (lambda t: rlfx.discounted_sum(1.0, 0.9), "takes a slice of rewards, got a scalar"),
         (lambda t: rlfx.discounted_sum(jnp.zeros(3), jnp.zeros(2)), "takes the discounts of the same timesteps"),
-        (lambda t: rlfx.gae(1.0, 0.0, 0.0, gamma=0.9, lam=0.9), "gae takes the environment's Step; this float has no reward"),
+        (
+            lambda t: rlfx.gae(1.0, 0.0, 0.0, gamma=0.9, lam=0.9),
+            "gae takes the environment's Step; this float has no reward",
+        ),
     ],
 )
 def test_bad_arguments_of_returns(use, fact):

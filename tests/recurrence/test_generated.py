@@ -82,7 +82,9 @@ def mismatches(got: Any, expected: Any) -> list[str]:
         same = g.shape == e.shape and g.dtype == e.dtype
         close = same and (np.allclose(g, e, equal_nan=True, **TOLERANCE) if is_float(g) else np.array_equal(g, e))
         if not close:
-            found.append(f"{jax.tree_util.keystr(path)}: compiled {g.dtype}{g.shape} {g}\n  reference {e.dtype}{e.shape} {e}")
+            found.append(
+                f"{jax.tree_util.keystr(path)}: compiled {g.dtype}{g.shape} {g}\n  reference {e.dtype}{e.shape} {e}"
+            )
     return found
 
 

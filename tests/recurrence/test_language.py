@@ -45,7 +45,9 @@ def test_absent_aux_is_none():
 @pytest.mark.parametrize(("reduce", "expected"), [("mean", 3.0), ("sum", 18.0)])
 @pytest.mark.parametrize("batch", [None, 2])
 def test_reduce_broadcasts_the_loss_to_all_points(reduce, expected, batch):
-    loss, _ = rlfx.compile(lambda p, c, t: (p, c), length=6 if batch is None else 3, batch=batch, reduce=reduce)(3.0, None)
+    loss, _ = rlfx.compile(lambda p, c, t: (p, c), length=6 if batch is None else 3, batch=batch, reduce=reduce)(
+        3.0, None
+    )
     close(loss, expected)
 
 
@@ -69,7 +71,11 @@ def test_any_scan_body_is_a_program(length):
     def total(fn):
         return lambda h: sum(x.sum() for x in jax.tree.leaves(fn({**carry, "h": h})) if x.dtype == jnp.float32)
 
-    close(jax.grad(total(lambda c: unrolled(xs, c)))(carry["h"]), jax.grad(total(lambda c: jax.lax.scan(body, c, xs)))(carry["h"]), rtol=1e-5)
+    close(
+        jax.grad(total(lambda c: unrolled(xs, c)))(carry["h"]),
+        jax.grad(total(lambda c: jax.lax.scan(body, c, xs)))(carry["h"]),
+        rtol=1e-5,
+    )
 
 
 def test_time_is_a_weakly_typed_integer_in_arithmetic():
@@ -77,7 +83,9 @@ def test_time_is_a_weakly_typed_integer_in_arithmetic():
         return c, (p * t, 0.5 * t, t**2, t / 2, -t, 3 - t, t % 2 == 0, t >= 1, t.length, jnp.sin(0.1 * t), t + t)
 
     out = values(f, 3, params=jnp.float32(2.0))
-    for got, expected in zip(out, ([0, 2, 4], [0, 0.5, 1], [0, 1, 4], [0, 0.5, 1], [0, -1, -2], [3, 2, 1]), strict=False):
+    for got, expected in zip(
+        out, ([0, 2, 4], [0, 0.5, 1], [0, 1, 4], [0, 0.5, 1], [0, -1, -2], [3, 2, 1]), strict=False
+    ):
         close(got, expected)
     assert out[0].dtype == jnp.float32
     np.testing.assert_array_equal(out[6], [True, False, True])
@@ -134,7 +142,9 @@ def test_reads_far_outside_take_the_boundary_values():
 
 def test_a_series_is_any_pytree_and_boundaries_are_prefixes():
     def f(p, c, t):
-        x = rlfx.series({"a": 1.0 * t, "b": (t.now, jnp.ones(2) * t)}, start=0, end={"a": 5.0, "b": (6, jnp.array([7.0, 8.0]))})
+        x = rlfx.series(
+            {"a": 1.0 * t, "b": (t.now, jnp.ones(2) * t)}, start=0, end={"a": 5.0, "b": (6, jnp.array([7.0, 8.0]))}
+        )
         return c, (x[t - 1], x[t + 1])
 
     before, after = values(f, 2)
@@ -192,7 +202,14 @@ def test_a_value_of_previous_steps_extends_too():
 def test_slices_clip_to_the_domain_and_may_be_empty():
     def f(p, c, t):
         x = rlfx.inputs(p)
-        return c, (x[t + 1 :].sum(), x[:t].sum(), x[2 * t : 2 * t + 2].sum(), x[t - 5 : t - 2].sum(), x[2:].sum(), x[: t.length - 1].sum())
+        return c, (
+            x[t + 1 :].sum(),
+            x[:t].sum(),
+            x[2 * t : 2 * t + 2].sum(),
+            x[t - 5 : t - 2].sum(),
+            x[2:].sum(),
+            x[: t.length - 1].sum(),
+        )
 
     out = values(f, 4, params=jnp.array([1.0, 2.0, 4.0, 8.0]))
     expected = ([14, 12, 8, 0], [0, 1, 3, 7], [3, 12, 0, 0], [0, 0, 0, 1], [12] * 4, [7] * 4)
@@ -273,7 +290,9 @@ def test_random_access_into_the_past_clamps():
     one, two = values(f, 4, params=p)
     close(one, [1, 2, 1, 4])  # 7 is in the future of t = 1, and reads t itself
     close(two, [[1, 1], [2, 2], [1, 4], [4, 8]])
-    grad = jax.grad(lambda x: (values(f, 4, params={**p, "x": x})[0] * jnp.array([1.0, 10.0, 100.0, 1000.0])).sum())(p["x"])
+    grad = jax.grad(lambda x: (values(f, 4, params={**p, "x": x})[0] * jnp.array([1.0, 10.0, 100.0, 1000.0])).sum())(
+        p["x"]
+    )
     close(grad, [101, 10, 1000, 0])
 
 
@@ -320,7 +339,10 @@ def test_history_with_a_batch_and_replay_across_environments():
         i = jnp.maximum(t.now - 1, 0)
         return {"x": c["x"] + 1.0, "buffer": x.history}, x[i, jnp.int32(1)]
 
-    carry = {"x": jnp.array([10.0, 20.0]), "buffer": rlfx.History(3, {"v": jnp.float32(0.0), "n": jnp.int32(0)}, batch=2)}
+    carry = {
+        "x": jnp.array([10.0, 20.0]),
+        "buffer": rlfx.History(3, {"v": jnp.float32(0.0), "n": jnp.int32(0)}, batch=2),
+    }
     final, out = rlfx.unroll(f, length=4, batch=2)(None, carry)
     close(out["v"], [[20, 20], [20, 20], [21, 21], [22, 22]])
     close(out["n"][:, 0], [0, 0, 1, 2])
@@ -562,7 +584,9 @@ def test_shared_carry_has_no_batch_axis():
 
 def test_a_shared_pytree_and_shared_calls():
     def f(p, c, t):
-        stats = rlfx.shared(lambda s, x: {"mean": 0.5 * s["mean"][0] + x.mean(0), "n": s["n"][0] + x.shape[0]}, c["stats"], c["x"])
+        stats = rlfx.shared(
+            lambda s, x: {"mean": 0.5 * s["mean"][0] + x.mean(0), "n": s["n"][0] + x.shape[0]}, c["stats"], c["x"]
+        )
         return {"stats": stats, "x": c["x"] * 2.0}, stats["mean"]
 
     carry = {"stats": rlfx.Shared({"mean": jnp.zeros(2), "n": jnp.int32(0)}), "x": jnp.array([[1.0, 2.0], [3.0, 6.0]])}

@@ -262,7 +262,9 @@ def test_discounted_sum_of_any_slice(which, per_step):
     def by_hand(r, d):
         out = []
         for t in range(T):
-            lo, hi = {"t:": (t, T), "t:t + 3": (t, t + 3), ":t + 1": (0, t + 1), ":": (0, T)}.get(which, (t - t % 4, t - t % 4 + 4))
+            lo, hi = {"t:": (t, T), "t:t + 3": (t, t + 3), ":t + 1": (0, t + 1), ":": (0, T)}.get(
+                which, (t - t % 4, t - t % 4 + 4)
+            )
             total, weight = 0.0, 1.0
             for k in range(lo, min(hi, T)):
                 total, weight = total + weight * r[k], weight * (d[k] if per_step else 0.9)
@@ -280,6 +282,8 @@ def test_discounted_sum_of_any_slice(which, per_step):
 
 def test_discounted_sum_of_vectors():
     r = np.arange(8.0, dtype=np.float32).reshape(4, 2)
-    out = rlfx.unroll(lambda p, c, t: (c, rlfx.discounted_sum(rlfx.inputs(p)[t:], 0.5)), length=4)(jnp.asarray(r), None)[1]
+    out = rlfx.unroll(lambda p, c, t: (c, rlfx.discounted_sum(rlfx.inputs(p)[t:], 0.5)), length=4)(
+        jnp.asarray(r), None
+    )[1]
     expected = [sum(0.5 ** (k - t) * r[k] for k in range(t, 4)) for t in range(4)]
     close(out, expected)

@@ -97,7 +97,12 @@ def equations(jaxpr, inside=()):
 
 
 def shapes(fn, *args):
-    return {tuple(v.aval.shape) for e, _ in equations(jax.make_jaxpr(fn)(*args).jaxpr) for v in e.outvars if hasattr(v.aval, "shape")}
+    return {
+        tuple(v.aval.shape)
+        for e, _ in equations(jax.make_jaxpr(fn)(*args).jaxpr)
+        for v in e.outvars
+        if hasattr(v.aval, "shape")
+    }
 
 
 @pytest.mark.parametrize("f", [reinforce, scalar_discount, actor_critic, frames], ids=lambda f: f.__name__)
@@ -111,11 +116,19 @@ def test_linear_programs_have_no_quadratic_buffer(f):
 def test_parameter_gradients_are_contractions_over_many_timesteps(f):
     """No loop with one iteration for each timestep carries or makes a gradient of the parameters."""
     made = [(e, inside) for e, inside in equations(jax.make_jaxpr(gradient(f))(PARAMS).jaxpr)]
-    weights = [(e, inside) for e, inside in made if any(getattr(v.aval, "shape", ())[-2:] in ((OUT, IN), (IN, OUT)) for v in e.outvars)]
-    per_step = [e for e, inside in weights if T in inside and e.primitive.name in ("dot_general", "add_any", "add", "mul")]
+    weights = [
+        (e, inside)
+        for e, inside in made
+        if any(getattr(v.aval, "shape", ())[-2:] in ((OUT, IN), (IN, OUT)) for v in e.outvars)
+    ]
+    per_step = [
+        e for e, inside in weights if T in inside and e.primitive.name in ("dot_general", "add_any", "add", "mul")
+    ]
     assert not per_step, per_step
     assert any(e.primitive.name == "dot_general" for e, _ in weights)
-    assert not [s for s in shapes(gradient(f), PARAMS) if T in s and (OUT, IN) == s[-2:]], "a gradient for each timestep"
+    assert not [s for s in shapes(gradient(f), PARAMS) if T in s and s[-2:] == (OUT, IN)], (
+        "a gradient for each timestep"
+    )
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
