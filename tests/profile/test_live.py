@@ -180,26 +180,26 @@ def test_blocked_waits_belong_to_the_operation_that_the_device_executes(tmp_path
             return work(a, 300)
 
     jax.block_until_ready(f(x))
-    reports = []
-    for attempt in range(5):
-        with capture(tmp_path / str(attempt)) as session, operation("update"):
+    with capture(tmp_path) as session, operation("update"):
+        for _ in range(5):
             jax.block_until_ready((f(x), f(x)))
             f(x).block_until_ready()
             np.asarray(f(x))
-        reports.append(session.report())
-    # Waiting for a thread of XLA's to wake up on a loaded machine is no work of the device: the best one counts.
-    report = max(reports, key=lambda r: r.device_bound)
-    waited = report.total(host="wait")
-    assert waited > 0.4 * report.window_ns
-    assert report.total(host="wait", path=("update", "loss")) > 0.9 * waited
-    assert report.verdict.startswith("device-bound")
-    assert "update/loss" in report.verdict
+    report = session.report()
+    # On a loaded machine the host also waits for a thread of XLA's to get a core: that is `wait` with an idle device.
+    bound = report.total(host="wait", device="busy")
+    assert bound > 0.5 * report.device_within("loss") > 0
+    assert report.total(host="wait", device="busy", path=("update", "loss")) > 0.9 * bound
 
 
 def test_callbacks_are_the_host_s_work(tmp_path):
+    slept = []
+
     def simulate(a):
+        begin = time.perf_counter_ns()
         with operation("physics"):
             time.sleep(0.02)
+        slept.append(time.perf_counter_ns() - begin)
         return np.asarray(a) + 1
 
     @jax.jit
@@ -213,7 +213,7 @@ def test_callbacks_are_the_host_s_work(tmp_path):
         for _ in range(3):
             jax.block_until_ready(f(a))
     report = session.report()
-    assert report.total(host="callback", path=("simulation", "physics")) == pytest.approx(3 * 0.02e9, rel=0.2)
+    assert report.total(host="callback", path=("simulation", "physics")) == pytest.approx(sum(slept[1:]), rel=0.05)
     assert sum(n for (_, target, _, _), n in report.transitions.items() if target == "callback") == 3
     assert report.verdict.startswith("host-bound")
     assert total_exact(report)
@@ -258,27 +258,27 @@ def test_explanations_do_not_reach_the_user_s_log(tmp_path, x, capfd):
 
 
 def test_several_threads_share_an_instant(tmp_path):
-    def actor(seconds):
-        with operation("acting"):
-            end = time.perf_counter() + seconds
+    together = threading.Barrier(3)
+
+    def busy(name):
+        together.wait()
+        with operation(name):
+            end = time.perf_counter() + 0.1
             while time.perf_counter() < end:
                 time.sleep(0.001)
 
     with capture(tmp_path) as session:
-        threads = [threading.Thread(target=actor, args=(0.05,)) for _ in range(2)]
-        with operation("learning"):
-            for t in threads:
-                t.start()
-            end = time.perf_counter() + 0.05
-            while time.perf_counter() < end:
-                time.sleep(0.001)
+        threads = [threading.Thread(target=busy, args=("acting",)) for _ in range(2)]
+        for t in threads:
+            t.start()
+        busy("learning")
         for t in threads:
             t.join()
     report = session.report()
     assert total_exact(report)
     assert len(report.processes[0].sweep.threads) == 3
-    # Three threads at once for 50 ms: two thirds of it is acting's, less where the machine is loaded.
-    assert report.within("acting") > 1.2 * report.within("learning")
+    # Three threads at once for 100 ms: two thirds of it is acting's, a little less where the machine is loaded.
+    assert 1.4 * report.within("learning") < report.within("acting") < 2.6 * report.within("learning")
     assert "thread" in report.text()
 
 
