@@ -57,10 +57,11 @@ class Layout:
 
     def join(self, flat: Sequence[jax.Array]) -> Any:
         """The inverse of :meth:`split`."""
-        leaves, scalars = [], iter(flat)
+        leaves, scalars, lead = [], iter(flat), flat[0].shape if flat else ()
         for aval, shape in zip(self.avals, self.shapes, strict=True):
             columns = [next(scalars) for _ in range(math.prod(shape))]
-            x = columns[0] if not shape else jnp.stack(columns, axis=-1).reshape(*columns[0].shape, *shape)
+            empty = jnp.zeros((*lead, *shape), aval.dtype) if not columns else None
+            x = columns[0] if not shape else empty if not columns else jnp.stack(columns, -1).reshape(*lead, *shape)
             leaves.append(F.wrap_key(x, aval) if F.is_key(aval) else x)
         return jax.tree.unflatten(self.tree, leaves)
 

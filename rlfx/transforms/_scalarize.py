@@ -213,6 +213,8 @@ class Interpreter:
             return tuple(self.select(condition, x, y) for x, y in zip(on_true, on_false, strict=True))
         if isinstance(on_true, np.generic) and isinstance(on_false, np.generic) and same(on_true, on_false):
             return on_true
+        if on_true.dtype == bool:  # Mosaic GPU does not select predicates
+            return self.apply(lambda c, x, y: (c & x) | (~c & y), condition, on_true, on_false)
         return self.apply(lambda c, x, y: jax.lax.select(c, x, y), condition, on_true, on_false)
 
     def logical_and(self, conditions: Sequence[Any]) -> Any:

@@ -106,6 +106,7 @@ def test_lowers_for_cuda_and_interprets(name):
 
 
 @pytest.mark.parametrize("name", ["Breakout-MinAtar", *slow([*CLASSIC, "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
+@pytest.mark.filterwarnings("ignore:Using ``pl.pallas_call`` for Mosaic GPU:DeprecationWarning")
 def test_lowers_for_mosaic_gpu(name):
     env = rlfx.envs.make(name)
     key, states = start(env, 128, fast_prng)
@@ -298,6 +299,14 @@ def test_tune_measures_every_candidate():
     best, seconds = tune(make, key, states, candidates=(("scan", None), ("tile", 32)), repeat=1)
     assert best in seconds
     assert set(seconds) == {("scan", None), ("tile", 32)}
+
+
+@pytest.mark.parametrize("factors", [(1, 1), (3, 2)])
+def test_parametric_cartpole_with_and_without_ballast(factors):
+    env = rlfx.envs.make("CartPole-parametric", compute_factor=factors[0], state_factor=factors[1])
+    key, states = start(env, 4, fast_prng)
+    reference, fused = (jax.jit(fuse_steps(env, 12, policy="random", backend=b))(key, states) for b in ("vmap", "scan"))
+    assert_same(reference, fused, atol=1e-5)
 
 
 def test_statistics_count_episodes():
