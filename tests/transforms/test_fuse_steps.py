@@ -105,7 +105,7 @@ def test_lowers_for_cuda_and_interprets(name):
         assert_same(make("vmap")(key, states), make("interpret")(key, states), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["Breakout-MinAtar", *slow([*CLASSIC, "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
+@pytest.mark.parametrize("name", ["Catch-bsuite", *slow([*CLASSIC, "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
 @pytest.mark.filterwarnings("ignore:Using ``pl.pallas_call`` for Mosaic GPU:DeprecationWarning")
 def test_lowers_for_mosaic_gpu(name):
     env = rlfx.envs.make(name)
