@@ -41,7 +41,7 @@ slow: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check rlfx tests examples benchmarks
 	$(BIN)/lint-imports --config pyproject.toml
-	$(BIN)/pyright
+	$(BIN)/pyright --level error --pythonpath $(BIN)/python
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict

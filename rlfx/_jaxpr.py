@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src import core, dtypes, source_info_util, xla_bridge
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
@@ -98,7 +99,9 @@ def make_jaxpr(fn: Callable, *, axes: Sequence[tuple[str, int]] = ()) -> Callabl
     """``jax.make_jaxpr`` of a flat function, under named axes. Returns ``(jaxpr, consts)`` when called."""
 
     def traced(*args):
-        with jax.disable_jit(False):  # symbolic lengths need staged calls; a user who debugs eagerly still gets a program
+        with jax.disable_jit(
+            False
+        ):  # symbolic lengths need staged calls; a user who debugs eagerly still gets a program
             closed = jax.make_jaxpr(fn, axis_env=list(axes))(*args)
         return closed.jaxpr, list(closed.consts)
 
@@ -199,7 +202,6 @@ def short_source(summary: str) -> str:
 # -- symbolic dimensions ---------------------------------------------------------------------------------------------
 
 
-
 @functools.cache
 def time_dims(length: int, ragged_end: bool) -> tuple[Any, Any]:
     """``(tau, nu)``: ``tau = t + 1`` (jax assumes dimensions >= 1), and the length of the time axis.
@@ -208,7 +210,8 @@ def time_dims(length: int, ragged_end: bool) -> tuple[Any, Any]:
     """
     if ragged_end:
         scope = shape_poly.SymbolicScope(["tau <= nu", f"nu <= {length}"])
-        return tuple(shape_poly.symbolic_shape("tau, nu", scope=scope))
+        tau, nu = shape_poly.symbolic_shape("tau, nu", scope=scope)
+        return tau, nu
     scope = shape_poly.SymbolicScope([f"tau <= {length}"])
     return shape_poly.symbolic_shape("tau", scope=scope)[0], length
 
@@ -250,11 +253,92 @@ def _all(*names: str) -> frozenset:
 
 #: One output element for each element of the operands (scalars broadcast).
 ELEMENTWISE = _all(
-    *["abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "complex", "conj"],
-    *["convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma"],
-    *["igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter"],
-    *["not", "or", "polygamma", "population_count", "pow", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt"],
-    *["select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan"],
+    *[
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "bessel_i0e",
+        "bessel_i1e",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "complex",
+        "conj",
+    ],
+    *[
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "igamma",
+    ],
+    *[
+        "igamma_grad_a",
+        "igammac",
+        "imag",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "nextafter",
+    ],
+    *[
+        "not",
+        "or",
+        "polygamma",
+        "population_count",
+        "pow",
+        "real",
+        "reduce_precision",
+        "regularized_incomplete_beta",
+        "rem",
+        "round",
+        "rsqrt",
+    ],
+    *[
+        "select_n",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+    ],
     *["tanh", "xor", "zeta", "random_gamma_grad", "clz"],
 )
 STOP_GRADIENT = _all("stop_gradient")
@@ -268,7 +352,7 @@ def primitive(name: str) -> Primitive:
 
 def short_dtype(dtype: Any) -> str:
     """``f32``, ``i32``, ``bool``, ``key``."""
-    return "key" if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else dtypes.short_dtype_name(dtype)
+    return "key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtypes.short_dtype_name(dtype)
 
 
 #: Calls whose body may be inlined at the price of their special rule (custom derivative, rematerialisation).
@@ -370,7 +454,11 @@ def _collect(jaxpr: Any, positions: dict, wanted: Callable, plan: list) -> bool:
             plan.append((eqn.primitive, eqn.params, where, eqn.outvars[0].aval))
         elif eqn.primitive in INLINED:
             body, _ = call_body(eqn.primitive, eqn.params)
-            inner = {i: positions[o] for i, o in zip(body.invars, eqn.invars, strict=True) if not is_literal(o) and o in positions}
+            inner = {
+                i: positions[o]
+                for i, o in zip(body.invars, eqn.invars, strict=True)
+                if not is_literal(o) and o in positions
+            }
             if not _collect(body, inner, wanted, plan):
                 return False
         elif any(_contains(j, wanted) for j, _ in sub_jaxprs(eqn.params)):

@@ -9,7 +9,7 @@ from typing import Any
 import islpy as isl
 
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.index import LENGTH, Access, Index, Lookup, Point, Slice, Window
+from rlfx.recurrence.index import LENGTH, Access, Index, Point, Slice, Window
 
 
 @functools.lru_cache(maxsize=4096)
@@ -120,6 +120,3 @@ def inverse(access: Access, length: int) -> Any:
 def is_shift(access: Access) -> int | None:
     """``c`` if the access reads ``t + c``, else None."""
     return access.index.offset if isinstance(access, Point) else None
-
-
-__all__ = ["Lookup", "Reach", "inverse", "is_shift", "reach", "reach_in", "relation"]

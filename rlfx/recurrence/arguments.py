@@ -38,7 +38,9 @@ def validate_domain(length: Any, batch: Any, until: Callable | None) -> Domain:
     """The domain of a program, or a DomainError that names the argument."""
     length = validate_length(length)
     if until is not None and not callable(until):
-        raise DomainError(located(f"until must be a function of the carry, got {until!r}.", fix="Give until=lambda c: ..."))
+        raise DomainError(
+            located(f"until must be a function of the carry, got {until!r}.", fix="Give until=lambda c: ...")
+        )
     return Domain(length, None if batch is None else validate_length(batch, "batch"), until is not None)
 
 
@@ -102,7 +104,7 @@ def _key(key: Any) -> Any:
     if key is None:
         return None
     key = _array(key, "key")
-    if jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
             return key
         raise ProgramError(

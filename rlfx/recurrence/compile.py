@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -277,4 +277,3 @@ def _validate_reduce(reduce: str) -> str:
     if reduce not in ("mean", "sum"):
         raise ProgramError(located(f'reduce is "mean" or "sum", got {reduce!r}.', fix="Choose one of them."))
     return reduce
-

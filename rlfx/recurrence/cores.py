@@ -28,7 +28,9 @@ def use_all_cores(count: int | None = None) -> Mesh:
       ScheduleError: if jax has started with fewer devices already.
     """
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ScheduleError(located(f"count must be a positive integer, got {count!r}.", fix="Give the number of cores."))
+        raise ScheduleError(
+            located(f"count must be a positive integer, got {count!r}.", fix="Give the number of cores.")
+        )
     cores = count or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count or os.cpu_count() or 1
     if not J.backend_has_started():
         jax.config.update("jax_num_cpu_devices", cores)

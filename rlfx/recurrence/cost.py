@@ -34,7 +34,11 @@ def points(dims: frozenset, domain: Domain) -> int:
 def flops_of(equation: Equation, domain: Domain) -> float:
     """Floating-point operations of an equation at one point."""
     return _flops(
-        equation.op, equation.params, [v.shape for v in equation.inputs], [v.shape for v in equation.outputs], domain.length
+        equation.op,
+        equation.params,
+        [v.shape for v in equation.inputs],
+        [v.shape for v in equation.outputs],
+        domain.length,
     )
 
 

@@ -100,7 +100,9 @@ class Explanation:
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise RlfxError(located("explain().plot() draws with matplotlib.", fix="pip install 'rlfx[plots]'")) from error
+            raise RlfxError(
+                located("explain().plot() draws with matplotlib.", fix="pip install 'rlfx[plots]'")
+            ) from error
         if axes is None:
             _, axes = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(3, 2))
         graph_axis, bytes_axis = axes
@@ -121,7 +123,11 @@ def _summaries(part: str, schedule: Schedule, program: Program, kept: set[Var]) 
     out = []
     for n, stage in enumerate(schedule.stages):
         equations = stage.body if isinstance(stage, Loop) else stage.equations
-        values = stage.stacked if isinstance(stage, Loop) else [v for e in equations for v in e.outputs if v in later[n] or v in kept]
+        values = (
+            stage.stacked
+            if isinstance(stage, Loop)
+            else [v for e in equations for v in e.outputs if v in later[n] or v in kept]
+        )
         values = [v for v in values if not _trivial(v, program)]
         domain = program.domain
         out.append(
@@ -132,7 +138,9 @@ def _summaries(part: str, schedule: Schedule, program: Program, kept: set[Var]) 
                 tuple(_describe(v, program) for v in values),
                 tuple(_notes(stage, program)),
                 sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
-                sum(flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs),
+                sum(
+                    flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs
+                ),
             )
         )
     return out
@@ -184,7 +192,13 @@ def _notes(stage: Stage, program: Program) -> list[str]:
         return []
     rings = [f"{v!r}: ring of {k}" for v, k in stage.depth.items() if k]
     notes = [f"keeps earlier iterations, {', '.join(rings)}"] if rings else []
-    kinds = sorted({f"x[{e.access}] ({reach_in(e.access, program.domain).kind})" for e in stage.reads if e.where not in ("carry", "until")})
+    kinds = sorted(
+        {
+            f"x[{e.access}] ({reach_in(e.access, program.domain).kind})"
+            for e in stage.reads
+            if e.where not in ("carry", "until")
+        }
+    )
     if kinds:
         notes.append("because of " + ", ".join(kinds))
     return notes

@@ -132,7 +132,11 @@ class Graph:
 
     def _length_edge(self) -> list[Edge]:
         assert isinstance(self.program.ends, Var)
-        return [Edge(self.definition[self.program.ends].source, _EVERYWHERE)] if self.program.ends in self.definition else []
+        return (
+            [Edge(self.definition[self.program.ends].source, _EVERYWHERE)]
+            if self.program.ends in self.definition
+            else []
+        )
 
     def _first_edges(self, start: Var) -> list[Edge]:
         """What a start value needs: itself where it does not vary with t, else what its value at t = 0 needs."""
@@ -295,13 +299,16 @@ def _mixed(inside: nx.DiGraph, graph: Graph) -> CausalityError:
     lines = []
     for read in reads:
         found = reach_in(read.access, graph.program.domain)
-        lines.append(f"    x[{read.access}] reads the {found.kind if found.kind != 'both' else 'past and the future'}   at {read.where}")
+        lines.append(
+            f"    x[{read.access}] reads the {found.kind if found.kind != 'both' else 'past and the future'}   at {read.where}"
+        )
     reduced = [e for e in graph.program.equations if e in inside and e.op is reduce_p and "t" in e.params["over"]]
     lines += [f"    rlfx.{e.params['op']} over t needs every timestep   at {e.where}" for e in reduced]
     where = next((e.where for e in (*reduced, *reads) if e.where not in ("carry", "until")), None)
     return CausalityError(
         located(
-            "These reads depend on each other in a circle that needs both the past and the future:\n" + "\n".join(lines),
+            "These reads depend on each other in a circle that needs both the past and the future:\n"
+            + "\n".join(lines),
             where=where,
             fix="Break the circle: read only one way inside a recurrence, or stop carrying a value computed from the future.",
         )

@@ -257,8 +257,10 @@ Access = Point | Slice | Window | Lookup
 
 def _never_negative(expr: Index) -> bool:
     """A sufficient test that an expression is >= 0 wherever t >= 0."""
-    return expr.constant >= 0 and all(c >= 0 or _is_mod_of(expr, a, c) for a, c in expr.terms) and all(
-        _atom_never_negative(a) for a, c in expr.terms if c > 0
+    return (
+        expr.constant >= 0
+        and all(c >= 0 or _is_mod_of(expr, a, c) for a, c in expr.terms)
+        and all(_atom_never_negative(a) for a, c in expr.terms if c > 0)
     )
 
 

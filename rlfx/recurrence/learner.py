@@ -129,7 +129,7 @@ def _recurrent(graph: Graph) -> frozenset[Equation]:
 def _tails(region: Graph) -> frozenset[Var]:
     found: set[Var] = set()
     for e in region.equations:
-        if e.is_read and isinstance(e.access, Point) and e.end is None:
-            if reach_in(e.access, region.program.domain).after_end:
-                found |= region.extension(e.source, e).tails
+        extends = e.is_read and isinstance(e.access, Point) and e.end is None
+        if extends and reach_in(e.access, region.program.domain).after_end:
+            found |= region.extension(e.source, e).tails
     return frozenset(found)

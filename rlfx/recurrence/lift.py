@@ -86,7 +86,9 @@ class _Builder:
         inputs = list(inputs)
         structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
         jaxpr, consts = J.make_jaxpr(fn)(*structs)
-        env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)}
+        env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {
+            v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
+        }
         for eqn in jaxpr.eqns:
             ins = tuple(Lit(a.val) if J.is_literal(a) else env[a] for a in eqn.invars)
             outs = tuple(self.var(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
@@ -130,7 +132,9 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     seen: set[Equation] = set()
     seen.update(e for e in equations if e.has_effects)
     todo = [v for e in seen for v in e.inputs if isinstance(v, Var)]
-    todo += [v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)]
+    todo += [
+        v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)
+    ]
     while todo:
         equation = definition.get(todo.pop())
         if equation is not None and equation not in seen:
@@ -143,12 +147,17 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: _Bu
     """The value of a reduction at one point, from equations that ``build`` received; None if it is not lifted."""
     if equation.op is discounted_sum_p:
         operands = equation.inputs
-    elif equation.op is _SUM and 0 in equation.params["axes"] and jnp.issubdtype(equation.outputs[0].dtype, jnp.inexact):
+    elif (
+        equation.op is _SUM and 0 in equation.params["axes"] and jnp.issubdtype(equation.outputs[0].dtype, jnp.inexact)
+    ):
         operands = equation.inputs[:1]
     else:
         return None
     spans: set[Span] = set()
-    if not all(isinstance(o, Var) and _positionwise(o, program, definition, spans) for o in operands) or len(spans) != 1:
+    if (
+        not all(isinstance(o, Var) and _positionwise(o, program, definition, spans) for o in operands)
+        or len(spans) != 1
+    ):
         return None
     (span,) = spans
     if equation.op is discounted_sum_p and span.sign < 0:
@@ -157,7 +166,9 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: _Bu
     if equation.op is _SUM:
         axes = tuple(a - 1 for a in equation.params["axes"] if a)
         points = [build.call(lambda x: jnp.sum(x, axis=axes), points, equation)] if axes else points
-    return _recurrence(points, span, equation, build) if span.count is None else _doubling(points, span, equation, build)
+    return (
+        _recurrence(points, span, equation, build) if span.count is None else _doubling(points, span, equation, build)
+    )
 
 
 def _positionwise(var: Var, program: Program, definition: dict, spans: set[Span]) -> bool:
@@ -232,7 +243,11 @@ def _doubling(points: list[Atom], span: Span, equation: Equation, build: _Builde
     remaining = span.count
 
     def ahead(value: Atom, by: int, boundary: float) -> Atom:
-        return value if by == 0 else build.read(build.name(value, equation), TIME + span.sign * by, equation, boundary=boundary)
+        return (
+            value
+            if by == 0
+            else build.read(build.name(value, equation), TIME + span.sign * by, equation, boundary=boundary)
+        )
 
     while remaining:
         if remaining & 1:

@@ -71,7 +71,9 @@ class Execution:
       finals: values at the last iteration of a loop.
     """
 
-    def __init__(self, schedule: Schedule, env: Mapping[Var, Value], tails: Mapping[Var, Value], t0: Any, extent: Extent):
+    def __init__(
+        self, schedule: Schedule, env: Mapping[Var, Value], tails: Mapping[Var, Value], t0: Any, extent: Extent
+    ):
         self.schedule, self.program, self.graph = schedule, schedule.graph.program, schedule.graph
         self.domain = self.program.domain
         self.extent = extent
@@ -196,13 +198,17 @@ class Execution:
         elif equation.op in _SPECIAL:
             outs = _SPECIAL[equation.op](self, equation, [of_atom(a, env) for a in equation.inputs], env, t)
         else:
-            outs = evaluate_ragged(equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, self._ragged_length())
+            outs = evaluate_ragged(
+                equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, self._ragged_length()
+            )
         env.update(zip(equation.outputs, outs, strict=True))
 
     def _ragged_length(self) -> Any:
         try:
             return self.length
-        except KeyError:  # inside the loop that finds the lengths only past slices are read, which do not depend on them
+        except (
+            KeyError
+        ):  # inside the loop that finds the lengths only past slices are read, which do not depend on them
             return self.domain.length
 
     # -- reads of what is complete
@@ -355,7 +361,7 @@ def _chunks(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterabl
 
 
 def _zeros(shape: tuple, dtype: Any) -> Any:
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.zeros((*shape, *jax.random.key_data(jax.random.key(0)).shape), jnp.uint32))
     return jnp.zeros(shape, dtype)
 
@@ -454,4 +460,3 @@ def execute(
     execution = Execution(schedule, full, tails or {}, t0, extent or whole_extent(program))
     execution.env[program.now] = execution._now()
     return execution.run()
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,7 +121,11 @@ class Lowered:
             )(values, t0)
             return outputs, (grads, (values, t0), marks)
         if self.sharding is not None:
-            return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(values, t0), (None, (values, t0), marks)
+            return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(values, t0), (
+                None,
+                (values, t0),
+                marks,
+            )
         acted, _, pullback = self._differentiate(self.learner(perturbed, True), perturbed, values, t0, self._extent())
         return (None, *self._returned(acted)), (pullback, None, marks)
 
@@ -187,7 +191,9 @@ class Lowered:
         acted = execute(learner.acting, env, t0, extent=extent)
         return acted, dict(env), {v: acted.env[v] for v in learner.stored}, {v: acted.tail(v) for v in learner.tails}
 
-    def _differentiate(self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any, extent: Extent) -> tuple:
+    def _differentiate(
+        self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any, extent: Extent
+    ) -> tuple:
         """Run the acting pass; return it, the targets, and their pullback to the perturbed inputs."""
         acted, env, stored, tails = self._act(learner, flat, t0, extent)
         order = self._ordered(perturbed)
@@ -208,7 +214,9 @@ class Lowered:
         share = self._share_of_mean(acted)
 
         def block_loss(leaves, times, values):
-            own = fixed | {v: Value(d, x.dims, x.starts, x.clean) for (v, x), d in zip(moving.items(), values, strict=True)}
+            own = fixed | {
+                v: Value(d, x.dims, x.starts, x.clean) for (v, x), d in zip(moving.items(), values, strict=True)
+            }
             own |= {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
             part = Extent(times, extent.batch, extent.first, extent.mesh_axis)
             run = execute(learner.region, own, t0, tails, part)
@@ -219,7 +227,11 @@ class Lowered:
         dtype = self.program.loss.dtype  # type: ignore[union-attr]
         zero = (jnp.zeros((), dtype), [jnp.zeros_like(x) for x in leaves])
         total, grads = blocks.accumulate(
-            lambda times, values: gradient(leaves, times, values), extent.times, [x.data for x in moving.values()], block, zero
+            lambda times, values: gradient(leaves, times, values),
+            extent.times,
+            [x.data for x in moving.values()],
+            block,
+            zero,
         )
         return acted, extent.over_devices("sum", total), grads
 
@@ -324,7 +336,8 @@ class Lowered:
         dtype = self.program.loss.dtype  # type: ignore[union-attr]
         if self.program.reduce == "sum":
             return jnp.ones((), dtype)
-        lengths = run.length.data if self.program.domain.until else None
+        batch = NO_DIMS if self.program.domain.batch is None else frozenset("b")
+        lengths = expand(run.length, batch, run.sizes).data if self.program.domain.until else None
         count = blocks.count_points(self.program, lengths, run.extent.batch)
         return (1.0 / run.extent.over_devices("sum", jnp.asarray(count))).astype(dtype)
 
@@ -355,8 +368,10 @@ class Lowered:
         program = self.program
         carry = [expand(run.last(v), self._carry_dims(v), run.sizes).data for v in program.next_carry]
         aux = [self._padded(run, expand(of_atom(v, run.env), self._aux_dims(v), run.sizes)).data for v in program.aux]
-        lengths = run.length.data if program.domain.until else None
-        return carry, aux, lengths
+        if not program.domain.until:
+            return carry, aux, None
+        batch = NO_DIMS if program.domain.batch is None else frozenset("b")
+        return carry, aux, expand(run.length, batch, run.sizes).data
 
 
 @tree.register_static
@@ -387,6 +402,3 @@ def _sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable
         return sum(given[1:], start=given[0])
 
     return of
-
-
-_ = Mapping

@@ -61,9 +61,7 @@ whole_p = _primitive(
 #: ``across_p(data, i, b)``: ``data[i]`` of environment ``b``.
 across_p = _primitive("across", lambda data, i, b: J.ShapedArray(i.shape + data.shape[1:], data.dtype))
 #: ``discounted_sum_p(rewards, discounts)``: ``sum_k rewards[k] * prod_{j<k} discounts[j]``.
-discounted_sum_p = _primitive(
-    "discounted_sum", lambda r, d: J.ShapedArray(r.shape[1:], r.dtype)
-)
+discounted_sum_p = _primitive("discounted_sum", lambda r, d: J.ShapedArray(r.shape[1:], r.dtype))
 #: ``now_p()``: the absolute time ``t0 + t``.
 now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32"), weak_type=True))
 

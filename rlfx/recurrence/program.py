@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,7 +91,9 @@ class Equation:
     @property
     def point_inputs(self) -> tuple[Atom, ...]:
         """The inputs whose value at the equation's own point is used: a read's boundary values are not among them."""
-        return self.operands[bool(self.start is not None) + bool(self.end is not None) :] if self.is_read else self.inputs
+        return (
+            self.operands[bool(self.start is not None) + bool(self.end is not None) :] if self.is_read else self.inputs
+        )
 
     @property
     def start(self) -> Atom | None:
@@ -128,7 +129,11 @@ class Equation:
             right += f" ({', '.join(extras)})" if extras else ""
         else:
             shown = {k: v for k, v in self.params.items() if k in ("op", "over", "axes")}
-            inside = "[" + " ".join(f"{k}={v if isinstance(v, str) else '+'.join(map(str, v))}" for k, v in shown.items()) + "]"
+            inside = (
+                "["
+                + " ".join(f"{k}={v if isinstance(v, str) else '+'.join(map(str, v))}" for k, v in shown.items())
+                + "]"
+            )
             right = f"{self.op.name}{inside if shown else ''} {' '.join(map(repr, self.inputs))}".rstrip()
         return f"{left} = {right}"
 
@@ -198,7 +203,8 @@ class Program:
             if group:
                 lines.append(f"  {label:7}" + " ".join(f"{v!r}:{_type(v)}" for v in group))
         lines.append(
-            "  given  " + " ".join(f"{label}={v!r}" for label, v in (("key", self.key), ("t", self.now), ("b", self.b)) if v)
+            "  given  "
+            + " ".join(f"{label}={v!r}" for label, v in (("key", self.key), ("t", self.now), ("b", self.b)) if v)
         )
         for equation in self.equations:
             dims = "".join(d for d in ("t", "b") if any(d in self.dims_of(v) for v in equation.outputs)) or "-"
@@ -239,7 +245,8 @@ def infer_dims(equations: tuple[Equation, ...], given: Mapping[Var, frozenset]) 
     def of(atom: Atom) -> frozenset:
         return dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS
 
-    for _ in itertools.count():
+    changed = True
+    while changed:
         changed = False
         for equation in equations:
             found = _dims_rule(equation, of)
@@ -248,8 +255,7 @@ def infer_dims(equations: tuple[Equation, ...], given: Mapping[Var, frozenset]) 
                     dims[out] = found | dims.get(out, NO_DIMS)
                     changed = True
                 dims.setdefault(out, NO_DIMS)
-        if not changed:
-            return dims
+    return dims
 
 
 def _dims_rule(equation: Equation, of) -> frozenset:

@@ -259,7 +259,9 @@ def _reshape(point: Point, equation: Equation, operand: Part, *_: Part) -> list[
     before, after = equation.inputs[0].shape, equation.outputs[0].shape
     old, new = J.symbolic_axes(before), J.symbolic_axes(after)
     if [str(before[i]) for i in old] != [str(after[i]) for i in new] or _products(before, old) != _products(after, new):
-        raise unsupported(equation, f"A reshape from {before} to {after} merges or splits an axis whose length depends on t")
+        raise unsupported(
+            equation, f"A reshape from {before} to {after} merges or splits an axis whose length depends on t"
+        )
     sizes, starts = list(after), [None] * len(after)
     for i, j in zip(old, new, strict=True):
         sizes[j], starts[j] = operand.data.shape[i], operand.starts[i]
@@ -339,7 +341,9 @@ def _register_reductions() -> None:
 
         def reduce(point: Point, equation: Equation, operand: Part, *, identity=identity) -> list[Part]:
             axes, shape = equation.params["axes"], equation.inputs[0].shape
-            reduced = Part(operand.data, tuple(s if i in axes else None for i, s in enumerate(operand.starts)), operand.clean)
+            reduced = Part(
+                operand.data, tuple(s if i in axes else None for i, s in enumerate(operand.starts)), operand.clean
+            )
             # Along an axis on which all positions are equal, the valid ones still have to be counted.
             reduced = Part(reduced.data, tuple(0 if s == ANYWHERE else s for s in reduced.starts), reduced.clean)
             data = point.masked(reduced, shape, identity(operand.data.dtype))
@@ -359,12 +363,18 @@ def _register_reductions() -> None:
             one = Part(operand.data, tuple(start if i == axis else None for i in range(operand.data.ndim)), False)
             data = point.masked(one, equation.inputs[0].shape, extreme_of(operand.data.dtype, largest))
             # The first valid position wins ties with the padding, as it does in the slice itself.
-            data, moved = _to_front(point, Part(data, one.starts, False), axis)
+            data, _ = _to_front(point, Part(data, one.starts, False), axis)
             (out,) = J.bind(equation.op, dict(equation.params), data)
             return [Part(out, _without(operand.starts, axis), operand.clean)]
 
         RULES[J.primitive(name)] = arg
-    for name, kind in (("cumsum", "sum"), ("cumprod", "prod"), ("cummax", "max"), ("cummin", "min"), ("cumlogsumexp", "logsumexp")):
+    for name, kind in (
+        ("cumsum", "sum"),
+        ("cumprod", "prod"),
+        ("cummax", "max"),
+        ("cummin", "min"),
+        ("cumlogsumexp", "logsumexp"),
+    ):
 
         def cumulative(point: Point, equation: Equation, operand: Part, *, kind=kind) -> list[Part]:
             axis = equation.params["axis"]
@@ -482,11 +492,15 @@ def _gather(point: Point, equation: Equation, operand: Part, indices: Part) -> l
             index = index.at[..., column].set(within.astype(index.dtype) + jnp.asarray(point.value(first), index.dtype))
     bound = {k: v for k, v in params.items() if k != "rlfx_static_indices"} | {"slice_sizes": tuple(map(int, sizes))}
     (out,) = J.bind(equation.op, bound, operand.data, index)
-    kept = [i for i in range(operand.data.ndim) if i not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    kept = [
+        i for i in range(operand.data.ndim) if i not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
     by_offset = dict(zip(numbers.offset_dims, kept, strict=True))
     batch = iter(indices.starts[:-1])
     out_starts = tuple(
-        (starts[by_offset[i]] if J.is_symbolic(equation.outputs[0].shape[i]) else None) if i in by_offset else next(batch)
+        (starts[by_offset[i]] if J.is_symbolic(equation.outputs[0].shape[i]) else None)
+        if i in by_offset
+        else next(batch)
         for i in range(out.ndim)
     )
     return [Part(out, out_starts, operand.clean and indices.clean)]
@@ -566,11 +580,19 @@ def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
     length, n_consts, n_carry = params["length"], params["num_consts"], params["num_carry"]
     consts, init, xs = parts[:n_consts], parts[n_consts : n_consts + n_carry], parts[n_consts + n_carry :]
     if not J.is_symbolic(length) or any(p.ragged for p in (*consts, *init)) or any(p.ragged != (0,) for p in xs):
-        raise unsupported(equation, "A scan over something else than the timesteps of a slice whose length depends on t")
+        raise unsupported(
+            equation, "A scan over something else than the timesteps of a slice whose length depends on t"
+        )
     body = J.jaxpr_as_fun(params["jaxpr"].jaxpr, params["jaxpr"].consts)
     width, n = point.width(length), point.value(length)
-    front = [point.cleaned(point.aligned(p, 0, 0, width), v.shape) for p, v in zip(xs, equation.inputs[-len(xs) :], strict=True)]
-    front = [point.cleaned(Part(p.data, p.starts, False), v.shape) for p, v in zip(front, equation.inputs[-len(xs) :], strict=True)]
+    front = [
+        point.cleaned(point.aligned(p, 0, 0, width), v.shape)
+        for p, v in zip(xs, equation.inputs[-len(xs) :], strict=True)
+    ]
+    front = [
+        point.cleaned(Part(p.data, p.starts, False), v.shape)
+        for p, v in zip(front, equation.inputs[-len(xs) :], strict=True)
+    ]
 
     def step(carry, ix):
         i, x = ix
@@ -596,4 +618,7 @@ def _discounted_sum(point: Point, equation: Equation, rewards: Part, discounts: 
 
 
 #: Rules that act on positions one by one.
-_POSITIONWISE = J.ELEMENTWISE | {series_p, *(J.primitive(n) for n in ("transpose", "squeeze", "reshape", "broadcast_in_dim"))}
+_POSITIONWISE = J.ELEMENTWISE | {
+    series_p,
+    *(J.primitive(n) for n in ("transpose", "squeeze", "reshape", "broadcast_in_dim")),
+}

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.access import is_shift
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.index import Index, Lookup, Point, Slice, Window
+from rlfx.recurrence.index import Index, Slice, Window
 from rlfx.recurrence.program import NO_DIMS, Equation
 from rlfx.recurrence.ragged import widest
-from rlfx.recurrence.values import Value, axis_of, expand, map_over
+from rlfx.recurrence.values import Value, axis_of, expand
 
 
 def _mask_like(mask: Any, x: Any) -> Any:
@@ -188,12 +187,11 @@ def read_ring_slice(ring: Value, depth: int, access: Slice, size: Any, domain: D
     return Value(data, ring.dims, _slice_starts(access, domain, width, first, ndim), False)
 
 
-def read_ring_window(ring: Value, depth: int, access: Window, fill: Value, domain: Domain, t: Any, n: Any, sizes) -> Value:
+def read_ring_window(
+    ring: Value, depth: int, access: Window, fill: Value, domain: Domain, t: Any, n: Any, sizes
+) -> Value:
     """The window that iteration t sees, from a ring."""
     positions = t + np.arange(access.lo, access.hi, dtype=np.int32)
     slots = ring_slot(jnp.clip(positions, 0, domain.length - 1), depth, domain.length)
     data = _behind_b(jnp.take(ring.data, slots, axis=0), ring.dims)
     return _filled(Value(data, ring.dims), positions, NO_DIMS, fill, domain, n, sizes)
-
-
-__all__ = ["Lookup", "Point", "is_shift", "map_over"]

@@ -19,7 +19,7 @@ from rlfx.errors import CausalityError, located
 from rlfx.recurrence.arguments import check_arguments, validate_domain
 from rlfx.recurrence.check import check
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.index import TIME, Lookup, Point, Slice
+from rlfx.recurrence.index import Lookup, Point, Slice
 from rlfx.recurrence.primitives import across_p, discounted_sum_p, inputs_p, read_p, reduce_p, series_p, whole_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
@@ -80,7 +80,10 @@ class _Evaluation:
             if missing:
                 if any(k in open_ for k in missing):
                     raise CausalityError(
-                        located(f"The value at t = {key[1]} depends on itself.", fix="Read a strictly earlier or later timestep.")
+                        located(
+                            f"The value at t = {key[1]} depends on itself.",
+                            fix="Read a strictly earlier or later timestep.",
+                        )
                     )
                 open_.add(key)
                 stack += missing
@@ -183,7 +186,11 @@ class _Evaluation:
             n = e.params["num_consts"]
             args = [self._get(a, t, b) for a in e.inputs[:n]]
             for i in range(n, len(e.inputs)):
-                args.append(jnp.stack([jnp.asarray(self._get(self._twin(e, here, t, c).inputs[i], t, c)) for c in range(self.batch)]))
+                args.append(
+                    jnp.stack(
+                        [jnp.asarray(self._get(self._twin(e, here, t, c).inputs[i], t, c)) for c in range(self.batch)]
+                    )
+                )
             closed = e.params["jaxpr"]
             return J.jaxpr_as_fun(closed.jaxpr, closed.consts)(*args)
         if e.op is across_p:
@@ -402,6 +409,3 @@ def _collect(run: _Evaluation, out: Callable, whole: Program, i: int) -> Any:
     if not batched or ("b" not in dims and not ("t" in dims and whole.domain.until)):
         return columns[0]
     return jnp.stack(columns, axis=1 if "t" in dims else 0)
-
-
-_ = TIME

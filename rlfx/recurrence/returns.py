@@ -103,7 +103,11 @@ def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
     following = _next(value if isinstance(value, Series) else series(value))
     truncated = jnp.asarray(step.truncated) & ~jnp.asarray(step.terminated)
     # A real branch: inside the acting loop the critic sees `final_obs` only at timesteps where some episode is cut.
-    some = truncated if current_domain("rlfx.next_value").batch is None else reduce_p.bind(truncated, op="max", over=("b",))
+    some = (
+        truncated
+        if current_domain("rlfx.next_value").batch is None
+        else reduce_p.bind(truncated, op="max", over=("b",))
+    )
     at_end = jax.lax.cond(some, lambda: critic(step.final_obs), lambda: jnp.zeros_like(following))
     return jnp.where(truncated, at_end, following)
 
@@ -140,7 +144,9 @@ def n_step_return(step: Any, next_value: Any, *, gamma: Any, n: int) -> jax.Arra
     """
     _check_step(step, "n_step_return")
     if not isinstance(n, int) or n < 1:
-        raise DomainError(located(f"n_step_return needs an integer n >= 1, got {n!r}.", where=J.here(), fix="Give n=5."))
+        raise DomainError(
+            located(f"n_step_return needs an integer n >= 1, got {n!r}.", where=J.here(), fix="Give n=5.")
+        )
     domain = current_domain("rlfx.n_step_return")
     n = min(n, domain.length)
     reward = jnp.asarray(step.reward)

@@ -14,7 +14,7 @@ import networkx as nx
 
 from rlfx.recurrence.access import is_shift, reach_in
 from rlfx.recurrence.graph import FUTURE, PAST, Graph
-from rlfx.recurrence.index import Lookup
+from rlfx.recurrence.index import Lookup, Point
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.storage import minimum_cut
 
@@ -211,10 +211,8 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
     for v in stored:
         _pull(graph.definition[v], graph, in_loop, inline, body)
     again = [e for e in cut.again if not any(v in stored for v in e.outputs) or e not in body]
-    after = [e for e in (*again, *outside)]
-    reads = frozenset(
-        e for e in body if e.is_read and graph.definition.get(e.source) in body
-    )
+    after = [*again, *outside]
+    reads = frozenset(e for e in body if e.is_read and graph.definition.get(e.source) in body)
     ordered = _order(graph, body, reads)
     loop = Loop(
         direction,
@@ -259,9 +257,9 @@ def _needed_last(graph: Graph, in_loop) -> set[Var]:
     for v in graph.wanted_tails:
         found |= graph.extension(v, None).last & mine
     for e in graph.equations:
-        if e.is_read and not isinstance(e.access, Lookup) and e.end is None:
-            if hasattr(e.access, "index") and reach_in(e.access, graph.program.domain).after_end:
-                found |= graph.extension(e.source, e).last & mine
+        extends = e.is_read and isinstance(e.access, Point) and e.end is None
+        if extends and reach_in(e.access, graph.program.domain).after_end:
+            found |= graph.extension(e.source, e).last & mine
     if graph.program.ends is not None:
         read = graph.definition.get(graph.program.ends)
         if read is not None and read.source in mine:
@@ -287,7 +285,12 @@ def _order(graph: Graph, body: set, reads: frozenset) -> tuple[Equation, ...]:
     for reader in body:
         for edge in graph.edges(reader):
             source = graph.definition.get(edge.value)
-            if source in body and source is not reader and "0" in edge.signs and not (reader in reads and len(edge.signs) == 3):
+            if (
+                source in body
+                and source is not reader
+                and "0" in edge.signs
+                and not (reader in reads and len(edge.signs) == 3)
+            ):
                 now.add_edge(source, reader)
     return tuple(nx.lexicographical_topological_sort(now, key=place.__getitem__))
 

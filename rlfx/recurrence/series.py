@@ -71,7 +71,9 @@ class Series:
     def _slice(self, index: slice) -> Any:
         if index.step is not None:
             raise DomainError(
-                located(f"A slice of a series has no step (got {index.step}).", where=J.here(), fix="Read, then [::step].")
+                located(
+                    f"A slice of a series has no step (got {index.step}).", where=J.here(), fix="Read, then [::step]."
+                )
             )
         domain = current_domain("A slice of a series")
         bounds = []
@@ -132,7 +134,9 @@ class Series:
         domain = current_domain("A read of a series")
         if b is not None and domain.batch is None:
             raise DomainError(
-                located("x[i, b] reads another environment, and this program has no batch.", where=J.here(), fix="Use x[i].")
+                located(
+                    "x[i, b] reads another environment, and this program has no batch.", where=J.here(), fix="Use x[i]."
+                )
             )
         operands = (i.astype(jnp.int32),) if b is None else (i.astype(jnp.int32), b.astype(jnp.int32))
         return self._bind(Lookup(b is not None), None, [operands] * len(self._leaves))
@@ -152,7 +156,9 @@ class Series:
 
 def _not_an_array() -> TypeError:
     return TypeError(
-        located("A Series is not an array: it stands for its values at all timesteps.", where=J.here(), fix="Write x[t].")
+        located(
+            "A Series is not an array: it stands for its values at all timesteps.", where=J.here(), fix="Write x[t]."
+        )
     )
 
 
@@ -161,7 +167,27 @@ def _raise_not_an_array(self, *_):
 
 
 for _op in (
-    *["add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "matmul", "rmatmul", "neg", "pos", "abs"],
+    *[
+        "add",
+        "radd",
+        "sub",
+        "rsub",
+        "mul",
+        "rmul",
+        "truediv",
+        "rtruediv",
+        "floordiv",
+        "rfloordiv",
+        "mod",
+        "rmod",
+        "pow",
+        "rpow",
+        "matmul",
+        "rmatmul",
+        "neg",
+        "pos",
+        "abs",
+    ],
     *["invert", "and", "rand", "or", "ror", "xor", "rxor", "lt", "le", "gt", "ge"],
 ):
     setattr(Series, f"__{_op}__", _raise_not_an_array)
@@ -231,11 +257,13 @@ def inputs(xs: Any, *, axes: str = "tb") -> Series:
     """
     domain = current_domain("rlfx.inputs")
     if axes not in ("tb", "t", "b"):
-        raise DomainError(located(f'axes is "tb", "t" or "b", got {axes!r}.', where=J.here(), fix="Choose one of them."))
+        raise DomainError(
+            located(f'axes is "tb", "t" or "b", got {axes!r}.', where=J.here(), fix="Choose one of them.")
+        )
     if domain.batch is None:
         axes = axes.replace("b", "")
     expected = tuple({"t": domain.length, "b": domain.batch}[a] for a in axes)
-    leaves, treedef = tree.tree_flatten(xs)
+    treedef = tree.tree_structure(xs)
     read = []
     for path, leaf in tree.tree_flatten_with_path(xs)[0]:
         leaf = _as_array(leaf, "rlfx.inputs")
@@ -304,7 +332,10 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
         )
     declared = _declare(like, start, end)
     value = without_time(fn(declared))
-    leaves = [define_p.bind(d, _as_array(v, "rlfx.solve")) for d, v in zip(declared._leaves, tree.tree_leaves(value), strict=True)]
+    leaves = [
+        define_p.bind(d, _as_array(v, "rlfx.solve"))
+        for d, v in zip(declared._leaves, tree.tree_leaves(value), strict=True)
+    ]
     return tree.tree_unflatten(tree.tree_structure(value), leaves)
 
 

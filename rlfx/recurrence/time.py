@@ -161,7 +161,9 @@ class Context:
                 )
             )
         if not isinstance(name, str):
-            raise ProgramError(located(f"t.key_for takes a name (str), got {name!r}.", where=J.here(), fix="Name the use."))
+            raise ProgramError(
+                located(f"t.key_for takes a name (str), got {name!r}.", where=J.here(), fix="Name the use.")
+            )
         # Only the last fold depends on t: the others are computed once.
         named = jax.random.fold_in(self._base_key, zlib.crc32(name.encode()))
         return jax.random.fold_in(jax.random.fold_in(named, _SHARED if shared else self._b), now)

@@ -155,7 +155,9 @@ def _returned(leaf: Any) -> Any:
         value = jnp.asarray(leaf)
     except TypeError as error:
         raise ProgramError(
-            located(f"The program returned {type(leaf).__name__}, which is not an array.", fix=f"Return arrays. {error}")
+            located(
+                f"The program returned {type(leaf).__name__}, which is not an array.", fix=f"Return arrays. {error}"
+            )
         ) from None
     if J.symbolic_axes(value.shape):
         raise UnsupportedSliceOp(
@@ -299,9 +301,9 @@ def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> E
     if equation.op is not J.primitive("gather") or not equation.is_ragged:
         return equation
     index = equation.inputs[1]
-    if isinstance(index, Var) and (source := definition.get(index)) is not None:
-        if source.op is J.primitive("broadcast_in_dim") and isinstance(source.inputs[0], Lit):
-            index = Lit(np.broadcast_to(np.asarray(source.inputs[0].value), source.outputs[0].shape))
+    source = definition.get(index) if isinstance(index, Var) else None
+    if source is not None and source.op is J.primitive("broadcast_in_dim") and isinstance(source.inputs[0], Lit):
+        index = Lit(np.broadcast_to(np.asarray(source.inputs[0].value), source.outputs[0].shape))
     if not isinstance(index, Lit):
         return equation
     params = {**equation.params, "rlfx_static_indices": np.asarray(index.value)}
@@ -407,7 +409,10 @@ def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: 
 
 def _check_shared(equations, named: list[Var], sig: Signature, dims: dict) -> None:
     for path_and_leaf, var, is_shared in zip(
-        tree.tree_flatten_with_path(tree.tree_unflatten(sig.carry_tree, list(range(len(named)))))[0], named, sig.shared, strict=True
+        tree.tree_flatten_with_path(tree.tree_unflatten(sig.carry_tree, list(range(len(named)))))[0],
+        named,
+        sig.shared,
+        strict=True,
     ):
         if is_shared and "b" in dims[var]:
             definitions = {v: e for e in equations for v in e.outputs}

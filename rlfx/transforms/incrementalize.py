@@ -35,7 +35,7 @@ def incrementalize(program: Program, *, over: str = "t", block_size: int) -> Pro
     """
     length = program.domain.length
     if over != "t":
-        raise DomainError(located(f'over is "t", got {over!r}.', fix='Blocks of environments: shard them with mesh=.'))
+        raise DomainError(located(f'over is "t", got {over!r}.', fix="Blocks of environments: shard them with mesh=."))
     if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= length:
         raise DomainError(
             located(
@@ -48,5 +48,3 @@ def incrementalize(program: Program, *, over: str = "t", block_size: int) -> Pro
             located("An unrolled program has no learner to cut into blocks.", fix="Use rlfx.compile, with a loss.")
         )
     return replace(program, directives={**program.directives, "block_size": {"t": block_size}})
-
-
