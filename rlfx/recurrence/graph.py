@@ -126,7 +126,7 @@ class Graph:
             extension = self.extension(equation.source, equation)
             edges += [Edge(v, _EVERYWHERE) for v in extension.last]
             edges += [Edge(v, frozenset({HERE})) for v in self.invariant_inputs(extension)]
-        if domain.until and found.future:
+        if domain.until and (found.future or found.after_end):
             edges += self._length_edge()
         return edges
 
