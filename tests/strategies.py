@@ -1,8 +1,8 @@
 """Random per-timestep programs over the whole language, as Python source.
 
-A program is a list of assignments with types, so that a failure prints as a function that can be pasted into a file, and
-shrinks by replacing assignments with constants. The choices come from a :class:`Choices`: a seeded NumPy generator in the
-sweeps (``program(seed)`` is always the same program), or Hypothesis (:func:`programs`), which shrinks by itself.
+A program is a list of assignments with types: a failure prints as a function that can be pasted into a file, and shrinks
+by replacing assignments with constants. The choices come from a :class:`Choices`: a seeded NumPy generator in the sweeps
+(``program(seed)`` is always the same program), or Hypothesis (:func:`programs`), which shrinks by itself.
 """
 
 from __future__ import annotations
@@ -549,7 +549,7 @@ _NAMES = [n for weight, n in PRODUCTIONS for _ in range(weight)]
 
 
 def write(choose: Choices, seed: int = 0, size: int = 3) -> GeneratedProgram:
-    """One random program. Few lengths and batches, so that most operations of a sweep were compiled before; rarely others."""
+    """One random program. Mostly few lengths and batches: the operations of a sweep were then compiled before."""
     rare = choose.chance(4)
     length = choose.of([1, 3, 3, 3, 3, 3, 4, 4, 4, 2, 5, 6] if rare else [1, 3, 3, 3, 5])
     batch = choose.of([None, 1, 2, 3] if rare else [None, 2])

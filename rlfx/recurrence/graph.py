@@ -123,6 +123,8 @@ class Graph:
             varies = "t" in self.program.dims_of(equation.end)
             edges.append(Edge(equation.end, _EVERYWHERE if varies else frozenset({HERE})))
         if isinstance(equation.access, Point) and found.after_end and equation.end is None:
+            if "t" not in self.program.dims_of(equation.source):
+                edges.append(Edge(equation.source, frozenset({HERE})))
             extension = self.extension(equation.source, equation)
             edges += [Edge(v, _EVERYWHERE) for v in extension.last]
             edges += [Edge(v, frozenset({HERE})) for v in self.invariant_inputs(extension)]

@@ -113,7 +113,10 @@ class Execution:
         value = self.env[var]
         if "t" not in value.dims:
             return value
-        n = self.length
+        # Under `until=` the carry, and the count of timesteps, stay what they are after an environment's end.
+        ends = self.program.ends
+        frozen = var in self.program.next_carry or (ends is not None and self.program.definitions()[ends].source is var)
+        n = None if frozen else self.length
         if not isinstance(n, Value):
             return Value(value.data[-1], value.dims - {"t"})
         wide = expand(value, value.dims | n.dims, self.sizes)

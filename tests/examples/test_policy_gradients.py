@@ -19,8 +19,8 @@ T, B, KEY = 40, 3, jax.random.key(7)
 
 @pytest.fixture
 def short_episodes(monkeypatch):
-    """Episodes of at most 12 timesteps: some fall, some are cut."""
-    env = rlfx.envs.make("CartPole-v1", max_steps_in_episode=12)
+    """Some episodes fall early, some are cut."""
+    env = rlfx.envs.make("CartPole-v1", max_steps_in_episode=9, theta_threshold_radians=0.12)
     for module in (reinforce, a2c, ppo_one_epoch, vtrace, policies):
         monkeypatch.setattr(module, "env", env)
     return env

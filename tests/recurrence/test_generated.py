@@ -1,4 +1,4 @@
-"""Generated programs against the reference interpreter: loss, carry, aux, and gradients with respect to params and carry.
+"""Generated programs against the reference: loss, carry, aux, and gradients with respect to params and carry.
 
 ``strategies.program(seed)`` is always the same program. To reproduce a failure:
 

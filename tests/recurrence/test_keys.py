@@ -1,4 +1,4 @@
-"""Random numbers are a function of (key, environment, t0 + t, name) only: never of the schedule, the length or the batch."""
+"""Random numbers are a function of (key, b, t0 + t, name): not of the schedule, the length or the batch."""
 
 import jax
 import jax.numpy as jnp
