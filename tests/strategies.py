@@ -550,9 +550,9 @@ _NAMES = [n for weight, n in PRODUCTIONS for _ in range(weight)]
 
 def write(choose: Choices, seed: int = 0, size: int = 3) -> GeneratedProgram:
     """One random program. Mostly few lengths and batches: the operations of a sweep were then compiled before."""
-    rare = choose.chance(4)
-    length = choose.of([1, 3, 3, 3, 3, 3, 4, 4, 4, 2, 5, 6] if rare else [1, 3, 3, 3, 5])
-    batch = choose.of([None, 1, 2, 3] if rare else [None, 2])
+    rare = choose.chance(8)
+    length = choose.of([1, 3, 3, 3, 3, 3, 4, 4, 4, 2, 5, 6] if rare else [1, 2, 3, 3])
+    batch = choose.of([None, 1, 2, 3] if rare else [None, None, 2])
     fields = tuple(
         k
         for k, percent in (("h", 100), ("v", 100), ("n", 100), ("done", 100), ("key", 15), ("buffer", 25), ("m", 20))

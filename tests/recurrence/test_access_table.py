@@ -289,6 +289,7 @@ def table() -> str:
     """The rows of docs/access-table.md (B = 2): ``python -m tests.recurrence.test_access_table``."""
     heads = " | ".join(f"{n.name}: value, gradient" for n in NETWORKS)
     lines = [f"| phi | {heads} |", "| --- |" + " --- |" * len(NETWORKS)]
+    print(*lines, sep="\n")
     for row in [*ROWS, ACROSS]:
         cells = []
         for network in NETWORKS:
