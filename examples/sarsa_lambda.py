@@ -54,7 +54,7 @@ def sarsa(_, carry, t):
     value, gradient = jax.value_and_grad(q)(weights, obs, carry.action)
     trace = GAMMA * LAMBDA * carry.trace + gradient
     target = step.reward + GAMMA * jnp.where(step.terminated, 0.0, q(weights, step.final_obs, following))
-    weights = weights + rlfx.mean((target - value) * STEP_SIZES * trace, over="b")
+    weights = weights + rlfx.mean((target - value) * STEP_SIZES[None] * trace, over="b")
 
     return Carry(state, action, jnp.where(step.done, 0.0, trace), weights), (step.done, target - value)
 
