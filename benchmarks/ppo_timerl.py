@@ -220,8 +220,8 @@ def main():
         for name, r in rows.items():
             print(
                 f"  {name:20} wall {r['wall_ratio']:5.2f}x  cpu {r['cpu_ratio']:5.2f}x | {r['wall_ms']:8.1f} ms wall "
-                f"{r['cpu_ms']:8.1f} ms cpu  temp {r['temp_mb']:7.1f} MB  trace {r['trace_s']:.2f} s  compile {r['compile_s']:.2f} s"
-                f" ({r['compile_ratio']:.2f}x)"
+                f"{r['cpu_ms']:8.1f} ms cpu  temp {r['temp_mb']:7.1f} MB  trace {r['trace_s']:.2f} s  "
+                f"compile {r['compile_s']:.2f} s ({r['compile_ratio']:.2f}x)"
             )
         results.append({"T": LENGTH, "B": batch, "hidden": args.hidden, "rounds": args.rounds, "programs": rows})
     if args.out:

@@ -130,6 +130,13 @@ def closed(value: Any) -> tuple[Any, list] | None:
     return None
 
 
+def body_of(value: Any) -> tuple[Any, list]:
+    """``(jaxpr, consts)`` of a parameter that is a jaxpr."""
+    pair = closed(value)
+    assert pair is not None, f"not a jaxpr: {value!r}"
+    return pair
+
+
 def sub_jaxprs(params: dict) -> list[tuple[Any, list]]:
     """Every jaxpr among an equation's parameters, tuples of jaxprs included."""
     found = []

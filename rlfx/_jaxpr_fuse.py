@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src.interpreters import partial_eval as pe
 from jax._src.random import prng
 from jax.extend import core as jex
@@ -14,7 +15,7 @@ from jax.extend.core import primitives as p
 
 def is_key(aval: Any) -> bool:
     """Whether values of this type are typed keys."""
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def key_shape(aval: Any) -> tuple[int, ...]:

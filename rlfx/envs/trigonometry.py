@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -30,7 +32,7 @@ def sin_cos(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _horner(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
-    total = coefficients[-1]
+    total: Any = coefficients[-1]
     for c in reversed(coefficients[:-1]):
         total = total * x + c
     return total

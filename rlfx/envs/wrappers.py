@@ -171,8 +171,8 @@ class _FrameStack(_Remembering):
     @property
     def observation_space(self):
         space = self.env.observation_space
-        bounds = (np.broadcast_to(b, (self.frames, *space.shape)) for b in (space.low, space.high))
-        return Box(*bounds, (self.frames, *space.shape), space.dtype)
+        low, high = (np.broadcast_to(b, (self.frames, *space.shape)) for b in (space.low, space.high))
+        return Box(low, high, (self.frames, *space.shape), space.dtype)
 
     def reset(self, key):
         inner = self.env.reset(key)

@@ -73,9 +73,9 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
 
 def _batch_of(carry: Any, xs: Any, length: int) -> int:
     leaves = jax.tree.leaves(carry)
-    sizes = {x.shape[0] if x.ndim else None for x in leaves} | {x.shape[1] if x.ndim > 1 else None
-                                                               for x in jax.tree.leaves(xs)}
-    if len(sizes) != 1 or None in sizes:
+    sizes = {x.shape[0] if x.ndim else -1 for x in leaves}
+    sizes |= {x.shape[1] if x.ndim > 1 else -1 for x in jax.tree.leaves(xs)}
+    if len(sizes) != 1 or -1 in sizes:
         raise ProgramError(located(f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
                                    fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...]."))
     (n,) = sizes

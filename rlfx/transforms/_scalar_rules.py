@@ -330,7 +330,7 @@ def scatter(ip: Interpreter, eqn: Any, args: list) -> list:
 
 def cond(ip: Interpreter, eqn: Any, args: list) -> list:
     """Every branch, then a selection; one branch, where the index is known."""
-    index, branches = ip.elements(args[0])[()], [J.closed(b) for b in eqn.params["branches"]]
+    index, branches = ip.elements(args[0])[()], [J.body_of(b) for b in eqn.params["branches"]]
     if isinstance(index, np.generic):
         return ip.run(*branches[min(max(int(index), 0), len(branches) - 1)], args[1:])
     outs = [[ip.elements(x) for x in ip.run(*b, args[1:])] for b in branches]
@@ -345,7 +345,7 @@ def cond(ip: Interpreter, eqn: Any, args: list) -> list:
 def scan(ip: Interpreter, eqn: Any, args: list) -> list:
     """Unrolled where it is short; else a loop over the elements of its carry."""
     q = eqn.params
-    jaxpr, consts_of = J.closed(q["jaxpr"])
+    jaxpr, consts_of = J.body_of(q["jaxpr"])
     consts, carry, xs = _split_at(args, q["num_consts"], q["num_carry"])
     if not xs and len(eqn.outvars) == q["num_carry"] and q["length"] > ip.target.loop:
         return _loop(ip, eqn, lambda c: ip.run(jaxpr, consts_of, [*consts, *c]), carry)
@@ -395,7 +395,7 @@ def _loop(ip: Interpreter, eqn: Any, body: Any, carry: list) -> list:
 def while_loop(ip: Interpreter, eqn: Any, args: list) -> list:
     """Unrolled, where whether to go on is known at trace time."""
     q = eqn.params
-    (test, test_consts), (body, body_consts) = J.closed(q["cond_jaxpr"]), J.closed(q["body_jaxpr"])
+    (test, test_consts), (body, body_consts) = J.body_of(q["cond_jaxpr"]), J.body_of(q["body_jaxpr"])
     of_test, of_body, carry = _split_at(args, q["cond_nconsts"], q["body_nconsts"])
     for _ in range(257):
         go_on = ip.run(test, test_consts, [*of_test, *carry])[0]
