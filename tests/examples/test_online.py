@@ -82,7 +82,7 @@ def test_sarsa_lambda_is_a_python_loop(monkeypatch):
             after = np.asarray(weights)[following[b]] @ features(step.final_obs[b])
             target = step.reward[b] + (0.0 if step.terminated[b] else sarsa.GAMMA * after)
             error = target - np.asarray(weights)[action[b]] @ here[b]
-            update += error * sarsa.STEP_SIZES * trace[b] / B
+            update += error * sarsa.STEP_SIZES[None] * trace[b] / B
             if step.terminated[b] | step.truncated[b]:
                 trace[b] = 0.0
         weights, action = (np.asarray(weights) + update).astype(np.float32), next_action
