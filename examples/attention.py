@@ -37,7 +37,7 @@ def attend(params, x, time, t):
 
     scores = jnp.einsum("thw,hw->th", past.key, query) / WIDTH**0.5
     age = (time - past.time).astype(jnp.float32)
-    scores = scores - jax.nn.softplus(params["slope"]) * age[:, None]  # ALiBi (Press et al. 2022), with learned slopes
+    scores = scores - jax.nn.softplus(params["slope"])[None] * age[:, None]  # ALiBi (Press et al. 2022), learned slopes
     scores = jnp.where((past.begin == begin)[:, None], scores, -jnp.inf)
     return jnp.einsum("th,thw->hw", jax.nn.softmax(scores, axis=0), past.value)
 
