@@ -25,7 +25,7 @@ source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
 
 ShapedArray = core.ShapedArray
 Tracer = core.Tracer
-InconclusiveDimension = shape_poly.InconclusiveDimensionOperation
+InconclusiveDimension = (shape_poly.InconclusiveDimensionOperation, core.InconclusiveDimensionOperation)
 UnexpectedTracerError = jax.errors.UnexpectedTracerError
 
 

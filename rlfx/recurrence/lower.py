@@ -383,7 +383,7 @@ def reduce_value(
     wide = expand(value, dims, sizes)
     axes = tuple(a for a in (axis_of(dims, d) for d in over) if a is not None)
     if op == "last":
-        return Value(wide.data[-1], dims - {"t"})
+        return Value(wide.data[-1], dims - {"t"}) if "t" in dims else wide
     if valid is None:
         data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}[op](wide.data, axis=axes)
         return Value(finish(op, data.astype(wide.data.dtype)), dims - set(over))

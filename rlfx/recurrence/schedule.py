@@ -161,6 +161,8 @@ def _only_in_loops(equation: Equation, inline, recurrent, users, graph: Graph) -
     if any(v in graph.complete for v in equation.outputs):
         return False
     everywhere = frozenset().union(*recurrent)
+    if any(user.is_read and user.end is v for v in equation.outputs for user in users.get(v, ())):
+        return False  # a boundary value is taken at the last timestep, when the loop may not have got there
     return all(
         user in everywhere or (user in inline and _only_in_loops(user, inline, recurrent, users, graph))
         for v in equation.outputs

@@ -117,7 +117,7 @@ class Series:
     def _lookup(self, index: Any) -> Any:
         i, b = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
         for name, value in (("i", i), ("b", b)):
-            if value is not None and not _is_integer_array(value):
+            if (value is not None or name == "i") and not _is_integer_array(value):
                 raise DomainError(
                     located(
                         f"A series is indexed by expressions affine in t, or by traced integers; {name} is {value!r}.",
@@ -140,9 +140,6 @@ class Series:
             )
         operands = (i.astype(jnp.int32),) if b is None else (i.astype(jnp.int32), b.astype(jnp.int32))
         return self._bind(Lookup(b is not None), None, [operands] * len(self._leaves))
-
-    def __jax_array__(self):
-        raise _not_an_array()
 
     def __iter__(self):
         raise _not_an_array()

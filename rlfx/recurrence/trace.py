@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
+from rlfx.errors import DomainError, ProgramError, RlfxError, UnsupportedSliceOp, located
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import TIME, Point
 from rlfx.recurrence.primitives import (
     ACCESS_PRIMITIVES,
     declare_p,
     define_p,
+    inputs_p,
     now_p,
     read_p,
     series_p,
@@ -103,11 +104,16 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         raise UnsupportedSliceOp(
             located(
                 "An operation needs the length of a slice that depends on t, or an identity for a slice that may be "
-                f"empty: {str(error).splitlines()[0]}",
+                f"empty: {_in_t(error)}",
                 where=J.source_in_traceback(error) or frame,
-                fix="Read a window of fixed length instead, x.window(lo, hi, fill=v), or a slice that is never empty.",
+                fix=_WINDOW,
             )
         ) from error
+    except (TypeError, ValueError) as error:
+        explained = _explained(error, frame)
+        if explained is error:
+            raise
+        raise explained from error
     except J.UnexpectedTracerError as error:
         raise ProgramError(
             located(
@@ -118,6 +124,28 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
             )
         ) from error
     return _assemble(name or getattr(f, "__name__", "program"), sig, jaxpr, consts, out, key_aval is not None)
+
+
+_WINDOW = "Read a window of fixed length instead, x.window(lo, hi, fill=v), or a slice that is never empty."
+
+
+def _in_t(error: Exception) -> str:
+    """The first line of one of jax's messages, with lengths as functions of t."""
+    return str(error).splitlines()[0].replace("tau", "(t + 1)").replace("nu", "N")
+
+
+def _explained(error: Exception, frame: str) -> Exception:
+    """jax's complaint about a symbolic length, or about a Series, as ours; any other error as it is."""
+    if isinstance(error, RlfxError):
+        return error
+    text, where = str(error), J.source_in_traceback(error) or frame
+    if "Series" in text:
+        fact = "A Series is not an array: it stands for its values at all timesteps."
+        return TypeError(located(fact, where=where, fix="Write x[t]."))
+    if "tau" in text or "_DimExpr" in text:
+        fact = f"An operation has no meaning on a slice whose length depends on t: {_in_t(error)}"
+        return UnsupportedSliceOp(located(fact, where=where, fix=_WINDOW))
+    return error
 
 
 # -- checks of what the function returned ----------------------------------------------------------------------------
@@ -235,7 +263,8 @@ class _Flattener:
         self.equations.append(Equation(op, dict(params), tuple(inputs), outputs, where, scope, effects))
         return outputs
 
-    def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom]) -> list[Atom]:
+    def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom], caller: str = "") -> list[Atom]:
+        """Flatten a body. Calls are cached by jax with the lines of their first use: ``caller`` is the line of this one."""
         env: dict[Any, Atom] = {}
 
         def read(atom) -> Atom:
@@ -244,11 +273,11 @@ class _Flattener:
         env.update(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars]), strict=True))
+            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars], caller), strict=True))
         return [read(a) for a in jaxpr.outvars]
 
-    def _equation(self, eqn: Any, inputs: list[Atom]) -> Sequence[Atom]:
-        where, scope, avals = J.source_of(eqn), J.scope_of(eqn), [v.aval for v in eqn.outvars]
+    def _equation(self, eqn: Any, inputs: list[Atom], caller: str) -> Sequence[Atom]:
+        where, scope, avals = caller or J.source_of(eqn), J.scope_of(eqn), [v.aval for v in eqn.outvars]
         op, params = eqn.primitive, eqn.params
         if op is now_p:
             return [self.now]
@@ -261,7 +290,7 @@ class _Flattener:
             return [named]
         if op in J.INLINED or (J.is_call(op) and (_reaches_out(params) or _is_ragged(eqn))):
             body, consts = J.call_body(op, params)
-            return self.run(body, [Lit(c) for c in consts], inputs)
+            return self.run(body, [Lit(c) for c in consts], inputs, where)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
         return self.emit(op, params, inputs, avals, where, scope, bool(eqn.effects))
@@ -355,6 +384,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     if key is not None:
         given[key] = frozenset()
     dims = infer_dims(equations, given)
+    _check_inputs(equations, dims)
     _check_shared(equations, named, sig, dims)
     return Program(
         name=name,
@@ -405,6 +435,19 @@ def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: 
         value = np.asarray(at_start, var.dtype)
         flat.equations.append(Equation(read_p, _previous, (named, Lit(value)), (var,), "until"))
     return frozen, count, alive
+
+
+def _check_inputs(equations, dims: dict) -> None:
+    for e in equations:
+        if e.op is inputs_p and isinstance(e.inputs[0], Var) and dims[e.inputs[0]]:
+            raise DomainError(
+                located(
+                    "rlfx.inputs takes data that are there before the program starts; this value varies with the timestep or "
+                    "the environment.",
+                    where=e.where,
+                    fix="Give the data through params, or close over them; name a computed value with rlfx.series.",
+                )
+            )
 
 
 def _check_shared(equations, named: list[Var], sig: Signature, dims: dict) -> None:
