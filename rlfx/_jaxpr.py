@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -226,6 +227,11 @@ def time_dims(length: int, ragged_end: bool) -> tuple[Any, Any]:
 def is_symbolic(dim: Any) -> bool:
     """Whether a dimension depends on the timestep."""
     return isinstance(dim, shape_poly._DimExpr)
+
+
+def mentions_end(dim: Any) -> bool:
+    """Whether a dimension depends on the length of the time axis."""
+    return is_symbolic(dim) and "nu" in dim._get_vars()
 
 
 def symbolic_axes(shape: Sequence) -> tuple[int, ...]:
@@ -516,3 +522,9 @@ def _is_dim(value: Any) -> bool:
 def backend_has_started() -> bool:
     """Whether jax has initialised its devices: their number is fixed from then on."""
     return xla_bridge.backends_are_initialized()
+
+
+def leaked_from(error: BaseException) -> str | None:
+    """The user's line that made the value of which jax says that it leaked."""
+    found = re.search(r"created on line (\S+:\d+)\S*( \(\w+\))?", str(error))
+    return short_source(found[1] + (found[2] or "")) if found else None

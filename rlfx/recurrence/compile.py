@@ -179,9 +179,9 @@ def _call(lowered: Lowered, flat: list, t0: Any) -> tuple:
     except J.UnexpectedTracerError as error:
         raise ProgramError(
             located(
-                "A value leaked out of a traced program (it was stored outside of the function, in a list or an attribute, and "
+                "A value leaked out of the traced program (it was stored outside of the function, in a list or an attribute, and "
                 "is used in another trace).",
-                where=lowered.program.name,
+                where=J.leaked_from(error) or lowered.program.where,
                 fix="Return it from the program as aux instead of storing it.",
             )
         ) from error

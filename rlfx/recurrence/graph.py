@@ -111,6 +111,8 @@ class Graph:
             if domain.until and equation.op is reduce_p:
                 # Points after an environment's end do not count.
                 edges.append(Edge(self.program.alive, signs))
+            if domain.until and equation.needs_length:
+                edges += self._length_edge()
             return edges
         found = reach_in(equation.access, domain)
         signs = frozenset(s for s, on in ((PAST, found.past), (HERE, found.now), (FUTURE, found.future)) if on)

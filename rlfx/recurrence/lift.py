@@ -123,7 +123,7 @@ def lift(program: Program) -> Program:
         return program
     given = {v: program.dims_of(v) for v in program.inputs}
     equations = live(tuple(rewritten), program)
-    return dataclasses.replace(program, equations=equations, dims=infer_dims(equations, given))
+    return dataclasses.replace(program, equations=equations, dims=infer_dims(equations, given, program.alive))
 
 
 def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, ...]:

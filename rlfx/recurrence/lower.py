@@ -218,6 +218,9 @@ class Execution:
 
     def _read_complete(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
         access = equation.access
+        bare = equation.start is None and equation.end is None
+        if isinstance(access, Point) and bare and "t" not in self.program.dims_of(equation.source):
+            return env[equation.source]  # it has the same value everywhere, also beyond the end
         found = reach_in(access, self.domain)
         source = self._nothing(equation.source) if found.misses else env[equation.source]
         if isinstance(access, Lookup):
@@ -245,7 +248,7 @@ class Execution:
         operands = [v for v in dict.fromkeys(used) if v not in defined]
         xs = {v: self._now() if v is program.now else self.env[v] for v in operands if self._varies(v)}
         constants = {v: self.env[v] for v in operands if v not in xs}
-        slots = {v: self._slot_dims(v) for v in loop.depth}
+        slots = {v: self._slot_dims(v, loop) for v in loop.depth}
 
         def step(state, at_t):
             t, slices = at_t
@@ -293,8 +296,12 @@ class Execution:
     def _owner(self, var: Var) -> Equation:
         return self.graph.definition[var]
 
-    def _slot_dims(self, var: Var) -> frozenset:
-        return self.program.dims_of(var) - {"t"}
+    def _slot_dims(self, var: Var, loop: Loop) -> frozenset:
+        """A register also holds the boundary value, which may vary with the environment where the series does not."""
+        readers = [e for e in loop.reads if e.source is var] if loop.depth[var] == REGISTER else []
+        return frozenset().union(self.program.dims_of(var), *(self.program.dims_of(e.outputs[0]) for e in readers)) - {
+            "t"
+        }
 
     def _edge_reads(self, var: Var, loop: Loop) -> Iterable[Equation]:
         return (e for e in loop.reads if e.source is var)

@@ -117,6 +117,12 @@ class Equation:
         return not (self.is_read or self.op is inputs_p or over_time)
 
     @property
+    def needs_length(self) -> bool:
+        """Whether an axis depends on where the environment ends."""
+        dims = [d for v in (*self.operands, *self.outputs) for d in v.shape]
+        return any(J.mentions_end(d) for d in (*dims, self.params.get("dim")))
+
+    @property
     def is_ragged(self) -> bool:
         """Whether an axis of an input or output has a length that depends on t."""
         return self.op is J.DIM_AS_VALUE or any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))
@@ -154,6 +160,7 @@ class Program:
       dims: which of t, b each value varies with.
       shared: for each leaf of the carry, whether all environments share it.
       directives: what transforms asked of the schedule.
+      where: the user's function, with its source line.
     """
 
     name: str
@@ -176,6 +183,7 @@ class Program:
     const_values: tuple = ()
     trees: Mapping[str, Any] = field(default_factory=dict)
     directives: Mapping[str, Any] = field(default_factory=dict)
+    where: str = ""
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -238,8 +246,13 @@ def _type(var: Var) -> str:
 # -- which dimensions a value varies with ----------------------------------------------------------------------------
 
 
-def infer_dims(equations: tuple[Equation, ...], given: Mapping[Var, frozenset]) -> dict[Var, frozenset]:
-    """The least fixed point of ``dims(output) = union of dims(inputs)`` over operands, reads and recurrences."""
+def infer_dims(
+    equations: tuple[Equation, ...], given: Mapping[Var, frozenset], alive: Var | None = None
+) -> dict[Var, frozenset]:
+    """The least fixed point of ``dims(output) = union of dims(inputs)`` over operands, reads and recurrences.
+
+    ``alive``: under ``until=``, on which every reduction depends: only points before an environment's end count.
+    """
     dims = dict(given)
 
     def of(atom: Atom) -> frozenset:
@@ -249,7 +262,7 @@ def infer_dims(equations: tuple[Equation, ...], given: Mapping[Var, frozenset]) 
     while changed:
         changed = False
         for equation in equations:
-            found = _dims_rule(equation, of)
+            found = _dims_rule(equation, of, NO_DIMS if alive is None else of(alive))
             for out in equation.outputs:
                 if not found <= dims.get(out, NO_DIMS):
                     dims[out] = found | dims.get(out, NO_DIMS)
@@ -258,12 +271,12 @@ def infer_dims(equations: tuple[Equation, ...], given: Mapping[Var, frozenset]) 
     return dims
 
 
-def _dims_rule(equation: Equation, of) -> frozenset:
+def _dims_rule(equation: Equation, of, alive: frozenset) -> frozenset:
     union = frozenset().union(*(of(a) for a in equation.inputs)) if equation.inputs else NO_DIMS
     if equation.is_ragged and not equation.is_read:
-        union |= {"t"}
+        union |= alive | {"t"}
     if equation.op is reduce_p:
-        return union - set(equation.params["over"])
+        return (union | alive) - set(equation.params["over"])
     if equation.op is whole_p:
         return union - {"b"}
     if equation.op is across_p:

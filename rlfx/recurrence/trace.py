@@ -78,7 +78,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
       ProgramError: if f's results do not have the form of a program; see its subclasses.
     """
     n_params, n_carry = sig.params_tree.num_leaves, sig.carry_tree.num_leaves
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {"where": J.function_source(f)}
     frame = J.here()
 
     def flat(*args):
@@ -383,7 +383,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     given |= {flat.now: frozenset("t"), b: frozenset(batch)}
     if key is not None:
         given[key] = frozenset()
-    dims = infer_dims(equations, given)
+    dims = infer_dims(equations, given, alive)
     _check_inputs(equations, dims)
     _check_shared(equations, named, sig, dims)
     return Program(
@@ -405,6 +405,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         alive=alive,
         reduce=sig.reduce,
         const_values=tuple(consts),
+        where=out["where"],
         trees={"params": sig.params_tree, "carry": sig.carry_tree, "aux": out["aux_tree"]},
     )
 

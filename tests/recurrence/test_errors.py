@@ -498,8 +498,8 @@ def test_a_value_that_leaks_into_another_trace():
     kept = []
 
     def f(p, c, t):
-        kept.append(p * t)
-        return p * kept[0], c  # <-
+        kept.append(p * t)  # <-
+        return p * kept[0], c
 
     compiled = rlfx.compile(f, length=2)
     compiled(jnp.float32(1.0), None)
