@@ -33,7 +33,7 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 # The compiler's tests on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
 test-newest: $(VENV)/.test
 	$(BIN)/python -c "import jax; print('newest lane: jax', jax.__version__)"
-	$(BIN)/python -m pytest -q -n $(JOBS) -m 'not slow' tests/recurrence
+	$(BIN)/python -m pytest -q -n $(JOBS) -m 'not slow' tests/recurrence -k 'not a_thousand_programs and not access_table'
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(JOBS) -m slow

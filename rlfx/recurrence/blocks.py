@@ -18,7 +18,7 @@ from rlfx.recurrence.program import Program
 from rlfx.recurrence.schedule import Parallel
 
 #: Bytes of activations in one block, by platform: about what the caches hold. None: as large as possible.
-CACHE_BYTES = {"cpu": 4 << 20}
+CACHE_BYTES = {"cpu": 16 << 20}
 
 
 def can_block(learner: Learner) -> bool:
