@@ -407,17 +407,21 @@ class Hoisted:
         are literals.
       params: the new parameters of the equation.
       place: ``(old operands, hoisted values) -> new operands``.
+      body: ``(jaxpr, consts)`` to inline on the new operands, instead of an equation with new parameters.
     """
 
     equations: list
     params: dict
     place: Callable
+    body: tuple[Any, list] | None = None
 
 
 def hoist(eqn: Any, wanted: Callable[[Any], bool]) -> Hoisted | None:
     """Move the equations that ``wanted`` selects out of the bodies of a cond or scan; None if one of them can't be."""
     if eqn.primitive is COND:
         bodies, offset = list(eqn.params["branches"]), 1
+    elif eqn.primitive is SCAN and "num_consts" not in eqn.params:  # jax 0.11 and later
+        return _hoist_by_tracing(eqn, wanted)
     elif "num_consts" in eqn.params and "jaxpr" in eqn.params:  # a scan, and our own calls of its form
         bodies, offset = [eqn.params["jaxpr"]], 0
     else:
@@ -455,6 +459,42 @@ def hoist(eqn: Any, wanted: Callable[[Any], bool]) -> Hoisted | None:
     if "linear" in params:
         params["linear"] = (False,) * len(found) + tuple(params["linear"])
     return Hoisted(found, params, lambda old, new: [*new, *old])
+
+
+def scan_counts(params: dict) -> tuple[int, int]:
+    """``(num_consts, num_carry)`` of a scan equation; jax 0.11 keeps them as trees."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def _hoist_by_tracing(eqn: Any, wanted: Callable) -> Hoisted | None:
+    """As :func:`hoist`, for a scan: traced again with the hoisted values as constants of its body."""
+    jaxpr, consts = body_of(eqn.params["jaxpr"])
+    n_consts, n_carry = scan_counts(eqn.params)
+    plan: list = []
+    if not _collect(jaxpr, {v: i for i, v in enumerate(jaxpr.invars) if i < n_consts}, wanted, plan):
+        return None
+    avals = [aval for *_, aval in plan]
+    if any(symbolic_axes(a.shape) for a in avals):
+        return None
+
+    def again(*args):
+        early, rest = args[: len(plan)], args[len(plan) :]
+        fixed, init, xs = rest[:n_consts], rest[n_consts : n_consts + n_carry], rest[n_consts + n_carry :]
+
+        def body(carry, x):
+            outs = _replay(jaxpr, consts, [*fixed, *carry, *x], wanted, iter(early))
+            return outs[:n_carry], outs[n_carry:]
+
+        options = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
+        carry, ys = jax.lax.scan(body, list(init), list(xs), **options)
+        return [*carry, *ys]
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *(v.aval for v in eqn.invars))]
+    traced = jax.make_jaxpr(again)(*structs)
+    return Hoisted(plan, {}, lambda old, new: [*new, *old], (traced.jaxpr, list(traced.consts)))
 
 
 def _collect(jaxpr: Any, positions: dict, wanted: Callable, plan: list) -> bool:

@@ -577,13 +577,13 @@ def _sort(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 @rule(J.SCAN)
 def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
     params = equation.params
-    length, n_consts, n_carry = params["length"], params["num_consts"], params["num_carry"]
+    length, (n_consts, n_carry) = params["length"], J.scan_counts(dict(params))
     consts, init, xs = parts[:n_consts], parts[n_consts : n_consts + n_carry], parts[n_consts + n_carry :]
     if not J.is_symbolic(length) or any(p.ragged for p in (*consts, *init)) or any(p.ragged != (0,) for p in xs):
         raise unsupported(
             equation, "A scan over something else than the timesteps of a slice whose length depends on t"
         )
-    body = J.jaxpr_as_fun(params["jaxpr"].jaxpr, params["jaxpr"].consts)
+    body = J.jaxpr_as_fun(*J.body_of(params["jaxpr"]))
     width, n = point.width(length), point.value(length)
     front = [
         point.cleaned(point.aligned(p, 0, 0, width), v.shape)

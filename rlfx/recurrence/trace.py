@@ -109,7 +109,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
                 fix=_WINDOW,
             )
         ) from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         explained = _explained(error, frame)
         if explained is error:
             raise
@@ -142,7 +142,8 @@ def _explained(error: Exception, frame: str) -> Exception:
     if "Series" in text:
         fact = "A Series is not an array: it stands for its values at all timesteps."
         return TypeError(located(fact, where=where, fix="Write x[t]."))
-    if "tau" in text or "_DimExpr" in text:
+    # jax 0.11 iterates over an array of symbolic length until it trips over itself.
+    if "tau" in text or "_DimExpr" in text or "process_primitive" in text:
         fact = f"An operation has no meaning on a slice whose length depends on t: {_in_t(error)}"
         return UnsupportedSliceOp(located(fact, where=where, fix=_WINDOW))
     return error
@@ -311,6 +312,9 @@ class _Flattener:
         for op, params, positions, aval in hoisted.equations:
             args = [inputs[p] if isinstance(p, int) else Lit(p.val) for p in positions]
             early += [self.now] if op is now_p else self.emit(op, params, args, [aval], where, scope)
+        if hoisted.body is not None:
+            jaxpr, consts = hoisted.body
+            return self.run(jaxpr, [Lit(c) for c in consts], hoisted.place(inputs, early), where)
         avals = [v.aval for v in eqn.outvars]
         return self.emit(eqn.primitive, hoisted.params, hoisted.place(inputs, early), avals, where, scope)
 
