@@ -44,7 +44,7 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --level error --pythonpath $(BIN)/python
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV)

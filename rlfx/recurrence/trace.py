@@ -109,11 +109,6 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
                 fix=_WINDOW,
             )
         ) from error
-    except (TypeError, ValueError, AttributeError) as error:
-        explained = _explained(error, frame)
-        if explained is error:
-            raise
-        raise explained from error
     except J.UnexpectedTracerError as error:
         raise ProgramError(
             located(
@@ -123,6 +118,11 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
                 fix="Return it from the program as aux instead of storing it.",
             )
         ) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        explained = _explained(error, frame)
+        if explained is error:
+            raise
+        raise explained from error
     return _assemble(name or getattr(f, "__name__", "program"), sig, jaxpr, consts, out, key_aval is not None)
 
 
