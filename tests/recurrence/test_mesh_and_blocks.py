@@ -1,0 +1,97 @@
+"""Every plan has the same results: environments split over devices, the learner in blocks of timesteps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.errors import DomainError, ScheduleError
+
+LENGTH, BATCH = 6, 4
+
+
+def coupled(params, state, t):
+    """Reductions and sorts over the batch, reads of the future, keys."""
+    moved = state * params["w"] + jax.random.normal(t.key, ())
+    mean = rlfx.mean(moved, "b")
+    y = rlfx.series(moved, end=0.0)
+    aux = {
+        "past": y[: t + 1].sum(),
+        "mean": rlfx.mean(moved),
+        "low": rlfx.shared(lambda x: jnp.sort(x)[:2].sum(), moved),
+    }
+    return (moved - mean) ** 2 * y[t + 1], moved * 0.5 + 0.1 * mean, aux
+
+
+def separate(params, state, t):
+    """A learner without reads: it runs in blocks."""
+    x = jax.lax.stop_gradient(state)
+    return (params["w"] * x - jnp.sin(x)) ** 2, jnp.cos(x) + 0.1 * jax.random.normal(t.key, ())
+
+
+def arguments():
+    return {"w": jnp.float32(0.7)}, jnp.arange(float(BATCH), dtype=jnp.float32), jax.random.key(3)
+
+
+def assert_close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5), a, b)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("program", [coupled, separate])
+def test_a_mesh_changes_nothing(program, devices):
+    mesh = jax.make_mesh((devices,), ("b",))
+
+    def value_and_gradient(mesh):
+        fn = rlfx.compile(program, length=LENGTH, batch=BATCH, mesh=mesh)
+
+        def total(params, state):
+            loss, (carry, aux) = fn(params, state, arguments()[2])
+            return loss + sum(jnp.sum(x**2) for x in jax.tree.leaves((carry, aux))), (loss, carry, aux)
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(*arguments()[:2])
+
+    assert_close(value_and_gradient(mesh), value_and_gradient(None))
+
+
+def test_the_loss_alone_on_a_mesh():
+    mesh = jax.make_mesh((2,), ("b",))
+    grads = [
+        jax.grad(lambda p, m=m: rlfx.compile(coupled, length=LENGTH, batch=BATCH, mesh=m)(p, *arguments()[1:])[0])(
+            arguments()[0]
+        )
+        for m in (mesh, None)
+    ]
+    assert_close(*grads)
+
+
+def test_a_batch_that_the_devices_do_not_divide_and_an_unknown_axis():
+    mesh = jax.make_mesh((4,), ("b",))
+    with pytest.raises(ScheduleError, match="batch=6 cannot be split over the 4 devices"):
+        rlfx.compile(separate, length=LENGTH, batch=6, mesh=mesh)(arguments()[0], jnp.zeros(6), arguments()[2])
+    with pytest.raises(ScheduleError, match="mesh_axis='x' is not an axis of the mesh"):
+        rlfx.compile(separate, length=LENGTH, batch=BATCH, mesh=mesh, mesh_axis="x")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 5, LENGTH])
+@pytest.mark.parametrize("until", [None, lambda c: c > 0.9])
+def test_blocks_change_nothing(block_size, until):
+    def run(transform):
+        fn = rlfx.compile(separate, length=LENGTH, batch=BATCH, until=until, transform=transform)
+        return jax.value_and_grad(lambda p: fn(p, *arguments()[1:])[0])(arguments()[0])
+
+    assert_close(run(lambda p: rlfx.incrementalize(p, block_size=block_size)), run(None))
+
+
+@pytest.mark.parametrize("block_size", [0, LENGTH + 1, 2.0, True])
+def test_block_sizes_that_are_refused(block_size):
+    program = rlfx.trace(separate, *arguments(), length=LENGTH, batch=BATCH)
+    with pytest.raises(DomainError, match="is not an integer between 1 and the length of the axis, T=6"):
+        rlfx.incrementalize(program, block_size=block_size)
+
+
+def test_a_recurrent_learner_has_no_blocks():
+    fn = rlfx.compile(coupled, length=LENGTH, batch=BATCH, transform=lambda p: rlfx.incrementalize(p, block_size=2))
+    with pytest.raises(ScheduleError, match="reads other timesteps, so it cannot run in blocks"):
+        jax.grad(lambda p: fn(p, *arguments()[1:])[0])(arguments()[0])
