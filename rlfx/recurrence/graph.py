@@ -103,6 +103,15 @@ class Graph:
 
     def edges(self, equation: Equation) -> list[Edge]:
         """The dependences of an equation, boundary values and demand extension included."""
+        if equation not in self._known_edges:
+            self._known_edges[equation] = self._find_edges(equation)
+        return self._known_edges[equation]
+
+    @cached_property
+    def _known_edges(self) -> dict[Equation, list[Edge]]:
+        return {}
+
+    def _find_edges(self, equation: Equation) -> list[Edge]:
         domain = self.program.domain
         if not equation.is_read:
             pointwise = "t" not in equation.params.get("over", ()) or equation.op is not reduce_p

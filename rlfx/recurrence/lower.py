@@ -18,7 +18,7 @@ from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged, extreme_of
 from rlfx.recurrence.schedule import REGISTER, Loop, Parallel, Schedule
-from rlfx.recurrence.values import Value, axis_of, expand, map_over, of_atom, run_pointwise
+from rlfx.recurrence.values import Value, axis_of, expand, map_over, mask_like, of_atom, run_pointwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +105,11 @@ class Execution:
         if self.program.ends in self.tails:
             return self.tails[self.program.ends]
         return self.last(self.program.definitions()[self.program.ends].source)
+
+    def valid(self, env: Mapping[Var, Value]) -> Value:
+        """Under ``until=``: at which points the environment has not ended."""
+        assert self.program.alive is not None
+        return env[self.program.alive]
 
     def last(self, var: Var) -> Value:
         """The value at the last timestep."""
@@ -394,9 +399,8 @@ def reduce_value(
     if valid is None:
         data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}[op](wide.data, axis=axes)
         return Value(finish(op, data.astype(wide.data.dtype)), dims - set(over))
-    mask = expand(valid, dims, sizes).data
-    mask = mask.reshape(mask.shape + (1,) * (wide.data.ndim - mask.ndim))
     data = wide.data
+    mask = mask_like(expand(valid, dims, sizes).data, data)
     if op in ("sum", "mean"):
         total = finish("sum", jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes))
         if op == "mean":
@@ -408,19 +412,10 @@ def reduce_value(
 
 def _reduce(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
     op, over = equation.params["op"], equation.params["over"]
-    valid = run.valid(env, t) if run.domain.until else None
+    valid = run.valid(env) if run.domain.until else None
     if op == "last" and valid is not None:
         return [run.last(equation.inputs[0])]
     return [reduce_value(op, values[0], over, run.sizes, valid, run.extent)]
-
-
-def _valid(run: Execution, env: Mapping[Var, Value], t: Value) -> Value:
-    """Under ``until=``: at which points the environment has not ended."""
-    assert run.program.alive is not None
-    return env[run.program.alive]
-
-
-Execution.valid = _valid  # type: ignore[attr-defined]
 
 
 def _whole(run: Execution, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:

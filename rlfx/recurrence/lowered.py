@@ -18,7 +18,7 @@ from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.lower import Execution, Extent, execute, reduce_value
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
-from rlfx.recurrence.values import Value, axis_of, expand, of_atom
+from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
 
 tree = jax.tree_util
 
@@ -342,7 +342,7 @@ class Lowered:
         return (1.0 / run.extent.over_devices("sum", jnp.asarray(count))).astype(dtype)
 
     def _alive(self, run: Execution) -> Value:
-        return run.valid(run.env, run.times)
+        return run.valid(run.env)
 
     def _carry_dims(self, var: Var) -> frozenset:
         shared = self.program.shared[self.program.next_carry.index(var)]
@@ -360,8 +360,7 @@ class Lowered:
         if not self.program.domain.until or "t" not in value.dims:
             return value
         alive = self._alive(run)
-        mask = expand(alive, value.dims, run.sizes).data
-        mask = mask.reshape(mask.shape + (1,) * (value.data.ndim - mask.ndim))
+        mask = mask_like(expand(alive, value.dims, run.sizes).data, value.data)
         return Value(jnp.where(mask, value.data, jnp.zeros_like(value.data)), value.dims)
 
     def _returned(self, run: Execution) -> tuple:

@@ -363,7 +363,7 @@ def _register_reductions() -> None:
             one = Part(operand.data, tuple(start if i == axis else None for i in range(operand.data.ndim)), False)
             data = point.masked(one, equation.inputs[0].shape, extreme_of(operand.data.dtype, largest))
             # The first valid position wins ties with the padding, as it does in the slice itself.
-            data, _ = _to_front(point, Part(data, one.starts, False), axis)
+            data = point.aligned(Part(data, one.starts, False), axis, 0, data.shape[axis]).data
             (out,) = J.bind(equation.op, dict(equation.params), data)
             return [Part(out, _without(operand.starts, axis), operand.clean)]
 
@@ -392,14 +392,6 @@ def _register_reductions() -> None:
 
 def _without(items: Sequence, index: int) -> tuple:
     return (*items[:index], *items[index + 1 :])
-
-
-def _to_front(point: Point, part: Part, axis: int) -> tuple[Any, Part]:
-    """The data with the valid positions first."""
-    moved = point.aligned(part, axis, 0, part.data.shape[axis])
-    if moved is part:
-        return part.data, part
-    return moved.data, moved
 
 
 _register_reductions()
@@ -451,7 +443,7 @@ def _dynamic_slice(point: Point, equation: Equation, operand: Part, *indices: Pa
 
 @rule(J.primitive("slice"))
 def _static_slice(point: Point, equation: Equation, operand: Part) -> list[Part]:
-    params, shape = equation.params, equation.inputs[0].shape
+    params = equation.params
     data, starts = operand.data, list(operand.starts)
     strides = params["strides"] or (1,) * data.ndim
     for axis, (lo, hi, step) in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
@@ -464,7 +456,6 @@ def _static_slice(point: Point, equation: Equation, operand: Part) -> list[Part]
         else:
             first = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
             data, starts[axis] = lax.dynamic_slice_in_dim(data, first + point.value(lo), hi - lo, axis), None
-    del shape
     return [Part(data, tuple(starts), operand.clean)]
 
 

@@ -14,19 +14,14 @@ from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import Index, Slice, Window
 from rlfx.recurrence.program import NO_DIMS, Equation
 from rlfx.recurrence.ragged import widest
-from rlfx.recurrence.values import Value, axis_of, expand
-
-
-def _mask_like(mask: Any, x: Any) -> Any:
-    """A mask over leading axes, broadcastable to x."""
-    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+from rlfx.recurrence.values import Value, axis_of, expand, mask_like
 
 
 def choose(mask: Value, yes: Value, no: Value, sizes: Mapping[str, int]) -> Value:
     """``where(mask, yes, no)`` of values with their own dims."""
     dims = mask.dims | yes.dims | no.dims
     m, y, n = (expand(v, dims, sizes).data for v in (mask, yes, no))
-    return Value(jnp.where(_mask_like(m, n), y, n), dims)
+    return Value(jnp.where(mask_like(m, n), y, n), dims)
 
 
 def beyond(index: Any, dims: frozenset, n: Any, sizes: Mapping[str, int]) -> Value | None:
@@ -129,7 +124,7 @@ def _filled(value: Value, positions: Any, dims: frozenset, fill: Value, domain: 
     inside = (at >= 0) & (at < stop)
     wide, pad = expand(value, all_dims, sizes).data, expand(fill, all_dims, sizes).data
     pad = jnp.expand_dims(pad, inside.ndim - 1)
-    return Value(jnp.where(_mask_like(inside, wide), wide, pad), all_dims)
+    return Value(jnp.where(mask_like(inside, wide), wide, pad), all_dims)
 
 
 def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t0: Any, sizes) -> Value:

@@ -152,11 +152,10 @@ def n_step_return(step: Any, next_value: Any, *, gamma: Any, n: int) -> jax.Arra
     reward = jnp.asarray(step.reward)
     alive, going = _continues(step, reward.dtype)
     # G_1 = r + gamma v'; G_k[t] = r + gamma G_{k-1}[t + 1], cut where the episode ends: there the value stands in.
-    target = one = reward + gamma * alive * next_value
+    target = reward + gamma * alive * next_value
     carried = gamma * going
     for _ in range(n - 1):
         target = reward + gamma * (alive - going) * next_value + carried * _next(series(target, end=next_value))
-    del one
     return target
 
 

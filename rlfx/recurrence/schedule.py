@@ -83,7 +83,7 @@ def schedule(graph: Graph) -> Schedule:
             stages.append(Parallel(ordered))
             done.update(ordered)
 
-    inline = _inlined(graph, levels, recurrent)
+    inline = _inlined(graph, levels)
     outside_users = _users(graph)
     for i, loop in enumerate(loops):
         # Equations that only loops use are evaluated inside of them.
@@ -141,7 +141,7 @@ def _users(graph: Graph) -> dict[Var, list[Equation]]:
     return users
 
 
-def _inlined(graph: Graph, levels: dict, recurrent: list[frozenset]) -> frozenset[Equation]:
+def _inlined(graph: Graph, levels: dict) -> frozenset[Equation]:
     """Equations that depend on t, b and keys alone (random numbers): loops evaluate them where they use them.
 
     Stacking them for the loop would cost memory and gain nothing.
@@ -173,14 +173,9 @@ def _only_in_loops(equation: Equation, inline, recurrent, users, graph: Graph) -
 def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loop, list[Equation]]:
     """The loop around ``recurrent``, and the equations of its level that run after it."""
     program = graph.program
-    body = set(recurrent)
-    todo = list(recurrent)
-    while todo:  # what the recurrence needs at its own timestep runs inside
-        for edge in graph.edges(todo.pop()):
-            source = graph.definition.get(edge.value)
-            if source is not None and source not in body and (source in in_loop or source in inline):
-                body.add(source)
-                todo.append(source)
+    body: set[Equation] = set()
+    for e in recurrent:  # and what the recurrence needs at its own timestep
+        _pull(e, graph, in_loop, inline, body)
     movable = {e for e in in_loop - body if e.is_simultaneous and not e.is_ragged}
     movable = _closed(movable, in_loop - body - movable, graph)
     outside = in_loop - body - movable
