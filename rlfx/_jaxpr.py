@@ -1,25 +1,34 @@
-"""The only module of the compiler that imports private jax: jaxprs, primitives, symbolic dimensions, source lines.
+"""The only module that imports private jax: jaxprs, primitives, symbolic dimensions, source lines.
 
-Everything the compiler needs from ``jax.extend`` and ``jax._src`` has a name here, so that a change in jax is met in one
+Everything the library needs from ``jax.extend`` and ``jax._src`` has a name here, so that a change in jax is met in one
 place. Tested on the oldest and the newest supported jax.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
+import pathlib
 import re
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, dtypes, source_info_util, xla_bridge
+from jax._src import core, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
-from jax._src.interpreters import partial_eval as pe
-from jax.extend.core import Primitive, primitives
+from jax._src.interpreters import partial_eval
+from jax._src.random import prng
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
+from jax.extend.random import define_prng_impl
 from jax.interpreters import ad, batching, mlir
+
+#: Private names that other modules build on; they import them from here.
+__all__ = [
+    "ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var",
+    "define_prng_impl", "partial_eval", "primitives", "prng", "source_info_util",
+]  # fmt: skip
 
 # The user's source line is the first frame outside the library.
 source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)))
@@ -156,7 +165,7 @@ def close_with(jaxpr: Any, consts: Sequence) -> Any:
 
 def lift_consts(jaxpr: Any) -> Any:
     """The closed jaxpr in which the constants of ``jaxpr`` are its first inputs."""
-    return core.ClosedJaxpr(pe.convert_constvars_jaxpr(jaxpr), ())
+    return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(jaxpr), ())
 
 
 def jaxpr_as_fun(jaxpr: Any, consts: Sequence) -> Callable:
@@ -266,94 +275,15 @@ def _all(*names: str) -> frozenset:
 
 #: One output element for each element of the operands (scalars broadcast).
 ELEMENTWISE = _all(
-    *[
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bessel_i0e",
-        "bessel_i1e",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "complex",
-        "conj",
-    ],
-    *[
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "igamma",
-    ],
-    *[
-        "igamma_grad_a",
-        "igammac",
-        "imag",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-    ],
-    *[
-        "not",
-        "or",
-        "polygamma",
-        "population_count",
-        "pow",
-        "real",
-        "reduce_precision",
-        "regularized_incomplete_beta",
-        "rem",
-        "round",
-        "rsqrt",
-    ],
-    *[
-        "select_n",
-        "shift_left",
-        "shift_right_arithmetic",
-        "shift_right_logical",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-    ],
-    *["tanh", "xor", "zeta", "random_gamma_grad", "clz"],
-)
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
+    "bessel_i1e", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos",
+    "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
+    "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "polygamma",
+    "population_count", "pow", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round",
+    "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh",
+    "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta", "random_gamma_grad", "clz",
+)  # fmt: skip
 STOP_GRADIENT = _all("stop_gradient")
 RANDOM = _all("random_bits", "random_fold_in", "random_seed", "random_split", "random_gamma", "threefry2x32")
 
@@ -395,152 +325,12 @@ def source_in_traceback(error: BaseException) -> str | None:
     return found
 
 
-# -- hoisting --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Hoisted:
-    """A cond or scan whose inner accesses became operands.
-
-    Attributes:
-      equations: ``(primitive, params, positions, aval)``: what to evaluate before; positions index the old operands, or
-        are literals.
-      params: the new parameters of the equation.
-      place: ``(old operands, hoisted values) -> new operands``.
-      body: ``(jaxpr, consts)`` to inline on the new operands, instead of an equation with new parameters.
-    """
-
-    equations: list
-    params: dict
-    place: Callable
-    body: tuple[Any, list] | None = None
-
-
-def hoist(eqn: Any, wanted: Callable[[Any], bool]) -> Hoisted | None:
-    """Move the equations that ``wanted`` selects out of the bodies of a cond or scan; None if one of them can't be."""
-    if eqn.primitive is COND:
-        bodies, offset = list(eqn.params["branches"]), 1
-    elif eqn.primitive is SCAN and "num_consts" not in eqn.params:  # jax 0.11 and later
-        return _hoist_by_tracing(eqn, wanted)
-    elif "num_consts" in eqn.params and "jaxpr" in eqn.params:  # a scan, and our own calls of its form
-        bodies, offset = [eqn.params["jaxpr"]], 0
-    else:
-        return None
-    outer = len(eqn.invars)
-    fixed = outer if eqn.primitive is COND else eqn.params["num_consts"]
-    found: list = []
-    plans = []
-    for body in bodies:
-        plan: list = []
-        positions = {v: i + offset for i, v in enumerate(body.jaxpr.invars) if i + offset < fixed}
-        if not _collect(body.jaxpr, positions, wanted, plan):
-            return None
-        plans.append((body, len(found), plan))
-        found += plan
-    avals = [aval for *_, aval in found]
-    if any(symbolic_axes(a.shape) for a in avals):
-        return None
-
-    def rebuilt(body, first, plan):
-        def fn(*args):
-            extra, rest = args[: len(found)], args[len(found) :]
-            return _replay(body.jaxpr, body.consts, rest, wanted, iter(extra[first : first + len(plan)]))
-
-        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *(v.aval for v in body.jaxpr.invars))]
-        traced = jax.make_jaxpr(fn)(*structs)
-        return core.ClosedJaxpr(pe.convert_constvars_jaxpr(traced.jaxpr), ()) if traced.consts else traced
-
-    new_bodies = [rebuilt(*p) for p in plans]
-    params = dict(eqn.params)
-    if eqn.primitive is COND:
-        params["branches"] = tuple(new_bodies)
-        return Hoisted(found, params, lambda old, new: [old[0], *new, *old[1:]])
-    params.update(jaxpr=new_bodies[0], num_consts=params["num_consts"] + len(found))
-    if "linear" in params:
-        params["linear"] = (False,) * len(found) + tuple(params["linear"])
-    return Hoisted(found, params, lambda old, new: [*new, *old])
-
-
 def scan_counts(params: dict) -> tuple[int, int]:
     """``(num_consts, num_carry)`` of a scan equation; jax 0.11 keeps them as trees."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
-
-
-def _hoist_by_tracing(eqn: Any, wanted: Callable) -> Hoisted | None:
-    """As :func:`hoist`, for a scan: traced again with the hoisted values as constants of its body."""
-    jaxpr, consts = body_of(eqn.params["jaxpr"])
-    n_consts, n_carry = scan_counts(eqn.params)
-    plan: list = []
-    if not _collect(jaxpr, {v: i for i, v in enumerate(jaxpr.invars) if i < n_consts}, wanted, plan):
-        return None
-    avals = [aval for *_, aval in plan]
-    if any(symbolic_axes(a.shape) for a in avals):
-        return None
-
-    def again(*args):
-        early, rest = args[: len(plan)], args[len(plan) :]
-        fixed, init, xs = rest[:n_consts], rest[n_consts : n_consts + n_carry], rest[n_consts + n_carry :]
-
-        def body(carry, x):
-            outs = _replay(jaxpr, consts, [*fixed, *carry, *x], wanted, iter(early))
-            return outs[:n_carry], outs[n_carry:]
-
-        options = {k: eqn.params[k] for k in ("length", "reverse", "unroll")}
-        carry, ys = jax.lax.scan(body, list(init), list(xs), **options)
-        return [*carry, *ys]
-
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, *(v.aval for v in eqn.invars))]
-    traced = jax.make_jaxpr(again)(*structs)
-    return Hoisted(plan, {}, lambda old, new: [*new, *old], (traced.jaxpr, list(traced.consts)))
-
-
-def _collect(jaxpr: Any, positions: dict, wanted: Callable, plan: list) -> bool:
-    """List the wanted equations of a body in order; False if one depends on what the body computes."""
-    for eqn in jaxpr.eqns:
-        if wanted(eqn.primitive):
-            if len(eqn.outvars) != 1 or not all(is_literal(v) or v in positions for v in eqn.invars):
-                return False
-            where = [v if is_literal(v) else positions[v] for v in eqn.invars]
-            plan.append((eqn.primitive, eqn.params, where, eqn.outvars[0].aval))
-        elif eqn.primitive in INLINED:
-            body, _ = call_body(eqn.primitive, eqn.params)
-            inner = {
-                i: positions[o]
-                for i, o in zip(body.invars, eqn.invars, strict=True)
-                if not is_literal(o) and o in positions
-            }
-            if not _collect(body, inner, wanted, plan):
-                return False
-        elif any(_contains(j, wanted) for j, _ in sub_jaxprs(eqn.params)):
-            return False
-    return True
-
-
-def _contains(jaxpr: Any, wanted: Callable) -> bool:
-    return any(wanted(e.primitive) or any(_contains(j, wanted) for j, _ in sub_jaxprs(e.params)) for e in jaxpr.eqns)
-
-
-def _replay(jaxpr: Any, consts: Sequence, args: Sequence, wanted: Callable, values: Any) -> list:
-    """Evaluate a body in which the wanted equations have their values from ``values``, in order."""
-    env: dict = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-
-    def read(v):
-        return v.val if is_literal(v) else env[v]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        if wanted(eqn.primitive):
-            outs = [next(values)]
-        elif eqn.primitive in INLINED:
-            body, inner = call_body(eqn.primitive, eqn.params)
-            outs = _replay(body, inner, operands, wanted, values)
-        else:
-            outs = bind(eqn.primitive, eqn.params, *operands)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
 
 
 def equal_dims(a: Any, b: Any) -> bool:
@@ -568,3 +358,33 @@ def leaked_from(error: BaseException) -> str | None:
     """The user's line that made the value of which jax says that it leaked."""
     found = re.search(r"created on line (\S+:\d+)\S*( \(\w+\))?", str(error))
     return short_source(found[1] + (found[2] or "")) if found else None
+
+
+# -- profiling -------------------------------------------------------------------------------------------------------
+
+
+def stop_trace(folder: pathlib.Path) -> None:
+    """Stop the running trace and write its `.xplane.pb` into `folder`.
+
+    `jax.profiler.stop_trace` converts every event to JSON as well, which takes several times as long as the rest. Where
+    a jax has other internals, this is the public function, which writes to the same folder.
+    """
+    state = getattr(profiler, "_profile_state", None)
+    session = getattr(state, "profile_session", None)
+    if session is None or not all(hasattr(o, n) for o, n in ((session, "stop"), (state, "reset"), (state, "lock"))):
+        jax.profiler.stop_trace()
+        return
+    with state.lock:
+        raw = session.stop()
+        state.reset()
+    clear = getattr(profiler, "clear_metadata", None)
+    if clear is not None:
+        clear()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{socket.gethostname() or os.uname().nodename}.xplane.pb").write_bytes(raw)
+
+
+def tracing() -> bool:
+    """Is jax tracing a function in this thread? If not, a named scope would reach nothing. True where unknown."""
+    clean = getattr(core, "trace_state_clean", lambda: False)
+    return not clean()

@@ -1,6 +1,5 @@
 """Environments as pure functions: one protocol, adaptors, wrappers, and fast environments of our own."""
 
-from rlfx._jaxpr_prng import fast_prng
 from rlfx.envs import spaces
 from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import STEP_SCOPE, Environment, Spaces, Step
@@ -27,6 +26,7 @@ from rlfx.envs.wrappers import (
     normalize_observation,
     normalize_reward,
 )
+from rlfx.prng import fast_prng
 
 __all__ = [
     "STEP_SCOPE",

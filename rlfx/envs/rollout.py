@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlfx._jaxpr_prng import fast_prng
 from rlfx.envs.base import Environment, Step
 from rlfx.envs.registry import make
 from rlfx.envs.spaces import sample
 from rlfx.errors import EnvError, located
+from rlfx.prng import fast_prng
 from rlfx.transforms.fuse_steps import fuse_steps, supported
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx import _jaxpr_place as jp
 from rlfx.errors import PlacementError, located
+from rlfx.place import jaxpr as jp
 from rlfx.place import rules
 from rlfx.place import tensors as tn
 from rlfx.place.fuse import fuse_scopes

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx import _jaxpr_place as jp
+from rlfx.place import jaxpr as jp
 from rlfx.place import tensors as tn
 
 

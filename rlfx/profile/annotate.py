@@ -14,7 +14,7 @@ import time
 
 import jax
 
-from rlfx._jaxpr_profile import tracing
+from rlfx._jaxpr import tracing
 from rlfx.errors import ProfileError, located
 
 OPERATION = "rlfx.op:"

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from rlfx._jaxpr_profile import stop_trace
+from rlfx._jaxpr import stop_trace
 from rlfx.errors import ProfileError, located
 from rlfx.profile import annotate, compilations, intercept
 from rlfx.profile.report import Report, read

@@ -14,13 +14,15 @@ from typing import Any
 import jax
 import jax.monitoring
 
+from rlfx._jaxpr import partial_eval
+
 STAGES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",
     "/jax/core/compile/backend_compile_duration": "compile",
 }
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
-EXPLAINS = "jax._src.interpreters.partial_eval"  # the logger that answers `jax_explain_cache_misses`
+EXPLAINS = partial_eval.__name__  # the logger that answers `jax_explain_cache_misses`
 FIRST_SEEN = "first call in this process"
 REDEFINED = "a new function object, defined again on the same line"
 OTHER = "not explained by jax: a function of a library, or new placement, sharding, donation or compiler options"

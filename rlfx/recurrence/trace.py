@@ -14,6 +14,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, RlfxError, UnsupportedSliceOp, located
 from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.hoist import hoist
 from rlfx.recurrence.index import TIME, Point
 from rlfx.recurrence.primitives import (
     ACCESS_PRIMITIVES,
@@ -298,7 +299,7 @@ class _Flattener:
 
     def _hoist(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
         """Move the reads inside a cond or scan before it: their values become operands."""
-        hoisted = J.hoist(eqn, lambda p: p in ACCESS_PRIMITIVES)
+        hoisted = hoist(eqn, lambda p: p in ACCESS_PRIMITIVES)
         if hoisted is None:
             raise ProgramError(
                 located(

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from rlfx import _jaxpr as J
-from rlfx import _jaxpr_fuse as F
+from rlfx.transforms import _keys as F
 from rlfx.transforms._fuse_program import StepProgram
 from rlfx.transforms._scalarize import Target, array_of, keys_of
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx import _jaxpr_fuse as F
 from rlfx.errors import ProgramError, located
+from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_rules import RULES
 from rlfx.transforms._scalarize import Dense, Interpreter, Target, array_of, cell, keys_of
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import networkx as nx
 
 from rlfx import _jaxpr as J
-from rlfx import _jaxpr_fuse as F
+from rlfx.transforms import _keys as F
 
 _SINK = "sink"
 WORD = 8

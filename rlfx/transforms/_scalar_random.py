@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx import _jaxpr_fuse as F
+from rlfx.transforms import _keys as F
 from rlfx.transforms._scalarize import Interpreter, array_of, keys_of, words_of
 
 _UINT32 = np.dtype("uint32")

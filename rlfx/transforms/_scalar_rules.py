@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx import _jaxpr_fuse as F
+from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_random import RANDOM_RULES
 from rlfx.transforms._scalarize import Dense, Interpreter, array_of, is_known, tidy, unsupported
 

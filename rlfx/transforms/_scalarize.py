@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx import _jaxpr_fuse as F
 from rlfx.errors import UnsupportedSliceOp, located
+from rlfx.transforms import _keys as F
 
 Rule = Callable[..., list]
 

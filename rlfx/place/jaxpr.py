@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.extend.core.primitives as p
 import jax.numpy as jnp
-from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from rlfx import _jaxpr as J
+from rlfx._jaxpr import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, source_info_util
+from rlfx._jaxpr import primitives as p
 
 # out[i] depends on operand[i] alone; operands have the output's shape or are scalars.
 ELEMENTWISE = frozenset(
@@ -120,8 +121,4 @@ def source(eqn: JaxprEqn) -> str:
 
 def evaluate(eqn: JaxprEqn, *operands: Any) -> list[Any]:
     """Run one equation on values."""
-    # A copy, since primitives may edit it; older jax returns (functions, parameters).
-    got = eqn.primitive.get_bind_params(dict(eqn.params))
-    functions, params = got if isinstance(got, tuple) else ((), got)
-    out = eqn.primitive.bind(*functions, *operands, **params)
-    return list(out) if eqn.primitive.multiple_results else [out]
+    return J.bind(eqn.primitive, eqn.params, *operands)

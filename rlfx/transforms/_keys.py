@@ -1,4 +1,4 @@
-"""What fusing steps needs from private jax: the functions behind typed keys, and a few primitives by name."""
+"""The functions behind typed keys, jaxprs without dead equations, and primitives by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.interpreters import partial_eval as pe
-from jax._src.random import prng
-from jax.extend import core as jex
-from jax.extend.core import primitives as p
+
+from rlfx._jaxpr import ClosedJaxpr, partial_eval, prng
+from rlfx._jaxpr import primitives as p
 
 
 def is_key(aval: Any) -> bool:
@@ -38,10 +37,10 @@ def wrap_key(words: Any, aval: Any) -> Any:
     return prng.random_wrap(words, impl=aval.dtype._impl)
 
 
-def trace(fn: Callable, *avals: Any) -> jex.ClosedJaxpr:
+def trace(fn: Callable, *avals: Any) -> ClosedJaxpr:
     """The closed jaxpr of a function at these types, without the equations that no output needs."""
     closed = jax.make_jaxpr(fn)(*avals)
-    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return closed.replace(jaxpr=jaxpr)
 
 

@@ -1,4 +1,4 @@
-"""A fast counter-based generator as a typed key implementation (``jax.extend.random``)."""
+"""A fast counter-based generator as a typed key implementation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import define_prng_impl
+
+from rlfx._jaxpr import define_prng_impl
 
 _GOLDEN = np.uint32(0x9E3779B9)
 # What each use of a key adds to its second word, so that their streams never meet.
