@@ -1,0 +1,430 @@
+"""How many temporary bytes XLA will need for a jaxpr, without compiling it.
+
+A model of what XLA does with memory, in three steps. *Fusion*: which values get a buffer; the others are computed inside
+the loop that reads them. *Schedule*: XLA:CPU runs what is ready, first come first served. *Live ranges*: a buffer lives
+from its definition to its last use, results are written over operands that die there, loops update their carries in
+place. Arguments, constants and results of the program are no temporaries, as in ``temp_size_in_bytes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlfx import _jaxpr as J
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array of the flattened program.
+
+    Attributes:
+      bytes: what its buffer takes.
+      node: the operation that computes it; None for an input.
+    """
+
+    bytes: int
+    shape: tuple
+    dtype: Any
+    node: Node | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An operation: ``outs = op(ins)``, with its equation for parameters and the source line.
+
+    Attributes:
+      pairs: of a loop, the buffers it takes over: ``(initial value, result)``.
+    """
+
+    op: Any
+    ins: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    equation: Any
+    pairs: tuple[tuple[Value, Value], ...] = ()
+
+
+@dataclass(frozen=True)
+class LiveValue:
+    """A value that occupies memory at the peak."""
+
+    bytes: int
+    shape: tuple
+    dtype: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.bytes / 2**20:.2f} MiB  {self.dtype}[{','.join(map(str, self.shape))}]  {self.source}"
+
+
+def _names(*names: str) -> frozenset:
+    return frozenset(p for n in names if (p := getattr(J.primitives, n + "_p", None)) is not None)
+
+
+#: The same bytes in another shape: no buffer of their own.
+_VIEWS = _names(
+    "reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p", "optimization_barrier", "random_wrap",
+    "random_unwrap", "bitcast_convert_type", "sharding_constraint", "device_put", "name", "pvary",
+)  # fmt: skip
+#: Computed inside the loop that reads them, as often as they are read.
+_CHEAP = J.ELEMENTWISE | _names(
+    "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather", "split",
+    "select_n", "dynamic_update_slice", "threefry_seed", "random_seed",
+)  # fmt: skip
+#: Computed inside the loop that reads them if there is only one.
+_EXPENSIVE = _names(
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "div", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
+    "regularized_incomplete_beta", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "polygamma",
+)  # fmt: skip
+_REDUCTIONS = _names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+_LOOPS = frozenset({J.SCAN, J.WHILE})
+_COPY = J.primitive("copy")
+_IN_PLACE = J.ELEMENTWISE | _names("scatter", "scatter_add", "scatter_mul", "dynamic_update_slice")
+
+
+def _bytes(aval: Any) -> int:
+    if J.short_dtype(aval.dtype) == "key":
+        return 8 * math.prod(aval.shape)
+    return math.prod(int(d) for d in aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+# -- flattening ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Flat:
+    """A jaxpr without calls and views: what is computed, in program order."""
+
+    inputs: list[Value]
+    outputs: list[Value | None]
+    nodes: list[Node]
+
+
+def _flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
+    nodes: list[Node] = []
+
+    def new(aval: Any) -> Value:
+        return Value(_bytes(aval), tuple(aval.shape), aval.dtype)
+
+    def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
+        env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        read = lambda atom: None if J.is_literal(atom) else env[atom]  # noqa: E731
+        for equation in jaxpr.eqns:
+            op, ins = equation.primitive, [read(v) for v in equation.invars]
+            if J.is_call(op):
+                body, body_consts = J.call_body(op, equation.params)
+                outs = run(body, ins, [new(v.aval) for v in body.constvars] if body_consts else [])
+            elif _is_view(equation):
+                outs = ins[: len(equation.outvars)]
+            else:
+                outs = [new(v.aval) for v in equation.outvars]
+                nodes.extend(_expand(equation, ins, outs))
+            env.update(zip(equation.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    inputs = [new(v.aval) for v in jaxpr.invars]
+    outputs = run(jaxpr, inputs, [new(v.aval) for v in jaxpr.constvars])
+    needed, kept = {id(v) for v in outputs if v}, []
+    for node in reversed(nodes):
+        if any(id(v) in needed for v in node.outs):
+            needed |= {id(v) for v in node.ins}
+            kept.append(node)
+    return Flat(inputs, outputs, kept[::-1])
+
+
+def _made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: Any, pairs: Sequence = ()) -> Node:
+    node = Node(op, tuple(i for i in ins if i is not None), tuple(outs), equation, tuple(pairs))
+    for out in outs:
+        out.node = node
+    return node
+
+
+def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
+    """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs."""
+    op, before = equation.primitive, []
+
+    def copied(value: Value | None, like: Value) -> Value:
+        twin = Value(like.bytes, like.shape, like.dtype)
+        before.append(_made(_COPY, [value], [twin], equation))
+        return twin
+
+    pairs: list[tuple[Value, Value]] = []
+    if op in _LOOPS:
+        start, carry = _carries(equation)
+        for i, out in enumerate(outs):
+            if i < carry and ins[start + i] is None:
+                continue
+            init = copied(ins[start + i] if i < carry else None, out)
+            if i < carry:
+                ins[start + i] = init
+            else:
+                ins.append(init)
+            pairs.append((init, out))
+    elif op in _LAYOUTS:
+        ins = [copied(v, v) if v is not None and bad else v for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)]
+    return [*before, _made(op, ins, outs, equation, pairs)]
+
+
+def _carries(equation: Any) -> tuple[int, int]:
+    """``(first carry among the inputs, number of carries)``."""
+    params = equation.params
+    if equation.primitive is J.SCAN:
+        return J.scan_counts(params)
+    consts = params["cond_nconsts"] + params["body_nconsts"]
+    return consts, len(equation.outvars)
+
+
+def _dot_layout(equation: Any) -> tuple[bool, bool]:
+    """Which operands of a contraction XLA transposes into a matrix first."""
+    (contract, batch) = equation.params["dimension_numbers"]
+    shapes = [v.aval.shape for v in equation.invars]
+    real = [[d for d in dims if shape[d] != 1] for dims, shape in zip(contract, shapes, strict=True)]
+    if any(batch):
+        return tuple(_scattered(shape, b, c) for shape, b, c in zip(shapes, batch, contract, strict=True))  # type: ignore
+    return len(real[0]) > 1 and len(shapes[0]) > len(contract[0]), False
+
+
+def _scattered(shape: tuple, batch: Sequence[int], contract: Sequence[int]) -> bool:
+    free = [d for d in range(len(shape)) if d not in batch and d not in contract]
+    orders = [[*batch, *free, *contract], [*batch, *contract, *free]]
+    return not any((o := [d for d in order if shape[d] != 1]) == sorted(o) for order in orders)
+
+
+def _conv_layout(equation: Any) -> tuple[bool, bool]:
+    numbers = equation.params["dimension_numbers"]
+    n = len(numbers.lhs_spec)
+    inner = tuple(range(1, n - 1))
+    return numbers.lhs_spec != (0, n - 1, *inner), numbers.rhs_spec != (n - 1, n - 2, *range(n - 2))
+
+
+def _is_view(equation: Any) -> bool:
+    if equation.primitive in _VIEWS:
+        return True
+    ins, outs = equation.invars, equation.outvars
+    if not ins or len(outs) != 1 or J.is_literal(ins[0]):
+        return False
+    before, after = ins[0].aval, outs[0].aval
+    if equation.primitive in _RESHAPING:
+        squeezed = [[d for d in a.shape if d != 1] for a in (before, after)]
+        return before.dtype == after.dtype and squeezed[0] == squeezed[1] and (
+            equation.primitive is not J.primitive("transpose") or _order_kept(equation, before)
+        )
+    return equation.primitive is J.primitive("convert_element_type") and before.dtype == after.dtype
+
+
+def _order_kept(equation: Any, before: Any) -> bool:
+    moved = [d for d in equation.params["permutation"] if before.shape[d] != 1]
+    return moved == sorted(moved)
+
+
+_LAYOUTS = {J.primitive("dot_general"): _dot_layout, J.primitive("conv_general_dilated"): _conv_layout}
+_RESHAPING = _names("broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min", "slice", "concatenate")
+
+
+# -- fusion ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """What runs as one piece: an operation with buffers for its results, and everything fused into it.
+
+    Attributes:
+      reads: the values it reads from memory.
+      inner: temporary bytes inside, for loops and branches.
+    """
+
+    node: Node
+    reads: list[Value]
+    inner: int = 0
+    inner_live: tuple = ()
+
+
+def _units(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
+    consumers: dict[int, list[Node]] = {}
+    for node in flat.nodes:
+        for value in node.ins:
+            consumers.setdefault(id(value), []).append(node)
+    places: dict[int, int] = {}  # how often a fused value is computed
+    roots: set[int] = set()
+    for node in reversed(flat.nodes):
+        count = 0
+        for out in node.outs:
+            for user in consumers.get(id(out), ()):
+                count += 1 if id(user) in roots else places[id(user)]
+        fused = (
+            node.op in _CHEAP and node.op is not _COPY
+            and not any(id(out) in needing_buffer for out in node.outs)
+            and all(_fuses(user, out) for out in node.outs for user in consumers.get(id(out), ()))
+            and not (node.op in _EXPENSIVE and count > 1)
+        )
+        places[id(node)] = max(count, 1)
+        if not fused:
+            roots.add(id(node))
+    return [Unit(node, _reads(node, roots)) for node in flat.nodes if id(node) in roots]
+
+
+def _fuses(user: Node, value: Value) -> bool:
+    """Whether an operation computes what it reads, instead of reading it from memory."""
+    return user.op in _CHEAP or user.op in _REDUCTIONS
+
+
+def _reads(root: Node, roots: set[int]) -> list[Value]:
+    found: dict[int, Value] = {}
+    seen: set[int] = set()
+
+    def visit(node: Node) -> None:
+        for value in node.ins:
+            if value.node is None or id(value.node) in roots:
+                found[id(value)] = value
+            elif id(value.node) not in seen:
+                seen.add(id(value.node))
+                visit(value.node)
+
+    visit(root)
+    return list(found.values())
+
+
+# -- schedule --------------------------------------------------------------------------------------------------------
+
+
+def _schedule(units: list[Unit]) -> list[Unit]:
+    """First come, first served: XLA:CPU's order, which favours concurrency over memory."""
+    owner = {id(v): unit for unit in units for v in unit.node.outs}
+    waiting: dict[int, int] = {}
+    users: dict[int, list[Unit]] = {}
+    for unit in units:
+        needs = {id(o): o for v in unit.reads if (o := owner.get(id(v))) is not None and o is not unit}
+        waiting[id(unit)] = len(needs)
+        for key in needs:
+            users.setdefault(key, []).append(unit)
+    ready = deque(u for u in units if waiting[id(u)] == 0)
+    order = []
+    while ready:
+        unit = ready.popleft()
+        order.append(unit)
+        for user in users.get(id(unit), ()):
+            waiting[id(user)] -= 1
+            if waiting[id(user)] == 0:
+                ready.append(user)
+    return order
+
+
+# -- live ranges -----------------------------------------------------------------------------------------------------
+
+
+def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapping[int, Value]) -> tuple[int, tuple]:
+    """``(bytes, what is live then)``.
+
+    Args:
+      outside: results that live in buffers of the caller.
+      needing_buffer: values that must be in memory whoever reads them.
+      carried: result of a loop's body -> the input whose buffer it takes over.
+    """
+    units = _schedule(_units(flat, needing_buffer))
+    last: dict[int, int] = {}
+    defined: dict[int, int] = {}
+    for i, unit in enumerate(units):
+        for value in unit.reads:
+            last[id(value)] = i
+        for value in unit.node.outs:
+            defined[id(value)] = i
+            last.setdefault(id(value), i)
+    cost = {}
+    taken_over = {id(out): init for unit in units for init, out in unit.node.pairs}
+    for i, unit in reversed(list(enumerate(units))):
+        for value in unit.node.outs:
+            cost.setdefault(id(value), 0 if id(value) in outside else value.bytes)
+            before = carried.get(id(value))
+            if before is not None and (last.get(id(before), -1) > i or (last.get(id(before)) == i and unit.node.op not in _IN_PLACE)):
+                cost[id(value)] = value.bytes
+            init = taken_over.get(id(value))
+            if init is not None and cost[id(value)] == 0:
+                cost[id(init)] = 0
+    live: dict[int, tuple[int, Value]] = {}
+    now = peak = 0
+    at_peak: tuple = ()
+    for i, unit in enumerate(units):
+        inner, inner_live = _inside(unit.node)
+        dying = [v for v in unit.reads if last[id(v)] == i and id(v) in live]
+        for value in unit.node.outs:
+            take = cost[id(value)]
+            if take and (unit.node.op in _IN_PLACE or unit.node.op in _LOOPS):
+                init = taken_over.get(id(value))
+                reused = next((v for v in dying if (live[id(v)][0] == take if init is None else v is init)), None)
+                if reused is not None:
+                    dying.remove(reused)
+                    now -= live.pop(id(reused))[0]
+            now += take
+            live[id(value)] = (take, value)
+        if now + inner > peak:
+            peak = now + inner
+            at_peak = (*(v for b, v in live.values() if b), *inner_live)
+        for value in [*dying, *(v for v in unit.node.outs if last[id(v)] == i)]:
+            if id(value) in live and not (id(value) in outside):
+                now -= live.pop(id(value))[0]
+    return peak, at_peak
+
+
+def _inside(node: Node) -> tuple[int, tuple]:
+    """Temporary bytes inside an operation: bodies, branches, and what XLA's own expansions need."""
+    op, params = node.op, node.equation.params
+    if op is J.SCAN:
+        consts, carry = J.scan_counts(params)
+        return _loop(*J.body_of(params["jaxpr"]), consts, carry)
+    if op is J.WHILE:
+        body, body_consts = J.body_of(params["body_jaxpr"])
+        return _loop(body, body_consts, params["body_nconsts"], len(body.outvars))
+    if op is J.COND:
+        return max((_branch(*J.body_of(b)) for b in params["branches"]), key=lambda p: p[0])
+    if op in J.RANDOM:
+        return sum(v.bytes for v in node.outs), ()
+    return 0, ()
+
+
+def _loop(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> tuple[int, tuple]:
+    flat = _flatten(jaxpr, jaxpr_consts)
+    slices, writes = flat.inputs[consts + carry :], []
+    for value in slices:
+        value.node = Node(J.primitive("dynamic_slice"), (), (value,), _NO_EQUATION)
+    for value in flat.outputs[carry:]:
+        if value is not None and value.node is not None:
+            writes.append(Node(J.primitive("dynamic_update_slice"), (value,), (Value(0, (), np.dtype("f4")),), _NO_EQUATION))
+    flat.nodes = [v.node for v in slices] + flat.nodes + writes
+    befores, afters = flat.inputs[consts : consts + carry], flat.outputs[:carry]
+    carried = {id(a): b for b, a in zip(befores, afters, strict=True) if a is not None and a.node is not None}
+    written = {id(n.outs[0]) for n in writes}
+    return _peak(flat, set(carried), set(carried) | written, carried)
+
+
+def _branch(jaxpr: Any, consts: Sequence) -> tuple[int, tuple]:
+    flat = _flatten(jaxpr, consts)
+    outputs = {id(v) for v in flat.outputs if v is not None}
+    return _peak(flat, outputs, outputs, {})
+
+
+class _NoEquation:
+    params: dict = {}
+
+
+_NO_EQUATION = _NoEquation()
+
+
+# -- public ----------------------------------------------------------------------------------------------------------
+
+
+def estimate_temp_bytes(jaxpr: Any) -> int:
+    return _branch(*J.body_of(jaxpr))[0]
+
+
+def largest_values(jaxpr: Any, n: int = 5) -> list[LiveValue]:
+    """The ``n`` largest values that occupy memory at the estimated peak, largest first."""
+    _, live = _branch(*J.body_of(jaxpr))
+    found = [LiveValue(v.bytes, v.shape, J.short_dtype(v.dtype), J.source_of(v.node.equation)) for v in live]
+    return sorted(found, key=lambda v: -v.bytes)[:n]
