@@ -16,9 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, dtypes, profiler, source_info_util, xla_bridge
+from jax._src import core, dispatch, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval
+from jax._src.lib import xla_client
+from jax._src.lax import lax
 from jax._src.random import prng
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 from jax.extend.random import define_prng_impl
@@ -285,12 +287,22 @@ ELEMENTWISE = _all(
     "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta", "random_gamma_grad", "clz",
 )  # fmt: skip
 STOP_GRADIENT = _all("stop_gradient")
+#: Primitives that ``jax.extend`` does not list.
+ADD_ANY = ad.add_jaxvals_p
+SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
+RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
 RANDOM = _all("random_bits", "random_fold_in", "random_seed", "random_split", "random_gamma", "threefry2x32")
 
 
 def primitive(name: str) -> Primitive:
     """A primitive of jax by its public name, ``primitive("dot_general")``."""
     return getattr(primitives, name + "_p")
+
+
+def zero_keys(shape: tuple, dtype: Any) -> Any:
+    """Typed keys of this dtype, all words zero."""
+    impl = dtype._impl
+    return prng.random_wrap(jnp.zeros((*shape, *impl.key_shape), jnp.uint32), impl=impl)
 
 
 def short_dtype(dtype: Any) -> str:
@@ -382,6 +394,17 @@ def stop_trace(folder: pathlib.Path) -> None:
         clear()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{socket.gethostname() or os.uname().nodename}.xplane.pb").write_bytes(raw)
+
+
+#: Where jax waits without leaving an event in a trace: `(owner, attribute)`.
+waits = tuple(
+    (owner, name)
+    for owner, name in (
+        (xla_client, "batched_block_until_ready"),  # of `jax.block_until_ready`, if there are several arrays
+        (getattr(dispatch, "RuntimeTokenSet", None), "block_until_ready"),  # of `jax.effects_barrier`
+    )
+    if hasattr(owner, name)
+)
 
 
 def tracing() -> bool:
