@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,7 +57,7 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
         def advance(k, state):
             x = [_loaded(r[k, here], d) for r, d in zip(given, program.xs.dtypes, strict=True)]
             state, y = step(weights, first + k, envs, state, x)
-            for r, value in zip(out, y, strict=True):
+            for r, value in zip(out, itertools.chain(*y), strict=True):
                 r[k, here] = _to_store(value, r.dtype)
             return state
 
@@ -74,7 +75,8 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
     results = call(*inputs)
     dtypes = [*program.carry.dtypes, *program.ys.dtypes]
     results = [x.astype(d) for x, d in zip(results, dtypes, strict=True)]
-    return results[: len(stored)], results[len(stored) :]
+    ys = iter(results[len(stored) :])
+    return results[: len(stored)], [[next(ys) for _ in range(math.prod(s))] for s in program.ys.shapes]
 
 
 def _cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:

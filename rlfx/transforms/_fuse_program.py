@@ -16,6 +16,8 @@ from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_rules import RULES
 from rlfx.transforms._scalarize import Dense, Interpreter, Target, array_of, cell, keys_of
 
+_LEAF = jax.tree.structure(0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -79,6 +81,17 @@ class Layout:
                 for e in (key if isinstance(key, tuple) else (key,))]
         return [ip.full(e).astype(d) for e, d in zip(flat, self.dtypes, strict=True)]
 
+    def flatten_leaves(self, ip: Interpreter, outputs: Sequence[Any]) -> list[Any]:
+        """For each leaf, its scalars; or one array ``[..., *block]``, where it is kept as one."""
+        return [x.array if isinstance(x, Dense) and not x.uniform else Layout(None, (aval,)).flatten(ip, [x])
+                for x, aval in zip(outputs, self.avals, strict=True)]
+
+    def join_leaves(self, leaves: Sequence[Any]) -> Any:
+        """The inverse of :meth:`flatten_leaves`, the block as a leading axis behind those of ``lead``."""
+        out = [jnp.moveaxis(x, -1, x.ndim - 1 - len(aval.shape)) if hasattr(x, "ndim") else
+               Layout(_LEAF, (aval,)).join(x) for x, aval in zip(leaves, self.avals, strict=True)]
+        return jax.tree.unflatten(self.tree, out)
+
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
@@ -91,9 +104,10 @@ class StepProgram:
     ys: Layout
 
     def scalar_step(self, target: Target) -> Callable:
-        """``(shared leaves, t, b, flat carry, flat x) -> (flat carry, flat y)`` on blocks of environments.
+        """``(shared leaves, t, b, flat carry, flat x) -> (flat carry, y)`` on blocks of environments.
 
-        ``shared`` holds arrays that all environments share, or arrays of elements.
+        ``shared`` holds arrays that all environments share, or arrays of elements. ``y`` has an entry for each leaf,
+        see :meth:`Layout.flatten_leaves`.
         """
 
         def step(shared: Sequence[Any], t: Any, b: Any, carry: Sequence[Any], x: Sequence[Any]):
@@ -102,7 +116,7 @@ class StepProgram:
             inputs = [*uniform, cell(t), cell(b), *self.carry.elements(carry), *self.xs.elements(x)]
             out = ip.run(self.closed.jaxpr, self.closed.consts, inputs)
             size = len(self.carry.avals)
-            return self.carry.flatten(ip, out[:size]), self.ys.flatten(ip, out[size:])
+            return self.carry.flatten(ip, out[:size]), self.ys.flatten_leaves(ip, out[size:])
 
         return step
 

@@ -15,6 +15,7 @@ from rlfx.transforms._fuse_program import trace_step
 
 BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "interpret")
 CPU_TILE = 256
+_LANES = 16  # of a vector register
 
 
 def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int | None = None) -> Callable:
@@ -66,7 +67,7 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
         flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
         out, ys = _EXECUTORS[chosen](program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry,
                                      flat_xs, size)
-        return program.carry.join([x[:n] for x in out]), program.ys.join([y[:, :n] for y in ys])
+        return program.carry.join([x[:n] for x in out]), program.ys.join_leaves(jax.tree.map(lambda y: y[..., :n], ys))
 
     return run
 
@@ -107,8 +108,13 @@ def _choose(backend: str, tile: int | None, n: int) -> tuple[str, int]:
     if backend == "auto":
         platform = jax.default_backend()
         backend = "triton" if platform == "gpu" else "scan" if platform != "cpu" or n <= CPU_TILE else "tile"
-    defaults = {"tile": CPU_TILE, "triton": 128, "mosaic_gpu": 128, "interpret": 128}
+    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "interpret": 128}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
+
+
+def _even_tile(n: int) -> int:
+    """Tiles of at most ``CPU_TILE`` environments that leave little over: 300 become two of 160, not of 256."""
+    return -(-n // (-(-n // CPU_TILE) * _LANES)) * _LANES
 
 
 def _pallas(*args, name: str):

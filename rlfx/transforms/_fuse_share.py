@@ -2,48 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import networkx as nx
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from rlfx import _jaxpr as J
 from rlfx.transforms import _keys as F
 
 _SINK = "sink"
-WORD = 8
-"""How much dearer it is to store an integer than a float."""
+_STORE = 3
+"""What storing a value costs, in operations on it."""
+_LOOP = 50
+"""What one more loop over the environments costs inside a compiled function, in operations on one environment."""
+_ONE_FUNCTION = {"inlineable": "false", "xla_cpu_small_call": "true"}
+_PRODUCTS = frozenset(F.named("dot_general"))
 
 
-def share(step: Callable, block: int, *, overhead: int = 2000, store: int = 8) -> Callable:
-    """``step`` (a function of flat lists of arrays), with barriers behind values that are worth keeping.
+def one_function(fn: Callable) -> Callable:
+    """``fn``, compiled by XLA:CPU as one function: loops in it dispatch nothing.
 
-    A value is kept if computing it again for every output that needs it costs more operations than storing it does:
-    ``store`` plus ``overhead / block`` (starting one more loop costs as much as about ``overhead`` operations). Only
-    values without a post-dominator are candidates: where everything passes through a later value, that one is kept.
-    Barriers change no number.
+    XLA's own attributes for small loops. Without them every operation of every iteration is looked up and called, which
+    costs as much as thousands of scalar operations. No matrix products inside; elsewhere than on CPU this is a call.
     """
 
-    def shared_step(one: jax.Array, *args: Any):
-        leaves, tree = jax.tree.flatten(args)
-        outputs: list = []
+    def inner(*args):
+        with set_xla_metadata(**dict.fromkeys(_ONE_FUNCTION)):  # calls inside are inlined as ever
+            return fn(*args)
 
-        def flat(*xs):
-            out = step(*jax.tree.unflatten(tree, xs))
-            outputs.append(jax.tree.structure(out))
-            return jax.tree.leaves(out)
+    def call(*args):
+        with set_xla_metadata(**_ONE_FUNCTION):
+            return jax.jit(inner)(*args)
 
-        closed = F.trace(flat, *[jax.typeof(x) for x in leaves])
-        kept = _worth_keeping(closed.jaxpr, store + overhead / block)
-        return jax.tree.unflatten(outputs[0], _evaluate(closed, kept, leaves, one))
+    return call
 
-    return shared_step
+
+@dataclasses.dataclass(frozen=True)
+class Staged:
+    """A function of flat lists of arrays, cut into stages at the values that are worth keeping.
+
+    Each stage is a call that XLA does not inline, so that what it returns is stored, and used by later stages as it is;
+    everything else that a later stage needs, it computes again. Stages change no number.
+
+    Attributes:
+      closed: the function.
+      tree: the structure of what it returns.
+      kept: for each stage, the variables that it returns.
+    """
+
+    closed: Any
+    tree: Any
+    kept: tuple[tuple[Any, ...], ...]
+
+    @property
+    def has_products(self) -> bool:
+        """Whether matrix products are left, which run between stages."""
+        return any(e.primitive in _PRODUCTS for e in self.closed.jaxpr.eqns)
+
+    def __call__(self, *args: Any) -> Any:
+        jaxpr = self.closed.jaxpr
+        env = dict(zip(jaxpr.invars, jax.tree.leaves(args), strict=True))
+        env |= dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
+        products = {v: e for e in jaxpr.eqns if e.primitive in _PRODUCTS for v in e.outvars}
+        for kept in self.kept:
+            wanted = [v for v in kept if v not in products]
+            needed = _needed(jaxpr.eqns, env, wanted)
+            given = list(dict.fromkeys(x for e in needed for x in e.invars if not J.is_literal(x) and x in env))
+            stage = one_function(functools.partial(_stage, needed, given, wanted))
+            env.update(zip(wanted, stage(*[env[v] for v in given]), strict=True))
+            for v in set(kept) - set(wanted):
+                env[v] = _bind(products[v], env)[0]
+        return jax.tree.unflatten(self.tree, [x.val if J.is_literal(x) else env[x] for x in jaxpr.outvars])
+
+
+def staged(fn: Callable, avals: Sequence[Any], block: int) -> Staged:
+    """``fn`` at these types, cut where computing a value again costs more than to store it, for ``block`` environments."""
+    leaves, tree = jax.tree.flatten(tuple(avals))
+    outputs: list = []
+
+    def flat(*xs):
+        out = fn(*jax.tree.unflatten(tree, xs))
+        outputs.append(jax.tree.structure(out))
+        return jax.tree.leaves(out)
+
+    closed = F.trace(flat, *leaves)
+    return Staged(closed, outputs[0], _stages(closed.jaxpr, _STORE + _LOOP / block))
+
+
+def _stages(jaxpr: Any, price: float) -> tuple[tuple[Any, ...], ...]:
+    """The variables that each stage keeps; the last one keeps the outputs."""
+    kept = _worth_keeping(jaxpr, price)
+    computed = {v for e in jaxpr.eqns for v in e.outvars}
+    for e in jaxpr.eqns:
+        if e.primitive in _PRODUCTS:
+            kept |= {*e.outvars, *(x for x in e.invars if not J.is_literal(x) and x in computed)}
+    level: dict = {}
+    for e in jaxpr.eqns:
+        before = max((level.get(x, 0) for x in e.invars if not J.is_literal(x)), default=0)
+        level.update({v: before + (v in kept) for v in e.outvars})
+    ordered = sorted((v for e in jaxpr.eqns for v in e.outvars if v in kept), key=level.__getitem__)
+    stages = [tuple(vs) for _, vs in itertools.groupby(ordered, key=level.__getitem__)]
+    outputs = dict.fromkeys(x for x in jaxpr.outvars if not J.is_literal(x) and x in computed and x not in kept)
+    return (*stages, tuple(outputs))
 
 
 def _worth_keeping(jaxpr: Any, price: float) -> set:
-    """The variables to store."""
+    """The variables whose computation, once more for each output that needs them, costs more than ``price``.
+
+    Only values without a post-dominator are candidates: where everything passes through a later value, that one is kept.
+    """
     producer = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     graph = nx.DiGraph()
     for i, eqn in enumerate(jaxpr.eqns):
@@ -63,38 +135,33 @@ def _worth_keeping(jaxpr: Any, price: float) -> set:
             reached[j] = reached.get(j, 0) | reached.get(i, 0)
     kept: set = set()
     cones: dict[int, frozenset] = {}
-    for i, eqn in enumerate(jaxpr.eqns):
+    for i in range(len(jaxpr.eqns)):
         inputs = [cones[j] for j in (graph.successors(i) if i in graph else ())]
         cone = frozenset({i}).union(*inputs)
         again = reached.get(i, 0).bit_count() - 1
-        dear = any(v.aval.dtype.kind in "iu" for v in eqn.outvars)  # two halves instead of one array
-        if above.get(i) == _SINK and i not in outputs and len(cone) * again > price * (WORD if dear else 1):
+        if above.get(i) == _SINK and i not in outputs and len(cone) * again > price:
             kept.add(i)
             cone = frozenset()
         cones[i] = cone if i not in outputs else frozenset()
     return {v for i in kept for v in jaxpr.eqns[i].outvars}
 
 
-def _stored(x: jax.Array, one: jax.Array) -> jax.Array:
-    """``x``, through a division by a 1 that XLA cannot see.
-
-    XLA:CPU drops optimization barriers before it fuses, and never duplicates a division: this is the cheapest
-    operation that makes it store a value. Words travel as two exact halves.
-    """
-    if x.dtype == jnp.float32:
-        return x / one
-    if x.dtype == bool:
-        return x.astype(jnp.float32) / one > 0.5
-    low, high = (x & x.dtype.type(0xFFFF)).astype(jnp.float32), (x.view(jnp.uint32) >> 16).astype(jnp.float32)
-    word = (low / one).astype(jnp.uint32) | ((high / one).astype(jnp.uint32) << 16)
-    return word.view(x.dtype)
+def _bind(eqn: Any, env: dict) -> list:
+    return J.bind(eqn.primitive, eqn.params, *[x.val if J.is_literal(x) else env[x] for x in eqn.invars])
 
 
-def _evaluate(closed: Any, kept: set, args: list, one: jax.Array) -> list:
-    env = dict(zip(closed.jaxpr.invars, args, strict=True)) | dict(
-        zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for eqn in closed.jaxpr.eqns:
-        inputs = [x.val if J.is_literal(x) else env[x] for x in eqn.invars]
-        for v, value in zip(eqn.outvars, J.bind(eqn.primitive, eqn.params, *inputs), strict=True):
-            env[v] = _stored(value, one) if v in kept else value
-    return [x.val if J.is_literal(x) else env[x] for x in closed.jaxpr.outvars]
+def _needed(eqns: Sequence[Any], known: dict, wanted: Iterable[Any]) -> list:
+    """The equations behind ``wanted``, down to what is known."""
+    missing, needed = set(wanted), []
+    for e in reversed(eqns):
+        if missing.intersection(e.outvars):
+            needed.append(e)
+            missing |= {x for x in e.invars if not J.is_literal(x) and x not in known}
+    return needed[::-1]
+
+
+def _stage(eqns: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], *args: Any) -> list:
+    env = dict(zip(given, args, strict=True))
+    for e in eqns:
+        env.update(zip(e.outvars, _bind(e, env), strict=True))
+    return [env[v] for v in wanted]

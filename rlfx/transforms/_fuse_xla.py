@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlfx.transforms._fuse_program import StepProgram
-from rlfx.transforms._fuse_share import share
+from rlfx.transforms._fuse_share import one_function, staged
 from rlfx.transforms._scalarize import Target
 
 Flat = Sequence[jax.Array]
@@ -17,27 +18,48 @@ Flat = Sequence[jax.Array]
 def scan(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat):
     """All environments of ``b`` (``int32[N]``) advance together: each scalar of the carry is one ``[N]`` array.
 
-    Returns the carry's scalars ``[N]`` and the outputs' scalars ``[K, N]``.
+    Returns the carry's scalars ``[N]`` and, for each leaf of the outputs, its scalars ``[K, N]`` or one array
+    ``[K, ..., N]``.
     """
-    step = share(program.scalar_step(Target(block=b.shape, dense_matmul=True)), b.size)
-    times = t + jnp.arange(length, dtype=jnp.int32)
-
-    def body(c, x):
-        one = jnp.minimum(x[0].astype(jnp.float32) + 1.0, 1.0)
-        return step(one, shared, x[0], b, c, x[1])
-
-    return jax.lax.scan(body, list(carry), (times, list(xs)))
+    advance, whole = _loop(program, length, shared, b.size)
+    return whole(lambda *args: advance(t, *args))(b, list(carry), list(xs))
 
 
 def tiles(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat,
           *, tile: int):
     """Tiles of environments one after the other, each for all K steps, so that the state stays in the nearest cache."""
     count = b.shape[0] // tile
+    advance, whole = _loop(program, length, shared, tile)
+
     def folded(x):
         return x.reshape(count, tile)
 
     per_tile = [x.reshape(length, count, tile).swapaxes(0, 1) for x in xs]
-    carry, ys = jax.lax.map(
-        lambda args: scan(program, length, shared, t, *args), (folded(b), [folded(x) for x in carry], per_tile)
-    )
-    return [x.reshape(-1) for x in carry], [y.swapaxes(0, 1).reshape(length, -1) for y in ys]
+    run = whole(lambda *args: jax.lax.map(lambda one: advance(t, *one), args))
+    carry, ys = run(folded(b), [folded(x) for x in carry], per_tile)
+    joined = jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], count * tile), ys)
+    return [x.reshape(-1) for x in carry], joined
+
+
+def _loop(program: StepProgram, length: int, shared: Flat, n: int) -> tuple[Callable, Callable]:
+    """``(t, b, carry, xs) -> (carry, ys)`` for n environments, and what is to be put around it."""
+    step = program.scalar_step(Target(block=(n,), dense_matmul=True))
+    whole: Callable[[Callable], Callable] = lambda fn: fn  # noqa: E731
+    if jax.default_backend() == "cpu":
+        step = staged(step, _avals(program, shared, n), n)
+        whole = whole if step.has_products else one_function
+
+    def advance(t, b, carry, xs):
+        times = t + jnp.arange(length, dtype=jnp.int32)
+        return jax.lax.scan(lambda c, x: step(list(shared), x[0], b, c, x[1]), carry, (times, xs))
+
+    return advance, whole
+
+
+def _avals(program: StepProgram, shared: Flat, n: int) -> list[Any]:
+    def blocks(dtypes):
+        return [jax.ShapeDtypeStruct((n,), d) for d in dtypes]
+
+    time, index = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((n,), jnp.int32)
+    kinds = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shared]
+    return [kinds, time, index, blocks(program.carry.dtypes), blocks(program.xs.dtypes)]
