@@ -68,13 +68,12 @@ def _names(*names: str) -> frozenset:
 
 #: The same bytes in another shape: no buffer of their own.
 _VIEWS = _names(
-    "reshape", "squeeze", "expand_dims", "stop_gradient", "copy", "copy_p", "optimization_barrier", "random_wrap",
-    "random_unwrap", "bitcast_convert_type", "sharding_constraint", "device_put", "name", "pvary",
-)  # fmt: skip
+    "reshape", "squeeze", "stop_gradient", "copy", "bitcast_convert_type", "sharding_constraint", "device_put", "name",
+) | {J.OPTIMIZATION_BARRIER, J.RANDOM_WRAP, J.RANDOM_UNWRAP}  # fmt: skip
 #: Computed inside the loop that reads them, as often as they are read.
-_CHEAP = J.ELEMENTWISE | _names(
-    "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather", "split",
-    "select_n", "dynamic_update_slice", "threefry_seed", "random_seed",
+_CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | _names(
+    "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
+    "dynamic_update_slice", "random_seed",
 )  # fmt: skip
 #: Computed inside the loop that reads them if there is only one.
 _EXPENSIVE = _names(
@@ -85,7 +84,7 @@ _EXPENSIVE = _names(
 _REDUCTIONS = _names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
 _LOOPS = frozenset({J.SCAN, J.WHILE})
 _COPY = J.primitive("copy")
-_IN_PLACE = J.ELEMENTWISE | _names("scatter", "scatter_add", "scatter_mul", "dynamic_update_slice")
+_IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | _names("scatter", "scatter_add", "scatter_mul", "dynamic_update_slice")
 
 
 def _bytes(aval: Any) -> int:
@@ -304,6 +303,8 @@ def _schedule(units: list[Unit]) -> list[Unit]:
         waiting[id(unit)] = len(needs)
         for key in needs:
             users.setdefault(key, []).append(unit)
+    for later in users.values():
+        later.sort(key=_is_weight_gradient)
     ready = deque(u for u in units if waiting[id(u)] == 0)
     order = []
     while ready:
@@ -314,6 +315,14 @@ def _schedule(units: list[Unit]) -> list[Unit]:
             if waiting[id(user)] == 0:
                 ready.append(user)
     return order
+
+
+def _is_weight_gradient(unit: Unit) -> bool:
+    """Contractions over leading axes: XLA makes them anew when it folds transposes, so they come last."""
+    if unit.node.op is not J.primitive("dot_general"):
+        return False
+    (contract, _), batch = unit.node.equation.params["dimension_numbers"]
+    return not any(batch) and 0 in contract
 
 
 # -- live ranges -----------------------------------------------------------------------------------------------------
