@@ -19,9 +19,8 @@ import jax.numpy as jnp
 from jax._src import core, dispatch, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval
-from jax._src.lib import xla_client
-from jax._src.lib import xla_client
 from jax._src.lax import lax
+from jax._src.lib import xla_client
 from jax._src.random import prng
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 from jax.extend.random import define_prng_impl
@@ -395,17 +394,6 @@ def stop_trace(folder: pathlib.Path) -> None:
         clear()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{socket.gethostname() or os.uname().nodename}.xplane.pb").write_bytes(raw)
-
-
-#: Where jax waits without leaving an event in a trace: `(owner, attribute)`.
-waits = tuple(
-    (owner, name)
-    for owner, name in (
-        (xla_client, "batched_block_until_ready"),  # of `jax.block_until_ready`, if there are several arrays
-        (getattr(dispatch, "RuntimeTokenSet", None), "block_until_ready"),  # of `jax.effects_barrier`
-    )
-    if hasattr(owner, name)
-)
 
 
 #: Where jax waits without leaving an event in a trace: `(owner, attribute)`.

@@ -12,10 +12,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence import blocks
+from rlfx.recurrence.across import reduce_value
 from rlfx.recurrence.check import whole_graph
+from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
-from rlfx.recurrence.lower import Execution, Extent, execute, reduce_value
+from rlfx.recurrence.loops import while_going
+from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
@@ -104,7 +107,7 @@ class Lowered:
 
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self._extent()
-        run = execute(self.forward, self._env(flat, extent), t0, extent=extent)
+        run = execute(self.forward, self._env(flat, extent), t0, extent=extent, iterate=while_going)
         return self._loss(run), *self._returned(run)
 
     # -- gradients
@@ -162,7 +165,7 @@ class Lowered:
         """``((loss, carry, aux, lengths), gradient of the loss)``."""
         learner, extent = self.learner(perturbed, False), self._extent()
         if not learner.targets:
-            run = execute(self.forward, self._env(flat, extent), t0, extent=extent)
+            run = execute(self.forward, self._env(flat, extent), t0, extent=extent, iterate=while_going)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
         block = self._block(learner, extent)
@@ -188,7 +191,7 @@ class Lowered:
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
-        acted = execute(learner.acting, env, t0, extent=extent)
+        acted = execute(learner.acting, env, t0, extent=extent, iterate=while_going)
         return acted, dict(env), {v: acted.env[v] for v in learner.stored}, {v: acted.tail(v) for v in learner.tails}
 
     def _differentiate(

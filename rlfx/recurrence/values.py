@@ -34,6 +34,13 @@ class Value:
     clean: bool = True
 
 
+def zeros(shape: Sequence[int], dtype: Any) -> Any:
+    """Zeros of any dtype, typed keys included."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return J.zero_keys(tuple(shape), dtype)
+    return jnp.zeros(tuple(shape), dtype)
+
+
 def expand(value: Value, dims: frozenset, sizes: Mapping[str, int]) -> Value:
     """The value with axes for at least ``dims``."""
     data, have = value.data, value.dims

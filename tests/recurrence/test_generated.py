@@ -104,10 +104,15 @@ def check(p: strategies.GeneratedProgram, *, jit: bool = True, options: dict | N
 
 
 def fails(p: strategies.GeneratedProgram) -> bool:
+    """Whether the compiler is wrong about a program: what the reference cannot run either is no program."""
     try:
         return bool(check(p)[0])
-    except Exception as error:
-        return not isinstance(error, NameError | SyntaxError | KeyError)
+    except Exception:
+        try:
+            outcome(rlfx.reference(p.function, **p.options()), p)
+        except Exception:
+            return False
+        return True
 
 
 CHUNK = 25
@@ -181,4 +186,5 @@ if __name__ == "__main__":
     chosen = strategies.program(int(sys.argv[1]), *map(int, sys.argv[2:]))
     if fails(chosen):
         chosen = strategies.simplify(chosen, fails)
-    print(chosen, *check(chosen)[0], sep="\n")
+    print(chosen)
+    print(*check(chosen)[0], sep="\n")

@@ -635,3 +635,31 @@ def test_reads_inside_cond_scan_vmap_and_counted_loops_are_moved_out():
     close(scanned, 3 * x)
     close(looped, [0, 3, 6])
     close(mapped, 3 * x)
+
+
+def test_until_stops_the_loop_when_every_environment_has_ended():
+    """At most one iteration runs beyond the last end, with and without gradients."""
+    seen = []
+
+    def f(p, c, t):
+        jax.debug.callback(lambda now, c: seen.append(int(now)), jnp.maximum(t, 0), c)
+        return p * c, c + 1.0
+
+    fn = rlfx.compile(f, length=1000, batch=2, until=lambda c: c >= 3.0)
+    carry = jnp.array([0.0, 1.0])
+    for call in (fn, jax.value_and_grad(lambda p, c: fn(p, c)[0])):
+        seen.clear()
+        out = jax.jit(call)(jnp.float32(2.0), carry)
+        jax.block_until_ready(out)
+        jax.effects_barrier()
+        assert max(seen) <= 3
+    assert fn(2.0, carry)[1][2].tolist() == [3, 2]
+    np.testing.assert_allclose(out[0], 2.0 * (0 + 1 + 2 + 1 + 2) / 5)
+
+
+def test_until_under_vmap_over_seeds_ends_with_the_last_seed():
+    fn = rlfx.compile(lambda p, c, t: (p * c, c + 1.0), length=50, until=lambda c: c >= 4.0)
+    starts = jnp.array([0.0, 3.0, 10.0])
+    losses = jax.vmap(lambda c: fn(2.0, c)[0])(starts)
+    alone = jnp.stack([fn(2.0, c)[0] for c in starts])
+    np.testing.assert_allclose(losses, alone)

@@ -1,0 +1,54 @@
+"""The part of the domain that one execution covers: timesteps, and the environments of this device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.recurrence.program import Program
+from rlfx.recurrence.values import Value, axis_of
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """The part of the domain that one execution covers.
+
+    Attributes:
+      times: the timesteps, int32 [T or block].
+      batch: the number of environments here.
+      first: the index of the first of them.
+      mesh_axis: the name of the mesh axis over which the environments are split, or None.
+    """
+
+    times: Any
+    batch: int
+    first: Any = 0
+    mesh_axis: str | None = None
+
+    def environments(self) -> Any:
+        """The global indices of the environments."""
+        return self.first + jnp.arange(self.batch, dtype=jnp.int32)
+
+    def over_devices(self, op: str, x: Any) -> Any:
+        """Complete a reduction over the environments of this device with those of the others."""
+        if self.mesh_axis is None:
+            return x
+        collective = {"sum": jax.lax.psum, "mean": jax.lax.pmean, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
+        if x.dtype == jnp.bool_:
+            return collective(x.astype(jnp.int32), self.mesh_axis).astype(jnp.bool_)
+        return collective(x, self.mesh_axis)
+
+    def gathered(self, value: Value) -> Value:
+        """The value of all environments, on every device."""
+        if self.mesh_axis is None or "b" not in value.dims:
+            return value
+        data = jax.lax.all_gather(value.data, self.mesh_axis, axis=axis_of(value.dims, "b"), tiled=True)
+        return Value(data, value.dims)
+
+
+def whole_extent(program: Program) -> Extent:
+    """All timesteps of all environments."""
+    return Extent(jnp.asarray(program.domain.times()), program.domain.batch or 1)

@@ -1,0 +1,213 @@
+"""Sequential loops over t: what one keeps from iteration to iteration, and how its iterations are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.recurrence import reads
+from rlfx.recurrence.access import is_shift
+from rlfx.recurrence.index import Lookup, Point, Slice
+from rlfx.recurrence.program import NO_DIMS, Equation, Var
+from rlfx.recurrence.schedule import REGISTER, Loop
+from rlfx.recurrence.values import Value, expand, of_atom, zeros
+
+#: ``(step, init, xs, backward, going) -> (state, ys)``, as ``lax.scan``; ``going(state)`` says whether any environment
+#: takes the next timestep, or is None where all take all of them.
+Iterate = Callable[[Callable, Any, Any, bool, Callable | None], tuple[Any, Any]]
+
+
+def scan(step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
+    """Every iteration, as a ``lax.scan``: differentiable."""
+    return jax.lax.scan(step, init, xs, reverse=backward)
+
+
+def while_going(step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
+    """As :func:`scan`, but the loop ends when every environment has ended. Not differentiable.
+
+    One iteration runs after the last end; what it puts out (valid data, marked as outside of the domain) stands for those
+    that are left out.
+    """
+    if going is None or backward:
+        return scan(step, init, xs, backward, going)
+    length = jax.tree.leaves(xs)[0].shape[0]
+    at = lambda i: jax.tree.map(lambda x: x[i], xs)  # noqa: E731
+    _, one = jax.eval_shape(step, init, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))
+    ys = [zeros((length, *y.shape), y.dtype) for y in one]
+
+    def body(state):
+        i, _, kept, ys = state
+        before = going(kept)
+        kept, y = step(kept, at(i))
+        return (
+            i + 1,
+            before,
+            kept,
+            [jax.lax.dynamic_update_index_in_dim(all_y, new, i, 0) for all_y, new in zip(ys, y, strict=True)],
+        )
+
+    start = (jnp.int32(0), jnp.bool_(True), init, ys)
+    done, _, kept, ys = jax.lax.while_loop(lambda state: (state[0] < length) & state[1], body, start)
+    last = jnp.minimum(jnp.arange(length, dtype=jnp.int32), done - 1)
+    return kept, [jnp.take(y, last, axis=0) for y in ys]
+
+
+@dataclass(frozen=True, eq=False)
+class RunningLoop:
+    """A loop of an execution, to be run over any consecutive timesteps from an explicit state.
+
+    Attributes:
+      run: the execution that it belongs to.
+      loop: its equations.
+
+    The state has one array for each series in ``loop.depth``: the value of the previous iteration (a register), or a ring
+    of several.
+    """
+
+    run: Any
+    loop: Loop
+
+    @cached_property
+    def operands(self) -> tuple[list[Var], list[Var]]:
+        """What the body uses from outside: what varies with t, and what does not."""
+        defined = {v for e in self.loop.body for v in e.outputs}
+        used = (v for e in self.loop.body for v in e.point_inputs if isinstance(v, Var))
+        outside = [v for v in dict.fromkeys(used) if v not in defined]
+        varies = [v for v in outside if v is self.run.program.now or "t" in self.run.env[v].dims]
+        return varies, [v for v in outside if v not in varies]
+
+    @cached_property
+    def slots(self) -> dict[Var, frozenset]:
+        """With which dims each series is kept."""
+        return {v: self._slot_dims(v) for v in self.loop.depth}
+
+    def _slot_dims(self, var: Var) -> frozenset:
+        """A register also holds the boundary value, which may vary with the environment where the series does not."""
+        dims_of, readers = self.run.program.dims_of, self._readers(var) if self.loop.depth[var] == REGISTER else ()
+        return frozenset().union(dims_of(var), *(dims_of(e.outputs[0]) for e in readers)) - {"t"}
+
+    def _readers(self, var: Var) -> Iterable[Equation]:
+        return (e for e in self.loop.reads if e.source is var)
+
+    # -- running
+
+    def initial(self) -> list:
+        """The state before the first iteration."""
+        return [self._initial(v) for v in self.loop.depth]
+
+    def _initial(self, var: Var) -> Any:
+        depth, dims, sizes = self.loop.depth[var], self.slots[var], self.run.sizes
+        shape = (*(sizes["b"] for a in ("b",) if a in dims), *var.shape)
+        if depth != REGISTER:
+            return zeros((depth, *shape), var.dtype)
+        for read in self._readers(var):
+            forward = self.loop.direction == "forward"
+            edge = self.run.first(read.start) if forward else self.run.end_value(read)
+            return expand(edge, dims, sizes).data
+        return zeros(shape, var.dtype)
+
+    def advance(self, state: Sequence, times: Any, slices: Sequence, iterate: Iterate = scan) -> tuple[list, list]:
+        """Run over consecutive timesteps.
+
+        Args:
+          state: before the first of them.
+          times: int32 [n].
+          slices: for each operand that varies with t, its values at these timesteps.
+
+        Returns:
+          The state after them, and the stacked values.
+        """
+        backward = self.loop.direction == "backward"
+        return iterate(self.step, list(state), (times, list(slices)), backward, self._going())
+
+    def step(self, state: Sequence, at_t: tuple) -> tuple[list, list]:
+        """One iteration of all environments."""
+        t, slices = at_t
+        run, loop = self.run, self.loop
+        moving, fixed = self.operands
+        here = {v: run.env[v] for v in fixed}
+        for v, x in zip(moving, slices, strict=True):
+            whole = run.now() if v is run.program.now else run.env[v]
+            here[v] = Value(x, whole.dims - {"t"}, whole.starts, whole.clean)
+        rings = dict(zip(loop.depth, state, strict=True))
+        writes = {v: run.graph.definition[v] for v, depth in loop.depth.items() if depth != REGISTER}
+
+        def read(equation, env, now):
+            if equation not in loop.reads:  # random access to a series that is complete
+                return run.read_complete(equation, {**env, equation.source: run.env[equation.source]}, now)
+            return self._read(equation, env, Value(rings[equation.source], self.slots[equation.source]), t)
+
+        for chunk, written in _chunks(loop.body, writes):
+            run.sequence(chunk, here, Value(t), read)
+            for v in written:
+                slot = reads.ring_slot(t, loop.depth[v], run.domain.length)
+                data = expand(here[v], self.slots[v], run.sizes).data
+                rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
+        for v, depth in loop.depth.items():
+            if depth == REGISTER:
+                rings[v] = expand(here[v], self.slots[v], run.sizes).data
+        stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
+        return list(rings.values()), stacked
+
+    def _going(self) -> Callable | None:
+        """Under ``until=``: whether an environment takes the next timestep, from the register that says so."""
+        program = self.run.program
+        if program.alive is None:
+            return None
+        goes_on = program.definitions()[program.alive].source
+        if self.loop.depth.get(goes_on) != REGISTER:
+            return None
+        slot = list(self.loop.depth).index(goes_on)
+        return lambda state: self.run.extent.over_devices("max", jnp.any(state[slot]))
+
+    def last_of(self, var: Var, state: Sequence) -> Value:
+        """The value at the last timestep, from the final state."""
+        data, depth = state[list(self.loop.depth).index(var)], self.loop.depth[var]
+        length = self.run.domain.length
+        return Value(data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.slots[var])
+
+    # -- reads of earlier iterations
+
+    def _read(self, equation: Equation, env: Mapping[Var, Value], stored: Value, t: Any) -> Value:
+        run, access, depth = self.run, equation.access, self.loop.depth[equation.source]
+        if isinstance(access, Lookup):
+            source = Value(stored.data, stored.dims | {"t"})
+            source = run.extent.gathered(source) if access.across_batch else source
+            operands = [of_atom(a, env) for a in equation.operands]
+            return reads.lookup(source, equation, operands, Value(t), run.t0, run.sizes)
+        if isinstance(access, Slice):
+            return reads.read_ring_slice(stored, depth, access, equation.params["size"], run.domain, t)
+        future = self.loop.direction == "backward"
+        n = run.length if future else run.domain.length
+        if not isinstance(access, Point):
+            fill = of_atom(equation.operands[0], env)
+            return reads.read_ring_window(stored, depth, access, fill, run.domain, t, n, run.sizes)
+        if depth == REGISTER:
+            value, position = stored, t + is_shift(access)
+            if not isinstance(n, Value):
+                return value  # the register starts with the boundary value
+        else:
+            value, position = reads.read_ring_point(stored, depth, access.index, run.domain, t)
+        if future:
+            late = reads.beyond(position, NO_DIMS, n, run.sizes)
+            return value if late is None else reads.choose(late, run.end_value(equation), value, run.sizes)
+        if equation.start is None:
+            return value
+        return reads.choose(Value(position < 0), run.first(equation.start), value, run.sizes)
+
+
+def _chunks(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:
+    """The body, cut after each equation whose value goes into a ring."""
+    chunk: list[Equation] = []
+    for equation in body:
+        chunk.append(equation)
+        written = [v for v, owner in writes.items() if owner is equation]
+        if written:
+            yield chunk, written
+            chunk = []
+    yield chunk, []
