@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
-from rlfx.recurrence.program import NO_DIMS, Equation
+from rlfx.recurrence.program import NO_DIMS, Equation, Var
 from rlfx.recurrence.ragged import extreme_of
 from rlfx.recurrence.values import Value, axis_of, expand, map_over, mask_like
 
@@ -45,7 +45,7 @@ def _reduce(run: Any, equation: Equation, values: list[Value], env, t: Value) ->
     op, over = equation.params["op"], equation.params["over"]
     valid = run.valid(env) if run.domain.until else None
     if op == "last" and valid is not None:
-        return [run.last(equation.inputs[0])]
+        return [run.last(equation.inputs[0]) if isinstance(equation.inputs[0], Var) else values[0]]
     return [reduce_value(op, values[0], over, run.sizes, valid, run.extent)]
 
 

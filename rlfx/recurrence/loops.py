@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence import reads
-from rlfx.recurrence.access import is_shift
+from rlfx.recurrence.access import is_shift, reach_in
 from rlfx.recurrence.index import Lookup, Point, Slice
 from rlfx.recurrence.program import NO_DIMS, Equation, Var
 from rlfx.recurrence.schedule import REGISTER, Loop
@@ -138,8 +138,8 @@ class RunningLoop:
         writes = {v: run.graph.definition[v] for v, depth in loop.depth.items() if depth != REGISTER}
 
         def read(equation, env, now):
-            if equation not in loop.reads:  # random access to a series that is complete
-                return run.read_complete(equation, {**env, equation.source: run.env[equation.source]}, now)
+            if equation not in loop.reads:
+                return self._read_outside(equation, env, now)
             return self._read(equation, env, Value(rings[equation.source], self.slots[equation.source]), t)
 
         for chunk, written in _chunks(loop.body, writes):
@@ -171,7 +171,20 @@ class RunningLoop:
         length = self.run.domain.length
         return Value(data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.slots[var])
 
-    # -- reads of earlier iterations
+    # -- reads
+
+    def _read_outside(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
+        """A read, with operands of this iteration, of a series that is complete: random access, or a window's fill."""
+        run, access = self.run, equation.access
+        if isinstance(access, Lookup):
+            return run.read_complete(equation, {**env, equation.source: run.env[equation.source]}, t)
+        length, (fill,) = run.domain.length, equation.operands
+        found = reach_in(access, run.domain)
+        source = run.nothing(equation.source) if found.misses else run.env[equation.source]
+        source = expand(source, source.dims | {"t"}, run.sizes)
+        n = run.length if found.future or found.after_end else length
+        complete = Value(source.data, source.dims - {"t"})
+        return reads.read_ring_window(complete, length, access, of_atom(fill, env), run.domain, t.data, n, run.sizes)
 
     def _read(self, equation: Equation, env: Mapping[Var, Value], stored: Value, t: Any) -> Value:
         run, access, depth = self.run, equation.access, self.loop.depth[equation.source]

@@ -183,9 +183,10 @@ class Execution:
         elif equation.op in SPECIAL:
             outs = SPECIAL[equation.op](self, equation, [of_atom(a, env) for a in equation.inputs], env, t)
         else:
-            outs = evaluate_ragged(
-                equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, self._ragged_length()
-            )
+            n = self._ragged_length()
+            # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
+            t = reads.earlier(t, n, self.sizes) if isinstance(n, Value) else t
+            outs = evaluate_ragged(equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, n)
         env.update(zip(equation.outputs, outs, strict=True))
 
     def _ragged_length(self) -> Any:
@@ -204,7 +205,7 @@ class Execution:
         if isinstance(access, Point) and bare and "t" not in self.program.dims_of(equation.source):
             return env[equation.source]  # it has the same value everywhere, also beyond the end
         found = reach_in(access, self.domain)
-        source = self._nothing(equation.source) if found.misses else env[equation.source]
+        source = self.nothing(equation.source) if found.misses else env[equation.source]
         if isinstance(access, Lookup):
             source = self.extent.gathered(source) if access.across_batch else source
             return reads.lookup(source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.sizes)
@@ -217,7 +218,7 @@ class Execution:
             return reads.read_point(source, access.index, self.domain, n, start, end, self.sizes)
         return reads.read_window(source, access, of_atom(equation.operands[0], env), self.domain, n, self.sizes)
 
-    def _nothing(self, var: Var) -> Value:
+    def nothing(self, var: Var) -> Value:
         """Stands for a series of which no point is read."""
         return Value(zeros(tuple(var.shape), var.dtype))
 

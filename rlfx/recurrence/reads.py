@@ -35,6 +35,12 @@ def beyond(index: Any, dims: frozenset, n: Any, sizes: Mapping[str, int]) -> Val
     return Value(i >= expand(n, both, sizes).data, both)
 
 
+def earlier(t: Value, n: Value, sizes: Mapping[str, int]) -> Value:
+    """``min(t, n - 1)``."""
+    dims = t.dims | n.dims
+    return Value(jnp.minimum(expand(t, dims, sizes).data, expand(n, dims, sizes).data - 1), dims)
+
+
 # -- reads of complete series ----------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import CausalityError, located
+from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.arguments import check_arguments, validate_domain
 from rlfx.recurrence.check import check
 from rlfx.recurrence.domain import Domain
@@ -56,7 +57,7 @@ class _AtPoint:
 @dataclass(eq=False)
 class _Evaluation:
     program_at: Callable[[int, int], _AtPoint]
-    length: int
+    domain: Domain
     batch: int
     inputs: Callable[[Var, Program, int, int], Any]
     stops: list[int]
@@ -147,12 +148,16 @@ class _Evaluation:
         s = int(e.access.index.evaluate(t, stop, low=min, high=max))
         if s < 0:
             return self._twin(e, here, 0, b).start, 0, b
-        if s < stop:
+        if s < stop or not self._ahead(e.access):  # after its end an environment sees what it saw before
             return self._read_key(e, here, s, b)
         last = self._twin(e, here, stop - 1, b)
         if last.end is not None:
             return last.end, stop - 1, b
         return last.source, stop, b  # demand extension: its equation at t = T
+
+    def _ahead(self, access: Point) -> bool:
+        found = reach_in(access, self.domain)
+        return found.future or found.after_end
 
     def _positions(self, e: Equation, t: int, b: int) -> Iterable[int]:
         if isinstance(e.access, Slice):
@@ -354,7 +359,7 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
     stops = [domain.length] * batch
     if domain.until:
         stops = [_stop_of(at, domain, given, b, batch) for b in range(batch)]
-    run = _Evaluation(at, domain.length, batch, given, stops)
+    run = _Evaluation(at, domain, batch, given, stops)
     run.inputs_t0 = int(t0)
 
     def out(get: Callable[[Program], Atom], t: int, b: int) -> Any:
@@ -380,7 +385,7 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
 
 def _stop_of(at: Callable, domain: Domain, given: Callable, b: int, batch: int) -> int:
     """How many timesteps an environment has: the carry does not depend on its end, so any bound will do."""
-    run = _Evaluation(at, domain.length, batch, given, [domain.length] * batch)
+    run = _Evaluation(at, domain, batch, given, [domain.length] * batch)
     for t in range(1, domain.length):
         program = run.at(t, b).program
         if int(run.value(program.ends, t, b)) < t:
@@ -402,7 +407,7 @@ def _collect(run: _Evaluation, out: Callable, whole: Program, i: int) -> Any:
         if "t" not in dims:
             return out(lambda p: p.aux[i], 0, b)
         rows = [out(lambda p: p.aux[i], t, b) for t in range(run.stops[b])]
-        rows += [jnp.zeros_like(rows[0])] * (run.length - len(rows))
+        rows += [jnp.zeros_like(rows[0])] * (run.domain.length - len(rows))
         return jnp.stack(rows)
 
     columns = [column(b) for b in envs]
