@@ -136,7 +136,7 @@ def _summaries(part: str, schedule: Schedule, program: Program, kept: set[Var]) 
                 _kind(stage, program),
                 _content(equations),
                 tuple(_describe(v, program) for v in values),
-                tuple(_notes(stage, program)),
+                tuple(_notes(stage, program, part)),
                 sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
                 sum(
                     flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs
@@ -187,7 +187,7 @@ def _describe(var: Var, program: Program) -> str:
     return f"{var!r} {J.short_dtype(var.dtype)}[{shape}]"
 
 
-def _notes(stage: Stage, program: Program) -> list[str]:
+def _notes(stage: Stage, program: Program, part: str) -> list[str]:
     if not isinstance(stage, Loop):
         return []
     rings = [f"{v!r}: ring of {k}" for v, k in stage.depth.items() if k]
@@ -201,6 +201,9 @@ def _notes(stage: Stage, program: Program) -> list[str]:
     )
     if kinds:
         notes.append("because of " + ", ".join(kinds))
+    said = program.directives["loops"].note(program, stage) if part == "acting" and "loops" in program.directives else None
+    if said is not None:
+        notes.append(said)
     return notes
 
 

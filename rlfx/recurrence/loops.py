@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,18 @@ def while_going(step: Callable, init: Any, xs: Any, backward: bool, going: Calla
     done, _, kept, ys = jax.lax.while_loop(lambda state: (state[0] < length) & state[1], body, start)
     last = jnp.minimum(jnp.arange(length, dtype=jnp.int32), done - 1)
     return kept, [jnp.take(y, last, axis=0) for y in ys]
+
+
+class LoopRunner(Protocol):
+    """What a transform puts in the place of the acting pass' loops (directive ``loops``)."""
+
+    def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence, iterate: Iterate) -> tuple:
+        """As :meth:`RunningLoop.advance`."""
+        ...
+
+    def note(self, program: Any, loop: Loop) -> str | None:
+        """What ``explain`` says about a loop, if anything."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

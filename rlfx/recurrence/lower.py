@@ -14,7 +14,7 @@ from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.across import SPECIAL
 from rlfx.recurrence.extent import Extent, whole_extent
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
-from rlfx.recurrence.loops import Iterate, RunningLoop, scan
+from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
@@ -37,10 +37,11 @@ class Execution:
         t0: Any,
         extent: Extent,
         iterate: Iterate,
+        loops: LoopRunner | None = None,
     ):
         self.schedule, self.program, self.graph = schedule, schedule.graph.program, schedule.graph
         self.domain = self.program.domain
-        self.extent, self.iterate = extent, iterate
+        self.extent, self.iterate, self.loops = extent, iterate, loops
         self.sizes = {"t": extent.times.shape[0], "b": extent.batch}
         self.t0 = t0
         self.env: dict[Var, Value] = dict(env)
@@ -61,7 +62,8 @@ class Execution:
     def _loop(self, running: RunningLoop) -> None:
         loop, (moving, _) = running.loop, running.operands
         slices = [(self.now() if v is self.program.now else self.env[v]).data for v in moving]
-        state, ys = running.advance(running.initial(), self.times.data, slices, self.iterate)
+        arguments = (running.initial(), self.times.data, slices, self.iterate)
+        state, ys = running.advance(*arguments) if self.loops is None else self.loops.run(running, *arguments)
         for v, data in zip(loop.stacked, ys, strict=True):
             self.env[v] = Value(data, self.program.dims_of(v) | {"t"})
         for v in loop.last:
@@ -239,6 +241,7 @@ def execute(
     tails: Mapping[Var, Value] | None = None,
     extent: Extent | None = None,
     iterate: Iterate = scan,
+    loops: LoopRunner | None = None,
 ) -> Execution:
     """Run a schedule.
 
@@ -248,9 +251,10 @@ def execute(
       tails: values at t = T of what is given.
       extent: the part of the domain to run; everything by default.
       iterate: how loops are run.
+      loops: what a transform puts in the place of loops, see :class:`LoopRunner`.
     """
     full = dict(env)
     program: Program = schedule.graph.program
-    execution = Execution(schedule, full, tails or {}, t0, extent or whole_extent(program), iterate)
+    execution = Execution(schedule, full, tails or {}, t0, extent or whole_extent(program), iterate, loops)
     execution.env[program.now] = execution.now()
     return execution.run()

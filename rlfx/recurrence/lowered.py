@@ -93,6 +93,11 @@ class Lowered:
             self._plans[key] = make()
         return self._plans[key]
 
+    @property
+    def _acting(self) -> dict:
+        """How the loops of the acting pass are run."""
+        return {"iterate": while_going, "loops": self.program.directives.get("loops")}
+
     # -- evaluation
 
     def __call__(self, flat: Sequence[Any], t0: Any) -> tuple:
@@ -107,7 +112,7 @@ class Lowered:
 
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self._extent()
-        run = execute(self.forward, self._env(flat, extent), t0, extent=extent, iterate=while_going)
+        run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
         return self._loss(run), *self._returned(run)
 
     # -- gradients
@@ -165,7 +170,7 @@ class Lowered:
         """``((loss, carry, aux, lengths), gradient of the loss)``."""
         learner, extent = self.learner(perturbed, False), self._extent()
         if not learner.targets:
-            run = execute(self.forward, self._env(flat, extent), t0, extent=extent, iterate=while_going)
+            run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
         block = self._block(learner, extent)
@@ -191,7 +196,7 @@ class Lowered:
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
-        acted = execute(learner.acting, env, t0, extent=extent, iterate=while_going)
+        acted = execute(learner.acting, env, t0, extent=extent, **self._acting)
         return acted, dict(env), {v: acted.env[v] for v in learner.stored}, {v: acted.tail(v) for v in learner.tails}
 
     def _differentiate(

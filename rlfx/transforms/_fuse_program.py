@@ -14,7 +14,7 @@ import numpy as np
 from rlfx.errors import ProgramError, located
 from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_rules import RULES
-from rlfx.transforms._scalarize import Dense, Interpreter, Target, array_of, cell, keys_of
+from rlfx.transforms._scalarize import Dense, Interpreter, Target, UnsupportedPrimitive, array_of, cell, keys_of
 
 _LEAF = jax.tree.structure(0)
 
@@ -119,6 +119,21 @@ class StepProgram:
             return self.carry.flatten(ip, out[:size]), self.ys.flatten_leaves(ip, out[size:])
 
         return step
+
+    def unsupported(self, dense_matmul: bool = False) -> str | None:
+        """What has no scalar form, where, and what to do; None if everything has. Computes nothing."""
+        block = (4,)
+        step = self.scalar_step(Target(block, dense_matmul=dense_matmul))
+
+        def blocks(dtypes):
+            return [jax.ShapeDtypeStruct(block, d) for d in dtypes]
+
+        index = jax.ShapeDtypeStruct((), jnp.int32), *blocks([jnp.int32])
+        try:
+            jax.eval_shape(step, list(self.shared.avals), *index, blocks(self.carry.dtypes), blocks(self.xs.dtypes))
+        except UnsupportedPrimitive as error:
+            return str(error)
+        return None
 
 
 def trace_step(body: Callable, shared: Any, carry: Any, xs: Any) -> StepProgram:

@@ -52,8 +52,7 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
     """
     if length < 1:
         raise ProgramError(located(f"fuse_steps: K = {length} steps.", fix="Fuse at least one step."))
-    if backend not in BACKENDS:
-        raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
+    check_backend(backend)
 
     def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
         n = _batch_of(carry, xs, length)
@@ -70,6 +69,12 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
         return program.carry.join([x[:n] for x in out]), program.ys.join_leaves(jax.tree.map(lambda y: y[..., :n], ys))
 
     return run
+
+
+def check_backend(backend: str) -> None:
+    """Raise ProgramError if there is no such backend."""
+    if backend not in BACKENDS:
+        raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
 
 
 def _batch_of(carry: Any, xs: Any, length: int) -> int:

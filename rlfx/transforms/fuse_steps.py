@@ -9,6 +9,7 @@ loop over a structure of arrays on CPU.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,15 +18,18 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.errors import ProgramError, located
+from rlfx.recurrence.program import Program
+from rlfx.transforms._fuse_loop import FusedLoops
 from rlfx.transforms._fuse_program import trace_step
-from rlfx.transforms._fuse_scan import fuse_scan
-from rlfx.transforms._scalarize import Target, UnsupportedPrimitive
+from rlfx.transforms._fuse_scan import check_backend, fuse_scan
+from rlfx.transforms._scalarize import UnsupportedPrimitive
 
 __all__ = [
     "Statistics",
     "Support",
     "Transition",
     "UnsupportedPrimitive",
+    "fuse_loops",
     "fuse_scan",
     "fuse_steps",
     "supported",
@@ -94,9 +98,15 @@ class Support(NamedTuple):
         return self.ok
 
 
+@functools.singledispatch
 def fuse_steps(env: Any, k: int, *, policy: Any = None, outputs: str = "final", backend: str = "auto",
                tile: int | None = None) -> Callable:
     """K steps of N environments as one program: ``run(key, states, extra=None, *, t0=0, b0=0)``.
+
+    Given a traced program instead of an environment, ``fuse_steps(program, *, backend="auto", tile=None)`` is the program
+    whose acting loops run fused, where their bodies are supported: ``rlfx.compile(f, ..., transform=fuse_steps)``. Values
+    and gradients are those of the program up to floating-point contraction; ``explain`` says which loops are fused, and
+    why not the others. See :func:`fuse_loops`.
 
     ``states`` has leaves ``[N, ...]``. With ``key_b = fold_in(key, b0 + b)``, environment b at step t draws its action
     from ``fold_in(key_b, 2 (t0 + t))`` and its step from ``fold_in(key_b, 2 (t0 + t) + 1)``, whatever the backend, the
@@ -142,6 +152,37 @@ def fuse_steps(env: Any, k: int, *, policy: Any = None, outputs: str = "final", 
         return carry[0] if outputs == "final" else (carry[0], carry[1] if outputs == "statistics" else ys)
 
     return run
+
+
+@fuse_steps.register
+def fuse_loops(program: Program, *, backend: str = "auto", tile: int | None = None) -> Program:
+    """``scan(vmap(body)) over t  ->  one scalarised program of T steps``, for the loops of a program's acting pass.
+
+    A loop is fused if its body is a function of one environment and of the previous timestep, in scalar primitives: no
+    reductions over environments, no rings of earlier timesteps, no callbacks, no loops on data. Others stay as they are,
+    and so do backward loops and what is differentiated.
+
+    Args:
+      program: traced, with or without a loss.
+      backend, tile: as in :func:`fuse_scan`.
+
+    Raises:
+      ProgramError: no such backend.
+
+    data_collection section 7 asks for the fusion of simulation and inference: the loop's body is both.
+
+    Example:
+      >>> import rlfx
+      >>> f = rlfx.unroll(lambda w, x, t: (w * x, x), length=3, batch=2, transform=fuse_steps)
+      >>> f(2.0, jnp.ones(2))
+      (Array([8., 8.], dtype=float32), Array([[1., 1.],
+             [2., 2.],
+             [4., 4.]], dtype=float32))
+      >>> "fused: its steps are one scalarised program" in str(f.explain(2.0, jnp.ones(2)))
+      True
+    """
+    check_backend(backend)
+    return dataclasses.replace(program, directives={**program.directives, "loops": FusedLoops(backend, tile)})
 
 
 def _actor(env: Any, policy: Any) -> Callable:
@@ -226,17 +267,8 @@ def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), tree)
 
     program = trace_step(_trajectory(env, act), params, lead((key, state), (1,)), lead(given, (1, 1)))
-    step = program.scalar_step(Target(block=(4,)))
-
-    def block(dtypes):
-        return [jax.ShapeDtypeStruct((4,), d) for d in dtypes]
-
-    index = jax.ShapeDtypeStruct((), jnp.int32), *block([jnp.int32])
-    try:
-        jax.eval_shape(step, list(program.shared.avals), *index, block(program.carry.dtypes), block(program.xs.dtypes))
-    except UnsupportedPrimitive as error:
-        return Support(False, str(error))
-    return Support(True)
+    reason = program.unsupported()
+    return Support(reason is None, reason)
 
 
 CANDIDATES = (("scan", None), ("tile", 64), ("tile", 256))

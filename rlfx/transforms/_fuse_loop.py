@@ -1,0 +1,193 @@
+"""The forward loops of a compiled program as fused steps: the body of a loop as a function of one environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.recurrence.index import Point
+from rlfx.recurrence.loops import Iterate, RunningLoop
+from rlfx.recurrence.program import Equation, Lit, Program, Var
+from rlfx.recurrence.schedule import REGISTER, Loop
+from rlfx.recurrence.values import Value, evaluate
+from rlfx.transforms._fuse_program import trace_step
+from rlfx.transforms._fuse_scan import fuse_scan
+from rlfx.transforms._scalarize import UnsupportedPrimitive
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedLoops:
+    """How the loops of an acting pass run: fused where their body is supported.
+
+    Attributes:
+      backend, tile: of :func:`fuse_scan`.
+    """
+
+    backend: str = "auto"
+    tile: int | None = None
+
+    def note(self, program: Program, loop: Loop) -> str | None:
+        """For ``explain``: that a forward loop is fused, or why it is not."""
+        if loop.direction != "forward":
+            return None
+        parts = _split(loop)
+        why = parts if isinstance(parts, str) else _primitives(_Body.of(program, parts[0], program.dims_of))
+        return "fused: its steps are one scalarised program" if why is None else f"not fused: {why}"
+
+    def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence, iterate: Iterate) -> tuple:
+        """The loop's final state and stacked values, as ``RunningLoop.advance`` gives them."""
+        run, loop = running.run, running.loop
+        parts = _split(loop)
+        if not isinstance(parts, str):
+            core, rest = (RunningLoop(run, part) for part in parts)
+            try:
+                final, stacked = self._fused(core, state, times)
+            except UnsupportedPrimitive:
+                pass  # `explain` says which
+            else:
+                run.env |= {v: Value(x, run.program.dims_of(v) | {"t"}) for v, x in zip(core.loop.stacked, stacked,
+                                                                                       strict=True)}  # fmt: skip
+                return final, _in_order(loop, core, stacked, rest, times)
+        return running.advance(state, times, slices, iterate)
+
+    def _fused(self, running: RunningLoop, state: Sequence, times: Any) -> tuple:
+        run, loop = running.run, running.loop
+        program, n = run.program, run.extent.batch
+        body = _Body.of(program, loop, lambda v: run.env[v].dims)
+
+        def each(data, dims, axis=0):  # what all environments share, once for each of them
+            return data if "b" in dims else jnp.broadcast_to(jnp.expand_dims(data, axis), _widened(data, axis, n))
+
+        kept = [each(x, running.slots[v]) for v, x in zip(loop.depth, state, strict=True)]
+        own = [run.env[v].data for v in body.own]
+        xs = [each(run.env[v].data, run.env[v].dims, 1) for v in body.moving]
+        scan = fuse_scan(body.point, times.shape[0], backend=self.backend, tile=self.tile)
+        shared = [run.env[v].data for v in body.shared]
+        (_, kept), ys = scan(shared, (own, kept), xs, t0=run.t0 + times[0], b0=run.extent.first)
+        final = [x if "b" in running.slots[v] else x[0] for v, x in zip(loop.depth, kept, strict=True)]
+        stacked = [y if "b" in program.dims_of(v) else y[:, 0] for v, y in zip(loop.stacked, ys, strict=True)]
+        return final, stacked
+
+
+def _in_order(loop: Loop, core: RunningLoop, stacked: Sequence, rest: RunningLoop, times: Any) -> list:
+    """The stacked values of the whole loop: those of its fused core, and of what runs after it."""
+    known = dict(zip(core.loop.stacked, stacked, strict=True))
+    if rest.loop.body:
+        slices = [(rest.run.now() if v is rest.run.program.now else rest.run.env[v]).data for v in rest.operands[0]]
+        known.update(zip(rest.loop.stacked, rest.advance([], times, slices)[1], strict=True))
+    return [known[v] for v in loop.stacked]
+
+
+def _widened(x: Any, axis: int, n: int) -> tuple[int, ...]:
+    return (*x.shape[:axis], n, *x.shape[axis:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Body:
+    """The body of a loop for one environment.
+
+    Attributes:
+      shared, own: what it uses of what does not change with t: the same for all environments, or each its own.
+      moving: what changes with t.
+    """
+
+    program: Program
+    loop: Loop
+    shared: tuple[Var, ...]
+    own: tuple[Var, ...]
+    moving: tuple[Var, ...]
+
+    @classmethod
+    def of(cls, program: Program, loop: Loop, dims: Callable[[Var], frozenset]) -> _Body:
+        defined = {v for e in loop.body for v in e.outputs}
+        used = (v for e in loop.body for v in e.point_inputs if isinstance(v, Var))
+        outside = [v for v in dict.fromkeys(used) if v not in defined and v not in (program.now, program.b)]
+        return cls(program, loop, tuple(v for v in outside if not dims(v)), tuple(v for v in outside if dims(v) == {"b"}),
+                   tuple(v for v in outside if "t" in dims(v)))  # fmt: skip
+
+    def point(self, shared: Sequence, t: Any, b: Any, carry: tuple, x: Sequence) -> tuple:
+        """One timestep: ``fuse_scan``'s body. ``carry`` is (what each environment owns, the registers)."""
+        own, state = carry
+        registers = dict(zip(self.loop.depth, state, strict=True))
+        here = dict(zip((*self.shared, *self.own, *self.moving), (*shared, *own, *x), strict=True))
+        here |= {self.program.now: t, self.program.b: b}
+        for e in self.loop.body:
+            if e in self.loop.reads:
+                here[e.outputs[0]] = registers[e.source]
+                continue
+            operands = [a.value if isinstance(a, Lit) else here[a] for a in e.inputs]
+            here.update(zip(e.outputs, evaluate(e, operands), strict=True))
+        return (own, [here[v] for v in self.loop.depth]), [here[v] for v in self.loop.stacked]
+
+
+def _split(loop: Loop) -> tuple[Loop, Loop] | str:
+    """The recurrence and what is a function of one environment, and the rest, a loop of its own; or why there is none.
+
+    The rest cannot be said of one environment, or depends on what cannot, and the recurrence does not use it.
+    """
+    reasons: dict[Equation, str] = {}
+    behind: dict[Var, str] = {}
+    for e in loop.body:
+        what = _not_pointwise(e, loop)
+        why = f"{what} ({e.where or e.op.name})" if what else next((behind[v] for v in e.inputs if v in behind), None)
+        if why is not None and e not in loop.reads:
+            reasons[e] = why
+            behind.update(dict.fromkeys(e.outputs, why))
+        elif why is not None and what is not None:
+            return why
+    for v in loop.depth:
+        if v in behind:
+            return behind[v]
+    core, rest = (tuple(e for e in loop.body if (e in reasons) is after) for after in (False, True))
+    needed = {v for e in rest for v in e.inputs}
+    stacked = tuple(v for e in core for v in e.outputs if v in loop.stacked or v in needed)
+    later = tuple(v for v in loop.stacked if v in behind)
+    return (dataclasses.replace(loop, body=core, stacked=stacked),
+            dataclasses.replace(loop, body=rest, reads=frozenset(), depth={}, stacked=later, last=()))  # fmt: skip
+
+
+def _not_pointwise(e: Equation, loop: Loop) -> str | None:
+    if e in loop.reads:
+        near = isinstance(e.access, Point) and loop.depth[e.source] == REGISTER
+        return None if near else "it reads more than one timestep back"
+    if e.is_read:
+        return "it reads a complete series at random"
+    if e.has_effects:
+        return f"it has an effect, {e.op.name}"
+    if e.is_ragged:
+        return "the length of an axis depends on t"
+    return None if e.is_pointwise else "it reduces over the environments"
+
+
+def _primitives(body: _Body) -> str | None:
+    """Which primitive has no scalar form, and where; or that the program is too large."""
+    def struct(v, lead=()):
+        return jax.ShapeDtypeStruct((*lead, *v.shape), v.dtype)
+
+    carry = [struct(v, (1,)) for v in body.own], [struct(v, (1,)) for v in body.loop.depth]
+    why = _unsupported(body.point, [struct(v) for v in body.shared], carry, [struct(v, (1, 1)) for v in body.moving])
+    if why is None:
+        return None
+    for e in body.loop.body:
+        if not e.is_read and _unsupported(*_alone(e)) is not None:
+            return f"the primitive {e.op.name!r} has no scalar form here ({e.where})"
+    return why.splitlines()[0].removeprefix("fuse_steps: ")
+
+
+def _alone(e: Equation) -> tuple[Callable, Any, Any, Any]:
+    """One equation as a body, on arrays that differ between environments."""
+    inputs = [v for v in dict.fromkeys(e.inputs) if isinstance(v, Var)]
+
+    def point(shared, t, b, carry, x):
+        here = dict(zip(inputs, carry, strict=True))
+        return carry, evaluate(e, [a.value if isinstance(a, Lit) else here[a] for a in e.inputs])
+
+    return point, None, [jax.ShapeDtypeStruct((1, *v.shape), v.dtype) for v in inputs], None
+
+
+def _unsupported(point: Callable, shared: Any, carry: Any, xs: Any) -> str | None:
+    return trace_step(point, shared, carry, xs).unsupported(dense_matmul=jax.default_backend() == "cpu")
