@@ -9,9 +9,9 @@ place. Arguments, constants and results of the program are no temporaries, as in
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Value:
     shape: tuple
     dtype: Any
     node: Node | None = None
+    varying: frozenset | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -78,10 +79,12 @@ _CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | _names(
 #: Computed inside the loop that reads them if there is only one.
 _EXPENSIVE = _names(
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "div", "erf",
-    "erf_inv", "erfc", "exp", "exp2", "expm1", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
     "regularized_incomplete_beta", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "polygamma",
 )  # fmt: skip
 _REDUCTIONS = _names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+#: Operations that a reduction computes while it reads.
+_REDUCED_WITH = _names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 _LOOPS = frozenset({J.SCAN, J.WHILE})
 _COPY = J.primitive("copy")
 _IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | _names("scatter", "scatter_add", "scatter_mul", "dynamic_update_slice")
@@ -107,6 +110,7 @@ class Flat:
 
 def _flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     nodes: list[Node] = []
+    known: dict[Any, list[Value]] = {}
 
     def new(aval: Any) -> Value:
         return Value(_bytes(aval), tuple(aval.shape), aval.dtype)
@@ -123,8 +127,13 @@ def _flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
             else:
-                outs = [new(v.aval) for v in equation.outvars]
-                nodes.extend(_expand(equation, ins, outs))
+                key = _identity(equation, ins)
+                outs = known.get(key) if key else None
+                if outs is None:
+                    outs = [new(v.aval) for v in equation.outvars]
+                    nodes.extend(_expand(equation, ins, outs))
+                    if key:
+                        known[key] = outs
             env.update(zip(equation.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
@@ -136,6 +145,19 @@ def _flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
             needed |= {id(v) for v in node.ins}
             kept.append(node)
     return Flat(inputs, outputs, kept[::-1])
+
+
+def _identity(equation: Any, ins: Sequence[Value | None]) -> Any:
+    """What two equations have in common that XLA computes once; None if it cannot be compared."""
+    if equation.primitive in _LOOPS or equation.primitive is J.COND:
+        return None
+    values = tuple(id(v) if v is not None else str(atom) for v, atom in zip(ins, equation.invars, strict=True))
+    try:
+        key = (equation.primitive, values, tuple(sorted(equation.params.items())))
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: Any, pairs: Sequence = ()) -> Node:
@@ -236,13 +258,12 @@ class Unit:
 
     Attributes:
       reads: the values it reads from memory.
-      inner: temporary bytes inside, for loops and branches.
+      aligned: those of which it reads the element that it writes, and no other: it may be written over them.
     """
 
     node: Node
     reads: list[Value]
-    inner: int = 0
-    inner_live: tuple = ()
+    aligned: set[int]
 
 
 def _units(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
@@ -266,28 +287,57 @@ def _units(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         places[id(node)] = max(count, 1)
         if not fused:
             roots.add(id(node))
-    return [Unit(node, _reads(node, roots)) for node in flat.nodes if id(node) in roots]
+    return [Unit(node, *_reads(node, roots)) for node in flat.nodes if id(node) in roots]
 
 
 def _fuses(user: Node, value: Value) -> bool:
     """Whether an operation computes what it reads, instead of reading it from memory."""
-    return user.op in _CHEAP or user.op in _REDUCTIONS
+    if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
+        if value.node is None or _narrow(value):
+            return True
+        return value.node.op in _REDUCED_WITH and all(
+            _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP)) for v in value.node.ins
+        )
+    return user.op in _CHEAP
 
 
-def _reads(root: Node, roots: set[int]) -> list[Value]:
+def _narrow(value: Value) -> bool:
+    """Whether a value repeats fewer numbers: XLA reduces those, and broadcasts afterwards."""
+    return len(_varying(value)) < sum(d != 1 for d in value.shape)
+
+
+def _varying(value: Value) -> frozenset:
+    """The dimensions along which a value may vary."""
+    if value.varying is None:
+        value.varying = frozenset(d for d, size in enumerate(value.shape) if size != 1)
+        node = value.node
+        if node is not None and node.op is J.primitive("broadcast_in_dim"):
+            dims = node.equation.params["broadcast_dimensions"]
+            shape = node.equation.invars[0].aval.shape
+            value.varying = frozenset(int(d) for d, size in zip(dims, shape, strict=True) if size != 1)
+        elif node is not None and node.op in J.ELEMENTWISE and all(v.shape in (value.shape, ()) for v in node.ins):
+            value.varying = frozenset().union(*(_varying(v) for v in node.ins))
+    return value.varying
+
+
+def _reads(root: Node, roots: set[int]) -> tuple[list[Value], set[int]]:
     found: dict[int, Value] = {}
-    seen: set[int] = set()
+    elsewhere: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
 
-    def visit(node: Node) -> None:
+    def visit(node: Node, aligned: bool) -> None:
+        aligned = aligned and (node.op in _IN_PLACE or (node.op in _LOOPS))
         for value in node.ins:
             if value.node is None or id(value.node) in roots:
                 found[id(value)] = value
-            elif id(value.node) not in seen:
-                seen.add(id(value.node))
-                visit(value.node)
+                if not aligned:
+                    elsewhere.add(id(value))
+            elif (id(value.node), aligned) not in seen:
+                seen.add((id(value.node), aligned))
+                visit(value.node, aligned)
 
-    visit(root)
-    return list(found.values())
+    visit(root, True)
+    return list(found.values()), set(found) - elsewhere
 
 
 # -- schedule --------------------------------------------------------------------------------------------------------
@@ -362,13 +412,15 @@ def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapp
     for i, unit in enumerate(units):
         inner, inner_live = _inside(unit.node)
         dying = [v for v in unit.reads if last[id(v)] == i and id(v) in live]
+        free = [v for v in dying if id(v) in unit.aligned]
         for value in unit.node.outs:
             take = cost[id(value)]
-            if take and (unit.node.op in _IN_PLACE or unit.node.op in _LOOPS):
+            if take and free:
                 init = taken_over.get(id(value))
-                reused = next((v for v in dying if (live[id(v)][0] == take if init is None else v is init)), None)
+                reused = next((v for v in free if (live[id(v)][0] == take if init is None else v is init)), None)
                 if reused is not None:
                     dying.remove(reused)
+                    free.remove(reused)
                     now -= live.pop(id(reused))[0]
             now += take
             live[id(value)] = (take, value)
@@ -376,7 +428,7 @@ def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapp
             peak = now + inner
             at_peak = (*(v for b, v in live.values() if b), *inner_live)
         for value in [*dying, *(v for v in unit.node.outs if last[id(v)] == i)]:
-            if id(value) in live and not (id(value) in outside):
+            if id(value) in live and id(value) not in outside:
                 now -= live.pop(id(value))[0]
     return peak, at_peak
 
@@ -393,8 +445,20 @@ def _inside(node: Node) -> tuple[int, tuple]:
     if op is J.COND:
         return max((_branch(*J.body_of(b)) for b in params["branches"]), key=lambda p: p[0])
     if op in J.RANDOM:
-        return sum(v.bytes for v in node.outs), ()
+        return _random(node), ()
     return 0, ()
+
+
+def _random(node: Node) -> int:
+    """Threefry is a loop over two words, and three of the key where it varies; all of them are copied in its body."""
+    out = node.outs[0]
+    keys = node.ins[0] if node.ins else out
+    lanes = out.bytes // 2 if math.prod(keys.shape) * 4 < out.bytes else out.bytes
+    if J.short_dtype(out.dtype) == "key":
+        lanes = out.bytes // 2
+    key_lanes = 4 * math.prod(keys.shape)
+    read = keys.bytes if keys is not out and key_lanes >= lanes else 0
+    return max(0, 4 * lanes + 6 * min(key_lanes, lanes) - out.bytes - read)
 
 
 def _loop(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> tuple[int, tuple]:
@@ -435,5 +499,5 @@ def estimate_temp_bytes(jaxpr: Any) -> int:
 def largest_values(jaxpr: Any, n: int = 5) -> list[LiveValue]:
     """The ``n`` largest values that occupy memory at the estimated peak, largest first."""
     _, live = _branch(*J.body_of(jaxpr))
-    found = [LiveValue(v.bytes, v.shape, J.short_dtype(v.dtype), J.source_of(v.node.equation)) for v in live]
+    found = [LiveValue(v.bytes, v.shape, J.short_dtype(v.dtype), J.source_of(v.node.equation)) for v in live if v.node is not None and v.node.equation is not _NO_EQUATION]
     return sorted(found, key=lambda v: -v.bytes)[:n]
