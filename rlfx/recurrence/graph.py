@@ -120,7 +120,7 @@ class Graph:
             if domain.until and equation.op is reduce_p:
                 # Points after an environment's end do not count.
                 edges.append(Edge(self.program.alive, signs))
-            if domain.until and equation.needs_length:
+            if domain.until and (equation.needs_length or equation.params.get("op") == "last"):
                 edges += self._length_edge()
             return edges
         found = reach_in(equation.access, domain)

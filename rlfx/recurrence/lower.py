@@ -185,19 +185,11 @@ class Execution:
         elif equation.op in SPECIAL:
             outs = SPECIAL[equation.op](self, equation, [of_atom(a, env) for a in equation.inputs], env, t)
         else:
-            n = self._ragged_length()
+            n = self.length if equation.needs_length else self.domain.length
             # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
             t = reads.earlier(t, n, self.sizes) if isinstance(n, Value) else t
             outs = evaluate_ragged(equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, n)
         env.update(zip(equation.outputs, outs, strict=True))
-
-    def _ragged_length(self) -> Any:
-        try:
-            return self.length
-        except (
-            KeyError
-        ):  # inside the loop that finds the lengths only past slices are read, which do not depend on them
-            return self.domain.length
 
     # -- reads of what is complete
 
