@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.errors import DomainError, located
+from rlfx.recurrence.shuffle import shuffle as keyed_shuffle
 
 tree = jax.tree_util
 
@@ -22,6 +23,7 @@ def minibatch_epochs(
     minibatches: int,
     key: jax.Array,
     axis: str = "tb",
+    shuffle: Callable[[jax.Array, int], jax.Array] = keyed_shuffle,
 ) -> tuple[Any, Any]:
     """Run ``update`` on every minibatch of every epoch.
 
@@ -34,6 +36,8 @@ def minibatch_epochs(
       key: a typed key.
       axis: ``"tb"`` mixes all points: a minibatch has leading axis ``[T * B / minibatches]``. ``"b"`` keeps sequences
         together, for recurrent policies: ``[T, B / minibatches]``.
+      shuffle: ``shuffle(key, n) -> int[n]``, a permutation; :func:`rlfx.shuffle`, which does not sort, or
+        ``jax.random.permutation``.
 
     Returns:
       ``(carry, aux)``, each leaf of aux with leading axes ``[epochs, minibatches]``.
@@ -64,7 +68,7 @@ def minibatch_epochs(
     lead = 0 if axis == "tb" else 1
 
     def epoch(carry, epoch_key):
-        order = jax.random.permutation(epoch_key, sequences).reshape(minibatches, size)
+        order = shuffle(epoch_key, sequences).reshape(minibatches, size)
 
         def one(carry, indices):
             # The gather happens per minibatch: the shuffled data never exist as a whole.

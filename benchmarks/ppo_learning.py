@@ -1,0 +1,146 @@
+"""Does it learn as well? Learning curves of PPO, many seeds at once.
+
+    python benchmarks/ppo_learning.py shuffle [--seeds 20] [--envs CartPole-v1 Acrobot-v1 Catch-bsuite] [--out FILE]
+    python benchmarks/ppo_learning.py peer --purejaxrl PATH [--seeds 40] [--out FILE]
+
+`shuffle` trains the program of `ppo_full.py` with rlfx's sort-free shuffle and with `jax.random.permutation`; `peer`
+trains it and PureJaxRL's own file on CartPole, both at PureJaxRL's own settings (4 environments, 500,000 steps). The area
+under a learning curve is the mean over updates of the mean return of the episodes that ended in the update (or in the last
+one in which any did). Reported: the difference of the mean areas relative to the second arm, and its 95% confidence
+interval (Welch). Seeds of the two arms are different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import time
+
+import jax
+import numpy as np
+import purejaxrl
+from ppo_full import make_train
+from scipy import stats
+
+import rlfx.envs
+
+# environments at once, updates, learning rate
+SETTINGS = {
+    "CartPole-v1": (16, 150, 2.5e-3),
+    "Acrobot-v1": (16, 200, 2.5e-3),
+    "Catch-bsuite": (16, 100, 2.5e-3),
+    "MountainCar-v0": (16, 300, 2.5e-3),
+    "Breakout-MinAtar": (16, 400, 2.5e-3),
+}
+
+
+def episode_returns(score, done):
+    """Mean return of the episodes that ended in each update, [updates]; NaN before the first end."""
+    score, done = np.asarray(score), np.asarray(done)
+    ended = done.sum((1, 2))
+    total = np.where(done, score, 0.0).sum((1, 2))
+    curve = np.where(ended > 0, total / np.maximum(ended, 1), np.nan)
+    last = np.maximum.accumulate(np.where(np.isnan(curve), -1, np.arange(len(curve))))
+    return np.where(last >= 0, curve[last], np.nan)
+
+
+def curves(train, keys, seeds_at_once):
+    run = jax.jit(jax.vmap(train))
+    rows = []
+    for part in np.split(np.arange(len(keys)), range(seeds_at_once, len(keys), seeds_at_once)):
+        rows += [episode_returns(s, d) for s, d in zip(*map(np.asarray, run(keys[part])), strict=True)]
+    return np.stack(rows)
+
+
+def compare(first, second):
+    """Areas under the curves, and the 95% interval of their relative difference."""
+    start = int(max(np.isnan(first).sum(1).max(), np.isnan(second).sum(1).max()))
+    a, b = (np.mean(c[:, start:], 1) for c in (first, second))
+    test = stats.ttest_ind(a, b, equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    scale = abs(b.mean())
+    return {
+        "area": [float(a.mean()), float(b.mean())],
+        "area_std": [float(a.std(ddof=1)), float(b.std(ddof=1))],
+        "final": [float(c[:, -10:].mean()) for c in (first, second)],
+        "difference": float((a.mean() - b.mean()) / scale),
+        "interval": [float(low / scale), float(high / scale)],
+        "p_value": float(test.pvalue),
+        "areas": [np.round(a, 2).tolist(), np.round(b, 2).tolist()],
+        "mean_curves": [np.round(c.mean(0)[:: max(1, c.shape[1] // 100)], 2).tolist() for c in (first, second)],
+    }
+
+
+def shuffle_arms(name, seeds, seeds_at_once):
+    envs, updates, rate = SETTINGS[name]
+    env = rlfx.envs.make(name)
+    keys = jax.random.split(jax.random.key(20), 2 * seeds)
+    ours = make_train(env, envs, updates, rate=rate)
+    sorting = make_train(env, envs, updates, rate=rate, shuffle=jax.random.permutation)
+    arms = [
+        curves(lambda k, t=t: t(k)[1], k, seeds_at_once) for t, k in ((ours, keys[:seeds]), (sorting, keys[seeds:]))
+    ]
+    return {"environments": envs, "updates": updates, "learning_rate": rate} | compare(*arms)
+
+
+def peer_arms(checkout, seeds, seeds_at_once):
+    envs, updates = 4, int(5e5) // 128 // 4
+    ours = make_train(rlfx.envs.make("CartPole-v1"), envs, updates)
+    theirs = purejaxrl.make_train(checkout, NUM_ENVS=envs)
+
+    def their_episodes(key):
+        info = theirs(key)["metrics"]
+        return info["returned_episode_returns"], info["returned_episode"]
+
+    keys = jax.random.split(jax.random.key(30), 2 * seeds)
+    arms = [
+        curves(lambda k: ours(k)[1], keys[:seeds], seeds_at_once),
+        curves(their_episodes, jax.random.key_data(keys[seeds:]), seeds_at_once),
+    ]
+    return {"environments": envs, "updates": updates, "learning_rate": 2.5e-4} | compare(*arms)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["shuffle", "peer"])
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds-at-once", type=int, default=10)
+    parser.add_argument("--envs", nargs="+", default=["CartPole-v1", "Acrobot-v1", "Catch-bsuite"], choices=SETTINGS)
+    parser.add_argument("--purejaxrl")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    results = {}
+    for name in args.envs if args.what == "shuffle" else ["CartPole-v1"]:
+        begin = time.perf_counter()
+        if args.what == "shuffle":
+            row = shuffle_arms(name, args.seeds, args.seeds_at_once)
+        else:
+            row = peer_arms(args.purejaxrl, args.seeds, args.seeds_at_once)
+        low, high = row["interval"]
+        print(
+            f"{name}: difference of areas {row['difference']:+.1%}, 95% interval [{low:+.1%}, {high:+.1%}]; areas "
+            f"{row['area'][0]:.1f} and {row['area'][1]:.1f}, at the end {row['final'][0]:.1f} and {row['final'][1]:.1f} "
+            f"({args.seeds} seeds each, {time.perf_counter() - begin:.0f} s)",
+            flush=True,
+        )
+        results[name] = row
+    if args.out:
+        arms = ["rlfx.shuffle", "jax.random.permutation"] if args.what == "shuffle" else ["rlfx", "PureJaxRL"]
+        record = {
+            "benchmark": f"ppo_learning {args.what}",
+            "arms": arms,
+            "seeds": args.seeds,
+            "date": datetime.date.today().isoformat(),
+            "versions": {"jax": jax.__version__, "python": platform.python_version()},
+            "results": results,
+        }
+        if args.what == "peer":
+            record["purejaxrl"] = purejaxrl.COMMIT
+        with open(args.out, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
