@@ -8,6 +8,7 @@ compilations).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import tempfile
 import time
@@ -26,25 +27,24 @@ from rlfx.profile.rules import BACKEND, CALLBACK, COMPILE, TRANSFER, WAIT
 ANNOTATION, THUNK = "annotation", "thunk"
 
 
+def _once(body: Callable[[], object], profiled: bool) -> float:
+    """Process CPU seconds of one run, right after another: the end of a capture leaves cold caches behind."""
+    body()
+    with contextlib.ExitStack() as stack:
+        if profiled:
+            stack.enter_context(capture(stack.enter_context(tempfile.TemporaryDirectory())))
+        begin = time.process_time()
+        body()
+        return time.process_time() - begin
+
+
 def _seconds(body: Callable[[], object], rounds: int, profiled: bool) -> float:
-    """Process CPU seconds of the cheapest of `rounds` runs: the one that others on the machine disturbed least."""
-    best = np.inf
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            manager = capture(folder) if profiled else None
-            if manager:
-                manager.__enter__()
-            begin = time.process_time()
-            body()
-            best = min(best, time.process_time() - begin)
-            if manager:
-                manager.__exit__(None, None, None)
-    return best
+    """The cheapest of `rounds` runs: the one that others on the machine disturbed least."""
+    return min(_once(body, profiled) for _ in range(rounds))
 
 
 def _difference(plain: Callable[[], object], profiled: Callable[[], object], count: int, rounds: int) -> float:
     """ns an event: `(time of profiled under capture - time of plain without) / count`, not below zero."""
-    plain()
     return max(0.0, (_seconds(profiled, rounds, True) - _seconds(plain, rounds, False)) / count * 1e9)
 
 
@@ -109,7 +109,7 @@ def _compilations(count: int) -> Callable[[], None]:
 
 
 def calibrate(rounds: int = 7) -> Overhead:
-    """Measure what one event of each kind costs on this machine, in process CPU time; about 10 s.
+    """Measure what one event of each kind costs on this machine, in process CPU time; about 20 s.
 
     Args:
       rounds: runs of each loop; the fastest with and the fastest without profiling are compared.
@@ -137,7 +137,7 @@ def calibrate(rounds: int = 7) -> Overhead:
     return Overhead(machine(), costs, datetime.date.today().isoformat())
 
 
-def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 5) -> Overhead:
+def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 9) -> Overhead:
     """Scale a machine's costs to one workload, as the paper calibrates: by the difference of its runs.
 
     The costs of an event vary with what the processor's caches hold, and with what else the machine does.
@@ -153,7 +153,7 @@ def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 5) -> 
     predicted = sum(overhead.costs.get(kind, 0.0) * count for kind, count in _paid(workload).items())
     if not predicted:
         return overhead
-    found = [_seconds(workload, 1, True) - _seconds(workload, 1, False) for _ in range(rounds)]
+    found = [_once(workload, True) - _once(workload, False) for _ in range(rounds)]
     factor = max(0.0, float(np.median(found))) * 1e9 / predicted
     return replace(overhead, costs={kind: factor * ns for kind, ns in overhead.costs.items()})
 

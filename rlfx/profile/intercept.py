@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 import jax
 
+from rlfx._jaxpr import waits
 from rlfx.profile.rules import WAITING
 
-BLOCKING = ((jax, "block_until_ready"), (jax, "effects_barrier"))
+# What the public functions end in, so that `from jax import block_until_ready` is seen too; else those themselves.
+BLOCKING = waits or ((jax, "block_until_ready"), (jax, "effects_barrier"))
 
 
 @contextlib.contextmanager

@@ -89,6 +89,8 @@ class Timeline:
     problems: list[str] = field(default_factory=list)
     early: dict[str, int] = field(default_factory=dict)  # programs launched before the capture
     late: dict[str, int] = field(default_factory=dict)  # programs launched that were not seen to run
+    worked: int = 0  # end of the last instruction
+    waited: int = 0  # end of the last time that a thread of the host waited for the device, or read from it
 
 
 class _Frame(NamedTuple):
@@ -241,6 +243,8 @@ class _Walker:
                 self.out.transitions[source, reached, share.phase, share.path] += 1
                 if not event.synthetic:
                     self.pay(reached, event)
+        if event.rule.value in (WAIT, FETCH) and self.lines[event.line].kind != "pool":
+            self.out.waited = max(self.out.waited, event.end)
         if event.correlation is not None:
             self.launches.correlated[event.correlation] = self.contexts[after].base
         if event.rule.value == DISPATCH and after != before:
@@ -292,8 +296,9 @@ class _Walker:
             seen[1] += event.end - event.start
 
     def shares(self, base: Base, op_scope, module: str) -> tuple[Share, ...]:
-        path = join(base.path, op_scope.path)
-        named = path or ((rules.function_of(module),) if rules.function_of(module) else ())
+        # Without an operation, time goes by stage in programs that rlfx compiled, and by jitted function in others.
+        instead = op_scope.stage or rules.function_of(module)
+        named = join(base.path, op_scope.path) or ((instead,) if instead else ())
         return (Share(op_scope.phase or base.phase, named, op_scope.stage),)
 
     def device(self, event: DeviceEvent, inside: bool) -> None:
@@ -365,6 +370,7 @@ class _Walker:
             self.out.bytes[event.name] += event.bytes
         if not event.copy and new.device == LEAF:
             self.out.launches[share.phase, share.path] += 1
+        self.out.worked = max(self.out.worked, event.end)
         kernel = self.out.kernels.setdefault((event.module, event.op or event.name), Kernel())
         kernel.count += 1
         kernel.ns += event.end - event.start

@@ -1,0 +1,112 @@
+"""Short captures of a long run: profile a few calls of a training step, and leave all the others alone."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+
+from rlfx.errors import ProfileError, located
+from rlfx.profile.capture import Session, capture
+from rlfx.profile.report import Report
+
+
+class Sampled:
+    """A function that profiles some of its calls; made by `sampled`."""
+
+    def __init__(self, function: Callable, calls: int, skip: int, steps: int, options: dict[str, Any]):
+        self._function, self._options, self._steps = function, options, steps
+        self._first, self._last = skip, skip + calls
+        self._made = 0
+        self._stack = ExitStack()
+        self.session: Session | None = None
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; the first of the profiled calls begins the capture, the last one ends it."""
+        if not self._first <= self._made < self._last:
+            self._made += 1
+            return self._function(*args, **kwargs)
+        try:
+            if self.session is None:
+                jax.block_until_ready((args, kwargs))  # earlier calls are not part of the window
+                self.session = self._stack.enter_context(capture(**self._options))
+            out = self._function(*args, **kwargs)
+            self.session.steps += self._steps
+            self._made += 1
+            if self._made == self._last:
+                jax.block_until_ready(out)
+        except BaseException:
+            self._made = self._last
+            self._stack.close()
+            raise
+        if self._made == self._last:
+            self._stack.close()
+        return out
+
+    def report(self) -> Report:
+        """The report of the profiled calls.
+
+        Raises:
+          ProfileError: they have not all been made yet.
+        """
+        if self.session is None or self._made < self._last:
+            name = getattr(self._function, "__name__", repr(self._function))
+            raise ProfileError(
+                located(
+                    f"{name} was called {self._made} times; calls {self._first + 1} to {self._last} are profiled.",
+                    fix="Train for longer before the report, or give sampled(..., calls=, skip=) smaller numbers.",
+                )
+            )
+        return self.session.report()
+
+
+def sampled(
+    function: Callable,
+    directory: str | os.PathLike | None = None,
+    *,
+    calls: int = 3,
+    skip: int = 2,
+    steps: int = 0,
+    **options: Any,
+) -> Sampled:
+    """Profile a few calls of a function, such as one training iteration; the rest of the run costs nothing.
+
+    jax's profiler adds about 0.4 µs to every instruction of XLA:CPU while it records, and a capture takes time to end.
+    A few iterations show where the time goes; the others then run at full speed. RL-Scope records whole runs.
+
+    Args:
+      function: what is called again and again; jitted or not. Results are not changed.
+      directory: of the trace, as for `capture`.
+      calls: consecutive calls that are profiled, together in one capture.
+      skip: calls before them: those that compile, and that fill caches.
+      steps: environment steps of one call.
+      options: of `capture`: `process`, `python_tracer`, `host_level`.
+
+    Returns:
+      A function with the same signature, and with `report()`.
+
+    Raises:
+      ProfileError: no call would be profiled.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> step = sampled(jax.jit(lambda x: x * 0.5), calls=2, skip=1, steps=10)
+      >>> x = jnp.ones(8)
+      >>> for _ in range(5):
+      ...     x = step(x)
+      >>> step.report().steps
+      20
+    """
+    if calls < 1 or skip < 0:
+        raise ProfileError(
+            located(
+                f"sampled(calls={calls}, skip={skip}) profiles nothing.",
+                fix="Give at least one call, after zero or more that are skipped.",
+            )
+        )
+    return Sampled(function, calls, skip, steps, {"directory": directory, **options})
