@@ -1,0 +1,97 @@
+"""The evaluation of one equation with ragged operands or outputs, at all points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.program import Equation
+from rlfx.recurrence.ragged import reductions, shapes, slices
+from rlfx.recurrence.ragged.part import Part, Point, unsupported
+from rlfx.recurrence.values import Value, map_over
+
+
+def evaluate_ragged(equation: Equation, values: Sequence[Value], domain: Domain, t: Value, n: Any) -> list[Value]:
+    """Evaluate an equation with ragged operands or outputs at all points.
+
+    Args:
+      values: its operands.
+      t: the time within the domain: all of them, or a scalar inside a loop.
+      n: the length: the integer T, or a Value under ``until=``.
+    """
+    rule = RULES.get(equation.op)
+    if rule is None:
+        raise unsupported(equation, f"{equation.op.name} has no meaning on a slice whose length depends on t")
+    length = n if isinstance(n, Value) else Value(n)
+    meta: list[Part] = []
+
+    def at(point_t, point_n, *data):
+        parts = [Part(d, v.starts or (None,) * np.ndim(d), v.clean) for d, v in zip(data, values, strict=True)]
+        outs = rule(Point(domain, point_t, point_n), equation, *parts)
+        meta[:] = outs
+        return [o.data for o in outs]
+
+    data = [v.data for v in values]
+    dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
+    if "t" not in dims and _keeps_sharing(equation, values):
+        mapped = map_over(lambda *d: at(None, None, *d), dims, [v.dims for v in values])
+        outs = mapped(*data)
+        return [Value(d, dims, _starts(m), False) for d, m in zip(outs, meta, strict=True)]
+    dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
+    mapped = map_over(at, dims, [t.dims, length.dims, *(v.dims for v in values)])
+    outs = mapped(t.data, length.data, *data)
+    return [Value(d, dims, _starts(m), m.clean) for d, m in zip(outs, meta, strict=True)]
+
+
+def _starts(part: Part) -> tuple | None:
+    return part.starts if part.ragged else None
+
+
+def _keeps_sharing(equation: Equation, values: Sequence[Value]) -> bool:
+    """Whether the rule acts on positions one by one, alike at every t: then what is shared by all t stays so."""
+    ragged = [v for v in values if v.starts is not None]
+    if not ragged or equation.op not in shapes.POSITIONWISE:
+        return False
+    keys = {tuple((i - len(v.starts), str(s)) for i, s in enumerate(v.starts) if s is not None) for v in ragged}
+    return len(keys) == 1
+
+
+def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
+    params = equation.params
+    length, (n_consts, n_carry) = params["length"], J.scan_counts(dict(params))
+    consts, init, xs = parts[:n_consts], parts[n_consts : n_consts + n_carry], parts[n_consts + n_carry :]
+    if not J.is_symbolic(length) or any(p.ragged for p in (*consts, *init)) or any(p.ragged != (0,) for p in xs):
+        raise unsupported(
+            equation, "A scan over something else than the timesteps of a slice whose length depends on t"
+        )
+    body = J.jaxpr_as_fun(*J.body_of(params["jaxpr"]))
+    width, n = point.width(length), point.value(length)
+    front = [
+        point.cleaned(point.aligned(p, 0, 0, width), v.shape)
+        for p, v in zip(xs, equation.inputs[-len(xs) :], strict=True)
+    ]
+    front = [
+        point.cleaned(Part(p.data, p.starts, False), v.shape)
+        for p, v in zip(front, equation.inputs[-len(xs) :], strict=True)
+    ]
+
+    def step(carry, ix):
+        i, x = ix
+        out = body(*(c.data for c in consts), *carry, *x)
+        following = [jnp.where(i < n, new, old) for new, old in zip(out[:n_carry], carry, strict=True)]
+        return following, out[n_carry:]
+
+    final, ys = lax.scan(
+        step, [p.data for p in init], (lax.iota(jnp.int32, width), [p.data for p in front]), reverse=params["reverse"]
+    )
+    return [*(Part(c, (None,) * c.ndim) for c in final), *(Part(y, (0,) + (None,) * (y.ndim - 1), False) for y in ys)]
+
+
+#: ``(point, equation, *operands) -> outputs``, by primitive.
+RULES: dict[Any, Callable[..., list[Part]]] = {**shapes.RULES, **reductions.RULES, **slices.RULES, J.SCAN: _scan}

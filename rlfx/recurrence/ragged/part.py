@@ -1,0 +1,167 @@
+"""A slice whose length depends on t, as an array of fixed length with a mask; how two of them are aligned.
+
+A ragged axis is an axis of fixed length W in which the positions ``start <= p < start + n`` are valid. ``n`` is the
+symbolic dimension of the traced program and ``start`` is symbolic too, so that two slices of the same timesteps are
+recognised as aligned: ``x[t:]`` stays the shared array ``X`` of all timesteps, with start ``t``, and is never gathered.
+
+Before a nonlinear elementwise operation, positions that are not valid are filled with a copy of valid data: a large
+exponent in the padding would have right values and NaN gradients. The fill carries no cotangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rlfx import _jaxpr as J
+from rlfx.errors import UnsupportedSliceOp, located
+from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.program import Equation
+
+#: The start of an axis along which all positions are equal.
+ANYWHERE = "anywhere"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A value of one point, with the starts of its ragged axes."""
+
+    data: Any
+    starts: tuple
+    clean: bool = True
+
+    @property
+    def ragged(self) -> tuple[int, ...]:
+        return tuple(i for i, s in enumerate(self.starts) if s is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Where the rules evaluate: one point of the domain. ``t`` is None for what does not vary with t."""
+
+    domain: Domain
+    t: Any
+    n: Any
+
+    def value(self, dim: Any) -> Any:
+        """A symbolic dimension as an int32."""
+        return J.evaluate_dim(dim, self.t + 1, self.n)
+
+    def width(self, dim: Any) -> int:
+        """The fixed length that stands for a dimension: its largest value."""
+        return widest(self.domain, dim)
+
+    def mask(self, part: Part, shape: Sequence) -> Any:
+        """Which positions are valid, broadcastable to ``part.data``; ``shape`` are the symbolic dimensions."""
+        mask = None
+        for axis in part.ragged:
+            if part.starts[axis] == ANYWHERE:
+                continue
+            size = part.data.shape[axis]
+            position = lax.iota(jnp.int32, size)
+            start = self.value(part.starts[axis])
+            valid = (position >= start) & (position < start + self.value(shape[axis]))
+            valid = lax.broadcast_in_dim(valid, (1,) * axis + (size,) + (1,) * (part.data.ndim - axis - 1), (axis,))
+            mask = valid if mask is None else mask & valid
+        return None if mask is None else jnp.broadcast_to(mask, part.data.shape)
+
+    def masked(self, part: Part, shape: Sequence, identity: Any) -> Any:
+        """The data with ``identity`` where it is not valid."""
+        mask = self.mask(part, shape)
+        return part.data if mask is None else jnp.where(mask, part.data, jnp.asarray(identity, part.data.dtype))
+
+    def cleaned(self, part: Part, shape: Sequence) -> Part:
+        """The part with copies of valid data at positions that are not valid."""
+        if part.clean or not part.ragged:
+            return part
+        mask = self.mask(part, shape)
+        if mask is None:
+            return part
+        sample = part.data
+        for axis in part.ragged:
+            if part.starts[axis] != ANYWHERE:
+                first = jnp.clip(self.value(part.starts[axis]), 0, sample.shape[axis] - 1)
+                sample = lax.dynamic_slice_in_dim(sample, first, 1, axis)
+        return Part(jnp.where(mask, part.data, lax.stop_gradient(sample)), part.starts, True)
+
+    def aligned(self, part: Part, axis: int, start: Any, width: int) -> Part:
+        """The part moved along ``axis`` so that its valid positions begin at ``start``, in ``width`` positions."""
+        have = part.starts[axis]
+        if have == ANYWHERE:
+            size = part.data.shape[axis]
+            if size != width:
+                one = lax.slice_in_dim(part.data, 0, 1, axis=axis)
+                part = Part(jnp.broadcast_to(one, replaced(part.data.shape, axis, width)), part.starts, part.clean)
+            return Part(part.data, replaced(part.starts, axis, start), part.clean)
+        if same(have, start) and part.data.shape[axis] == width:
+            return part
+        position = lax.iota(jnp.int32, width) - self.value(start) + self.value(have)
+        data = jnp.take(part.data, jnp.clip(position, 0, part.data.shape[axis] - 1), axis=axis, mode="clip")
+        return Part(data, replaced(part.starts, axis, start), False)
+
+
+def replaced(items: Sequence, index: int, item: Any) -> tuple:
+    """The items with another one at ``index``."""
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def without(items: Sequence, index: int) -> tuple:
+    """The items but that at ``index``."""
+    return (*items[:index], *items[index + 1 :])
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two starts are surely equal."""
+    if isinstance(a, str) or isinstance(b, str):
+        return a is b
+    return bool(J.equal_dims(a, b))
+
+
+def widest(domain: Domain, dim: Any) -> int:
+    """The largest value of a dimension over the domain."""
+    if not J.is_symbolic(dim):
+        return int(dim)
+    with jax.ensure_compile_time_eval():  # min and max in a dimension are evaluated by jnp
+        return max(1, int(np.max(J.evaluate_dim(dim, domain.times() + 1, np.int32(domain.length)))))
+
+
+def _reference_starts(parts: Sequence[Part], ndim: int) -> tuple[list, list[int]]:
+    """For each axis, the start and width to which the parts are aligned."""
+    starts: list = [None] * ndim
+    widths = [1] * ndim
+    for axis in range(ndim):
+        own = [p for p in parts if p.data.ndim == ndim and p.starts[axis] is not None]
+        fixed = [p for p in own if p.starts[axis] != ANYWHERE]
+        chosen = max(fixed or own, key=lambda p: p.data.shape[axis], default=None)
+        if chosen is not None:
+            starts[axis], widths[axis] = chosen.starts[axis], chosen.data.shape[axis]
+    return starts, widths
+
+
+def align_all(point: Point, parts: Sequence[Part], ndim: int) -> tuple[list[Part], tuple]:
+    """The parts with all ragged axes aligned, and the starts that they share; parts of another rank are left alone."""
+    starts, widths = _reference_starts(parts, ndim)
+    out = []
+    for part in parts:
+        if part.data.ndim == ndim:
+            for axis in part.ragged:
+                part = point.aligned(part, axis, starts[axis], widths[axis])
+        out.append(part)
+    return out, tuple(starts)
+
+
+def unsupported(equation: Equation, fact: str) -> UnsupportedSliceOp:
+    """The refusal of an operation on a ragged axis."""
+    return UnsupportedSliceOp(
+        located(
+            f"{fact}.",
+            where=equation.where,
+            fix="Read a window of fixed length, x.window(lo, hi, fill=v), or reduce the slice first.",
+        )
+    )

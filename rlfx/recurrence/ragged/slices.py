@@ -1,0 +1,143 @@
+"""Slices of slices: parts of a ragged axis, and ragged axes put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.program import Equation
+from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, replaced, unsupported
+
+
+def _dynamic_slice(point: Point, equation: Equation, operand: Part, *indices: Part) -> list[Part]:
+    sizes, shape = equation.params["slice_sizes"], equation.inputs[0].shape
+    data, starts = operand.data, list(operand.starts)
+    for axis, (size, index) in enumerate(zip(sizes, indices, strict=True)):
+        if starts[axis] is None:
+            data = lax.dynamic_slice_in_dim(data, index.data, size, axis)
+        elif not J.is_symbolic(size):
+            start = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
+            within = jnp.clip(index.data, 0, jnp.maximum(point.value(shape[axis]) - size, 0))
+            data, starts[axis] = lax.dynamic_slice_in_dim(data, start + within, size, axis), None
+        elif str(size) != str(shape[axis]):
+            raise unsupported(equation, "A dynamic slice of a slice whose length depends on t must have a fixed length")
+    return [Part(data, tuple(starts), operand.clean)]
+
+
+def _static_slice(point: Point, equation: Equation, operand: Part) -> list[Part]:
+    params = equation.params
+    data, starts = operand.data, list(operand.starts)
+    strides = params["strides"] or (1,) * data.ndim
+    for axis, (lo, hi, step) in enumerate(zip(params["start_indices"], params["limit_indices"], strides, strict=True)):
+        if starts[axis] is None:
+            data = lax.slice_in_dim(data, lo, hi, step, axis)
+        elif step != 1:
+            raise unsupported(equation, "A slice with a step, of a slice whose length depends on t")
+        elif J.is_symbolic(hi - lo):
+            starts[axis] = starts[axis] if starts[axis] == ANYWHERE else starts[axis] + lo
+        else:
+            first = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
+            data, starts[axis] = lax.dynamic_slice_in_dim(data, first + point.value(lo), hi - lo, axis), None
+    return [Part(data, tuple(starts), operand.clean)]
+
+
+def _gather(point: Point, equation: Equation, operand: Part, indices: Part) -> list[Part]:
+    params, shape = equation.params, equation.inputs[0].shape
+    numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
+    index, starts = indices.data, list(operand.starts)
+    batch_shape = equation.inputs[1].shape[:-1]
+    for axis in operand.ragged:
+        size = sizes[axis]
+        column = numbers.start_index_map.index(axis) if axis in numbers.start_index_map else None
+        first = 0 if starts[axis] == ANYWHERE else starts[axis]
+        if column is None:
+            sizes[axis] = operand.data.shape[axis]
+        elif J.is_symbolic(size):
+            offset = _static_offset(equation, column)
+            if batch_shape or offset is None:
+                raise unsupported(equation, "A slice at a traced position, of a slice whose length depends on t")
+            starts[axis] = first + offset
+            sizes[axis] = operand.data.shape[axis]
+            index = index.at[..., column].set(0)
+        else:
+            within = jnp.clip(index[..., column], 0, jnp.maximum(point.value(shape[axis]) - size, 0))
+            index = index.at[..., column].set(within.astype(index.dtype) + jnp.asarray(point.value(first), index.dtype))
+    bound = {k: v for k, v in params.items() if k != "rlfx_static_indices"} | {"slice_sizes": tuple(map(int, sizes))}
+    (out,) = J.bind(equation.op, bound, operand.data, index)
+    kept = [
+        i for i in range(operand.data.ndim) if i not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
+    by_offset = dict(zip(numbers.offset_dims, kept, strict=True))
+    batch = iter(indices.starts[:-1])
+    out_starts = tuple(
+        (starts[by_offset[i]] if J.is_symbolic(equation.outputs[0].shape[i]) else None)
+        if i in by_offset
+        else next(batch)
+        for i in range(out.ndim)
+    )
+    return [Part(out, out_starts, operand.clean and indices.clean)]
+
+
+def _static_offset(equation: Equation, column: int) -> int | None:
+    """The position of a slice of a slice, where it is a constant of the program."""
+    index = equation.params.get("rlfx_static_indices")
+    return None if index is None else int(np.asarray(index).reshape(-1)[column])
+
+
+def _concatenate(point: Point, equation: Equation, *parts: Part) -> list[Part]:
+    axis, shape = equation.params["dimension"], equation.outputs[0].shape
+    if not J.is_symbolic(shape[axis]):
+        aligned, starts = align_all(point, parts, len(shape))
+        (out,) = J.bind(equation.op, dict(equation.params), *(p.data for p in aligned))
+        return [Part(out, starts, all(p.clean for p in aligned))]
+    width, offset, data = point.width(shape[axis]), 0, None
+    position = lax.iota(jnp.int32, width)
+    for part, var in zip(parts, equation.inputs, strict=True):
+        start = part.starts[axis]
+        first = 0 if start is None or start == ANYWHERE else point.value(start)
+        size = point.value(var.shape[axis])
+        source = jnp.clip(position - offset + first, 0, part.data.shape[axis] - 1)
+        piece = jnp.take(part.data, source, axis=axis, mode="clip")
+        here = (position >= offset).reshape((1,) * axis + (width,) + (1,) * (piece.ndim - axis - 1))
+        data = piece if data is None else jnp.where(here, piece, data)
+        offset = offset + size
+    others = [replaced(p.starts, axis, None) for p in parts]
+    starts = replaced(next((s for s in others if any(x is not None for x in s)), others[0]), axis, 0)
+    return [Part(data, starts, False)]
+
+
+def _pad(point: Point, equation: Equation, operand: Part, fill: Part) -> list[Part]:
+    config, shape, out_shape = equation.params["padding_config"], equation.inputs[0].shape, equation.outputs[0].shape
+    data, starts = operand.data, list(operand.starts)
+    if any(interior for *_, interior in config) or any(
+        starts[i] is not None and (J.is_symbolic(lo) or lo < 0) for i, (lo, _, _) in enumerate(config)
+    ):
+        raise unsupported(equation, "Padding inside, or cutting, a slice whose length depends on t")
+    data = point.masked(Part(data, tuple(0 if s == ANYWHERE else s for s in starts)), shape, fill.data)
+    static = [(0, 0, 0) if starts[i] is not None else c for i, c in enumerate(config)]
+    data = lax.pad(data, fill.data, static)
+    for axis, (lo, _, _) in enumerate(config):
+        if starts[axis] is None:
+            continue
+        width = point.width(out_shape[axis])
+        first = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
+        position = lax.iota(jnp.int32, width) - lo
+        inside = (position >= 0) & (position < point.value(shape[axis]))
+        taken = jnp.take(data, jnp.clip(position + first, 0, data.shape[axis] - 1), axis=axis, mode="clip")
+        inside = inside.reshape((1,) * axis + (width,) + (1,) * (taken.ndim - axis - 1))
+        data, starts[axis] = jnp.where(inside, taken, fill.data), 0
+    return [Part(data, tuple(starts), False)]
+
+
+RULES: dict[Any, Callable[..., list[Part]]] = {
+    J.primitive("dynamic_slice"): _dynamic_slice,
+    J.primitive("slice"): _static_slice,
+    J.primitive("gather"): _gather,
+    J.primitive("concatenate"): _concatenate,
+    J.primitive("pad"): _pad,
+}
