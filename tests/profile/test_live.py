@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import block_until_ready  # bound before any capture
 
 from rlfx.profile import capture, operation, phase, read
 
@@ -183,6 +184,7 @@ def test_blocked_waits_belong_to_the_operation_that_the_device_executes(tmp_path
     with capture(tmp_path) as session, operation("update"):
         for _ in range(5):
             jax.block_until_ready((f(x), f(x)))
+            block_until_ready((f(x), f(x)))
             f(x).block_until_ready()
             np.asarray(f(x))
     report = session.report()
@@ -190,6 +192,19 @@ def test_blocked_waits_belong_to_the_operation_that_the_device_executes(tmp_path
     bound = report.total(host="wait", device="busy")
     assert bound > 0.5 * report.device_within("loss") > 0
     assert report.total(host="wait", device="busy", path=("update", "loss")) > 0.9 * bound
+
+
+def test_a_wait_through_a_name_imported_before_is_a_wait(tmp_path, x):
+    f = jax.jit(lambda a: work(a, 300))
+    block_until_ready(f(x))
+    original = jax.block_until_ready
+    with capture(tmp_path) as session:
+        block_until_ready((f(x), f(x)))
+        jax.effects_barrier()
+    report = session.report()
+    assert report.total(host="python") < 0.1 * report.window_ns
+    assert report.count("python", "wait") == 2
+    assert jax.block_until_ready is original
 
 
 def test_callbacks_are_the_host_s_work(tmp_path):
