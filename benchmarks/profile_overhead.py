@@ -136,7 +136,9 @@ PARTS = {"capture": inside_a_capture, "run": whole_run}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, default="capture")
-    parser.add_argument("--kinds", nargs="+", choices=("chatty", "jitted", "host"), default=("chatty", "jitted", "host"))
+    parser.add_argument(
+        "--kinds", nargs="+", choices=("chatty", "jitted", "host"), default=("chatty", "jitted", "host")
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=4.0, help="CPU seconds of a whole run")
     parser.add_argument("--out", default="benchmarks/results/profile_overhead.json")
