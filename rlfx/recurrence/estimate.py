@@ -9,6 +9,7 @@ place. Arguments, constants and results of the program are no temporaries, as in
 from __future__ import annotations
 
 import math
+import types
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,9 @@ _EXPENSIVE = _names(
     "erf_inv", "erfc", "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
     "regularized_incomplete_beta", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "polygamma",
 )  # fmt: skip
-_REDUCTIONS = _names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+_REDUCTIONS = _names(
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"
+)
 #: Operations that a reduction computes while it reads.
 _REDUCED_WITH = _names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 _LOOPS = frozenset({J.SCAN, J.WHILE})
@@ -234,8 +237,10 @@ def _is_view(equation: Any) -> bool:
     before, after = ins[0].aval, outs[0].aval
     if equation.primitive in _RESHAPING:
         squeezed = [[d for d in a.shape if d != 1] for a in (before, after)]
-        return before.dtype == after.dtype and squeezed[0] == squeezed[1] and (
-            equation.primitive is not J.primitive("transpose") or _order_kept(equation, before)
+        return (
+            before.dtype == after.dtype
+            and squeezed[0] == squeezed[1]
+            and (equation.primitive is not J.primitive("transpose") or _order_kept(equation, before))
         )
     return equation.primitive is J.primitive("convert_element_type") and before.dtype == after.dtype
 
@@ -279,7 +284,8 @@ def _units(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
             for user in consumers.get(id(out), ()):
                 count += 1 if id(user) in roots else places[id(user)]
         fused = (
-            node.op in _CHEAP and node.op is not _COPY
+            node.op in _CHEAP
+            and node.op is not _COPY
             and not any(id(out) in needing_buffer for out in node.outs)
             and all(_fuses(user, out) for out in node.outs for user in consumers.get(id(out), ()))
             and not (node.op in _EXPENSIVE and count > 1)
@@ -287,7 +293,20 @@ def _units(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         places[id(node)] = max(count, 1)
         if not fused:
             roots.add(id(node))
-    return [Unit(node, *_reads(node, roots)) for node in flat.nodes if id(node) in roots]
+    # A copy into another layout computes its operand again, if that is needed in memory for contractions only.
+    twice = {
+        id(node)
+        for node in flat.nodes
+        if id(node) in roots
+        and node.op in _CHEAP - _EXPENSIVE
+        and not any(id(out) in needing_buffer for out in node.outs)
+        and all(user.op in (_COPY, J.primitive("dot_general")) for out in node.outs for user in consumers[id(out)])
+    }
+    return [
+        Unit(node, *_reads(node, roots - twice if node.op is _COPY else roots))
+        for node in flat.nodes
+        if id(node) in roots
+    ]
 
 
 def _fuses(user: Node, value: Value) -> bool:
@@ -296,7 +315,8 @@ def _fuses(user: Node, value: Value) -> bool:
         if value.node is None or _narrow(value):
             return True
         return value.node.op in _REDUCED_WITH and all(
-            _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP)) for v in value.node.ins
+            _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP))
+            for v in value.node.ins
         )
     return user.op in _CHEAP
 
@@ -401,40 +421,65 @@ def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapp
         for value in unit.node.outs:
             cost.setdefault(id(value), 0 if id(value) in outside else value.bytes)
             before = carried.get(id(value))
-            if before is not None and (last.get(id(before), -1) > i or (last.get(id(before)) == i and unit.node.op not in _IN_PLACE)):
+            if before is not None and (
+                last.get(id(before), -1) > i or (last.get(id(before)) == i and unit.node.op not in _IN_PLACE)
+            ):
                 cost[id(value)] = value.bytes
             init = taken_over.get(id(value))
             if init is not None and cost[id(value)] == 0:
                 cost[id(init)] = 0
-    live: dict[int, tuple[int, Value]] = {}
-    now = peak = 0
-    at_peak: tuple = ()
+    begins = {}  # when the buffer of a result is first written: until then it may hold something else
+    for value in (v for unit in units for v in unit.node.outs if id(v) in outside and id(v) not in carried):
+        first = value
+        while id(first) in taken_over:
+            first = taken_over[id(first)]
+        begins[id(value)] = (defined.get(id(first), 0), value.bytes)
+
+    live: dict[int, Value] = {}
+    peak, at_peak = 0, ()
     for i, unit in enumerate(units):
-        inner, inner_live = _inside(unit.node)
         dying = [v for v in unit.reads if last[id(v)] == i and id(v) in live]
         free = [v for v in dying if id(v) in unit.aligned]
         for value in unit.node.outs:
-            take = cost[id(value)]
-            if take and free:
-                init = taken_over.get(id(value))
-                reused = next((v for v in free if (live[id(v)][0] == take if init is None else v is init)), None)
-                if reused is not None:
-                    dying.remove(reused)
-                    free.remove(reused)
-                    now -= live.pop(id(reused))[0]
-            now += take
-            live[id(value)] = (take, value)
-        if now + inner > peak:
-            peak = now + inner
-            at_peak = (*(v for b, v in live.values() if b), *inner_live)
+            if not cost[id(value)]:
+                continue
+            init = taken_over.get(id(value))
+            reused = next((v for v in free if (v.bytes == value.bytes if init is None else v is init)), None)
+            if reused is not None:
+                dying.remove(reused)
+                free.remove(reused)
+                del live[id(reused)]
+            live[id(value)] = value
+        inside = _inside(unit.node)
+        now = _total(live.values()) + _total(inside)
+        if now > peak:
+            lasting = list(live.values())
+            saved = _in_results(i, [(v, last[id(v)]) for v in lasting] + [(v, i) for v in inside], begins)
+            if now - saved > peak:
+                peak, at_peak = now - saved, (*lasting, *inside)
         for value in [*dying, *(v for v in unit.node.outs if last[id(v)] == i)]:
-            if id(value) in live and id(value) not in outside:
-                now -= live.pop(id(value))[0]
+            live.pop(id(value), None)
     return peak, at_peak
 
 
-def _inside(node: Node) -> tuple[int, tuple]:
-    """Temporary bytes inside an operation: bodies, branches, and what XLA's own expansions need."""
+def _total(values: Any) -> int:
+    return sum(v.bytes for v in values)
+
+
+def _in_results(now: int, temporaries: list[tuple[Value, int]], begins: Mapping[int, tuple[int, int]]) -> int:
+    """Bytes of temporaries that fit into buffers of results which are not written yet."""
+    saved, left = 0, sorted(temporaries, key=lambda t: -t[0].bytes)
+    for begin, size in sorted(begins.values(), key=lambda b: -b[1]):
+        if begin > now:
+            found = next((t for t in left if t[0].bytes <= size and t[1] < begin), None)
+            if found is not None:
+                left.remove(found)
+                saved += found[0].bytes
+    return saved
+
+
+def _inside(node: Node) -> tuple[Value, ...]:
+    """Temporaries inside an operation: bodies, branches, and what XLA's own expansions need."""
     op, params = node.op, node.equation.params
     if op is J.SCAN:
         consts, carry = J.scan_counts(params)
@@ -443,37 +488,40 @@ def _inside(node: Node) -> tuple[int, tuple]:
         body, body_consts = J.body_of(params["body_jaxpr"])
         return _loop(body, body_consts, params["body_nconsts"], len(body.outvars))
     if op is J.COND:
-        return max((_branch(*J.body_of(b)) for b in params["branches"]), key=lambda p: p[0])
+        return max((_branch(*J.body_of(b))[1] for b in params["branches"]), key=_total)
     if op in J.RANDOM:
-        return _random(node), ()
-    return 0, ()
+        return _random(node)
+    return ()
 
 
-def _random(node: Node) -> int:
+def _random(node: Node) -> tuple[Value, ...]:
     """Threefry is a loop over two words, and three of the key where it varies; all of them are copied in its body."""
     out = node.outs[0]
     keys = node.ins[0] if node.ins else out
-    lanes = out.bytes // 2 if math.prod(keys.shape) * 4 < out.bytes else out.bytes
-    if J.short_dtype(out.dtype) == "key":
-        lanes = out.bytes // 2
-    key_lanes = 4 * math.prod(keys.shape)
-    read = keys.bytes if keys is not out and key_lanes >= lanes else 0
-    return max(0, 4 * lanes + 6 * min(key_lanes, lanes) - out.bytes - read)
+    lanes = out.bytes // 2 if J.short_dtype(out.dtype) == "key" else out.bytes
+    key_lanes = min(4 * math.prod(keys.shape), lanes)
+    held = out.bytes + (keys.bytes if keys is not out and key_lanes >= lanes else 0)  # among the live values already
+    words = [lanes] * 4 + [key_lanes] * 6
+    while words and held >= words[0]:
+        held -= words.pop(0)
+    return tuple(Value(w, (w // 4,), np.dtype("u4"), node) for w in words)
 
 
-def _loop(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> tuple[int, tuple]:
+def _loop(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> tuple[Value, ...]:
     flat = _flatten(jaxpr, jaxpr_consts)
     slices, writes = flat.inputs[consts + carry :], []
     for value in slices:
         value.node = Node(J.primitive("dynamic_slice"), (), (value,), _NO_EQUATION)
     for value in flat.outputs[carry:]:
         if value is not None and value.node is not None:
-            writes.append(Node(J.primitive("dynamic_update_slice"), (value,), (Value(0, (), np.dtype("f4")),), _NO_EQUATION))
+            writes.append(
+                Node(J.primitive("dynamic_update_slice"), (value,), (Value(0, (), np.dtype("f4")),), _NO_EQUATION)
+            )
     flat.nodes = [v.node for v in slices] + flat.nodes + writes
     befores, afters = flat.inputs[consts : consts + carry], flat.outputs[:carry]
     carried = {id(a): b for b, a in zip(befores, afters, strict=True) if a is not None and a.node is not None}
     written = {id(n.outs[0]) for n in writes}
-    return _peak(flat, set(carried), set(carried) | written, carried)
+    return _peak(flat, set(carried), set(carried) | written, carried)[1]
 
 
 def _branch(jaxpr: Any, consts: Sequence) -> tuple[int, tuple]:
@@ -482,22 +530,40 @@ def _branch(jaxpr: Any, consts: Sequence) -> tuple[int, tuple]:
     return _peak(flat, outputs, outputs, {})
 
 
-class _NoEquation:
-    params: dict = {}
-
-
-_NO_EQUATION = _NoEquation()
+#: What stands for the slices and updates that a loop makes by itself.
+_NO_EQUATION = types.SimpleNamespace(params={})
 
 
 # -- public ----------------------------------------------------------------------------------------------------------
 
 
 def estimate_temp_bytes(jaxpr: Any) -> int:
+    """Estimate ``compile().memory_analysis().temp_size_in_bytes`` of a jitted jaxpr, in bytes, without compiling it.
+
+    Args:
+      jaxpr: a ``ClosedJaxpr``, as ``jax.make_jaxpr`` returns it.
+
+    Returns:
+      An integer. Arguments (donated or not), constants and results are not counted. The model is that of XLA:CPU of
+      jaxlib 0.10; see docs/memory.md for how far it is off.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> estimate_temp_bytes(jax.make_jaxpr(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((256, 256))))
+      262144
+    """
     return _branch(*J.body_of(jaxpr))[0]
 
 
 def largest_values(jaxpr: Any, n: int = 5) -> list[LiveValue]:
-    """The ``n`` largest values that occupy memory at the estimated peak, largest first."""
+    """The ``n`` largest values that occupy memory at the estimated peak, largest first.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> [v.bytes for v in largest_values(jax.make_jaxpr(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((256, 256))))]
+      [262144]
+    """
     _, live = _branch(*J.body_of(jaxpr))
-    found = [LiveValue(v.bytes, v.shape, J.short_dtype(v.dtype), J.source_of(v.node.equation)) for v in live if v.node is not None and v.node.equation is not _NO_EQUATION]
+    known = (v for v in live if v.node is not None and v.node.equation is not _NO_EQUATION)
+    found = [LiveValue(v.bytes, v.shape, J.short_dtype(v.dtype), J.source_of(v.node.equation)) for v in known]
     return sorted(found, key=lambda v: -v.bytes)[:n]

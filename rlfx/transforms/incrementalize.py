@@ -1,38 +1,115 @@
-"""``incrementalize``: run a program's learner in blocks of timesteps, accumulating gradients."""
+"""``incrementalize``: blocks of timesteps of a program, or of the batch of any JAX function."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, overload
 
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.program import Program
+from rlfx.transforms._blocks_loss import Blocks, InBlocks
 
 
-def incrementalize(program: Program, *, over: str = "t", block_size: int) -> Program:
-    """``grad(sum over all t)  ->  sum over blocks of grad(sum over the block)``.
+@overload
+def incrementalize(target: Program, *, over: str = "t", block_size: int) -> Program: ...
+
+
+@overload
+def incrementalize(
+    target: Callable,
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    block_size: int | None = None,
+    blocks: int | None = None,
+    strict: bool = False,
+) -> InBlocks: ...
+
+
+def incrementalize(
+    target: Any,
+    *,
+    over: str | None = None,
+    batch_argnums: int | Sequence[int] = 1,
+    block_size: int | None = None,
+    blocks: int | None = None,
+    strict: bool = False,
+) -> Any:
+    """``f(whole batch)  ->  combine f over blocks of the batch``, with the memory of one block.
+
+    On a **function** of a batch, ``loss(params, batch)``, its ``jax.value_and_grad``, or any other: the same function,
+    computed in one ``lax.scan`` over blocks of the batch. Sums, means, maxima and arg-reductions are accumulated,
+    per-example results put together, batch statistics computed in passes of their own, so that the results are those of
+    the whole batch up to reassociation. ``jax.grad`` of it runs in blocks, too.
+
+    On a **program** (``rlfx.trace``): its learner runs in blocks of timesteps, accumulating gradients.
 
     Args:
-      program: a traced program with a loss.
-      over: the dimension that is cut, ``"t"``.
-      block_size: timesteps in a block; the last block may be shorter.
+      target: a function of arrays (any pytrees), or a program with a loss.
+      over: for programs, the dimension that is cut, ``"t"``.
+      batch_argnums: which positional arguments are the batch. All their leaves have the batch as leading axis.
+      block_size: examples (or timesteps) in a block; the last one may be shorter.
+      blocks: how many blocks, instead of ``block_size``.
+      strict: raise at the first operation that needs the whole batch at once, instead of running it so.
 
     Returns:
-      The program with the directive. Lowered, it has the same results up to reassociation, and holds the activations of
-      one block at a time; what the acting pass stores for the learner is not changed.
+      For a function, a function with the same arguments and results; ``.explain(*args)`` reports the passes over the
+      batch, what is kept for all of it, and the operations that cannot run in blocks, with their source lines. For a
+      program, the program with the directive: lowered, it holds the activations of one block at a time.
 
     Raises:
-      DomainError: for a block size that is no integer in [1, T], a dimension other than t, or a program without a loss.
-      ScheduleError: (when differentiated) if the learner is a recurrence over t, which has no blocks.
+      DomainError: for a block size that is not in [1, N], leaves of the batch with different leading axes (when called).
+      ScheduleError: with ``strict``, at an operation that needs the whole batch; for programs (when differentiated), if
+        the learner is a recurrence over t, which has no blocks.
 
-    TimeRL section 5.3, Alg. 3, which tiles every operation that is too large; here one loop runs around the whole
-    differentiated region, and without a directive the compiler chooses the block itself.
+    TimeRL section 5.3, Alg. 3, which tiles every operation that is too large. Here the batch is followed through the
+    differentiated, flat jaxpr, and one loop runs around everything that can be cut.
 
     Example:
       >>> import jax, jax.numpy as jnp, rlfx
+      >>> def loss(w, batch):
+      ...     x, y = batch
+      ...     return jnp.mean((x @ w - y) ** 2)
+      >>> batch = jnp.arange(12.0).reshape(6, 2), jnp.ones(6)
+      >>> step = jax.jit(jax.value_and_grad(incrementalize(loss, block_size=2)))
+      >>> step(jnp.ones(2), batch)
+      (Array(146.66667, dtype=float32), Array([133.33334, 153.33334], dtype=float32))
       >>> program = rlfx.trace(lambda w, x, t: ((w * x) ** 2, x + 1.0), 2.0, jnp.float32(1.0), length=4)
       >>> jax.grad(lambda w: rlfx.lower(incrementalize(program, block_size=2))(w, jnp.float32(1.0))[0])(2.0)
       Array(30., dtype=float32)
     """
+    if isinstance(target, Program):
+        return _program(target, "t" if over is None else over, block_size)
+    if not callable(target):
+        raise DomainError(
+            located(
+                f"incrementalize takes a function or a program, got {type(target).__name__}.",
+                fix="Give loss(params, batch), or rlfx.trace(...).",
+            )
+        )
+    if over is not None:  # per-timestep functions
+        raise DomainError(
+            located(
+                f"over={over!r} is for programs, and this is a function.",
+                fix="Trace it first (rlfx.trace), or give batch_argnums= for a function of a batch.",
+            )
+        )
+    if (block_size is None) == (blocks is None):
+        raise DomainError(
+            located(
+                "Give either block_size= or blocks=.", fix="block_size=64 is 64 examples at a time, blocks=8 an eighth."
+            )
+        )
+    argnums = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
+    given, name = (block_size, "block_size") if blocks is None else (blocks, "blocks")
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise DomainError(
+            located(f"{name}={given!r} is not a positive integer.", fix="Give a divisor of the batch size.")
+        )
+    return InBlocks(target, Blocks(argnums, block_size, blocks), strict)
+
+
+def _program(program: Program, over: str, block_size: int | None) -> Program:
     length = program.domain.length
     if over != "t":
         raise DomainError(located(f'over is "t", got {over!r}.', fix="Blocks of environments: shard them with mesh=."))

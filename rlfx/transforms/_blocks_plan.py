@@ -1,0 +1,323 @@
+"""A plan: which equations run for the whole batch, which in blocks, and in which loop over the blocks.
+
+A value that needs a reduction over the batch is available only when a loop over the blocks is complete: batch statistics
+divide a program into *phases*, one loop each. What a later loop needs of an earlier one is computed again where that is
+cheap (elementwise operations, broadcasts) and kept for the whole batch where it is not (contractions, loops). An equation
+without a rule is a *barrier*: its operands are kept for the whole batch, and it runs on them as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.transforms import _blocks_gather, _blocks_scan
+from rlfx.transforms._blocks import SAME, Array, Atom, Axis, Block, Blockwise, Const, Equation, Flat
+from rlfx.transforms._blocks_rules import RULES, _replaced
+
+#: The modules that register rules.
+RULE_MODULES = (_blocks_gather, _blocks_scan)
+
+#: Computed again in every loop that needs them.
+_CHEAP = (
+    J.ELEMENTWISE
+    | {J.ADD_ANY, J.SPLIT}
+    | {
+        J.primitive(name)
+        for name in (
+            "broadcast_in_dim", "iota", "reshape", "transpose", "squeeze", "slice", "dynamic_slice", "concatenate",
+            "pad", "rev", "reduce_sum", "reduce_max", "reduce_min", "argmax", "argmin", "reduce_and", "reduce_or",
+        )
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of a value."""
+
+    value: Array
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of a value along an axis."""
+
+    value: Array
+    axis: Axis
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What a block contributes to a sum over blocks; or, if ``same``, the value that every block has."""
+
+    value: Array
+    same: bool = False
+
+
+Slot = Whole | Part | Sum
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One equation in a loop: ``outs = run(block, ins)``; without a rule, a slice of a value kept as a whole."""
+
+    rule: Blockwise | None
+    ins: tuple[Whole | Part | Const, ...]
+    outs: tuple[Any, ...]
+    equation: Equation | None = None
+
+
+@dataclass(eq=False)
+class Loop:
+    """One pass over the blocks.
+
+    Attributes:
+      steps: what is computed, in order.
+      folds: reductions over the batch that are no sums.
+      sums: contributions that are added up.
+      kept: values whose blocks are put together.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    folds: list[Step] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    kept: list[Array] = field(default_factory=list)
+    made: set[Slot] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs when: ``whole[0], loops[0], whole[1], loops[1], ...``."""
+
+    flat: Flat
+    n: int
+    axes: dict[Array, Axis | None]
+    whole: tuple[tuple[Equation, ...], ...]
+    loops: tuple[Loop, ...]
+    barriers: tuple[Equation, ...]
+
+    def kept(self) -> list[Array]:
+        """What is kept for the whole batch between loops or as a result, inputs apart."""
+        return [v for loop in self.loops for v in loop.kept]
+
+
+def make_plan(flat: Flat, axes: Sequence[Axis | None], n: int) -> Plan:
+    """The plan of a program whose inputs have the batch at ``axes``."""
+    return _Planner(flat, axes, n).plan()
+
+
+class _Planner:
+    def __init__(self, flat: Flat, axes: Sequence[Axis | None], n: int):
+        self.flat, self.n = flat, n
+        self.axes: dict[Array, Axis | None] = dict(zip(flat.inputs, axes, strict=True))
+        self.rules: dict[Equation, Blockwise | None] = {}
+        self.maker: dict[Array, Equation] = {}
+        self.barriers: list[Equation] = []
+        self.levels: dict[Whole | Part, int] = {}
+        self.reemitted: dict[Part, Blockwise | None] = {}
+        self.needed: set[Array] = set()
+        self.loops: dict[int, Loop] = {}
+        for equation in flat.equations:
+            self.propagate(equation)
+
+    def propagate(self, equation: Equation) -> None:
+        axes = [self.axes.get(v) if isinstance(v, Array) else None for v in equation.ins]
+        found = None
+        if any(axes):
+            apply = RULES.get(equation.op)
+            if apply is not None and not equation.made_by.effects:
+                found = apply(equation, axes, self.n)
+            if found is None:
+                self.barriers.append(equation)
+        self.rules[equation] = found
+        outs = found.outs if found is not None and found.fold is None else (None,) * len(equation.outs)
+        for value, kind in zip(equation.outs, outs, strict=True):
+            self.axes[value] = kind if isinstance(kind, Axis) else None
+            self.maker[value] = equation
+
+    # -- when a value is available
+
+    def level(self, slot: Whole | Part | Const) -> int:
+        """How many loops are complete before a value can be read (whole), or the loop in which it is computed (part)."""
+        if isinstance(slot, Const):
+            return 0
+        if slot not in self.levels:
+            self.levels[slot] = self._level(slot)
+        return self.levels[slot]
+
+    def _level(self, slot: Whole | Part) -> int:
+        equation = self.maker.get(slot.value)
+        if equation is None:
+            return 0
+        rule, own = self.rules[equation], self.axes[slot.value]
+        if isinstance(slot, Whole):
+            if own is not None:
+                return self.level(Part(slot.value, own)) + 1
+            if rule is None:
+                return max((self.level(v) for v in _wholes(equation)), default=0)
+            return max(self.level(s) for s in slots(equation, rule)) + 1
+        if slot.axis == own and rule is not None:
+            return max(self.level(s) for s in slots(equation, rule))
+        again = self.again(slot)
+        return (
+            self.level(Whole(slot.value)) if again is None else max(map(self.level, slots(equation, again)), default=0)
+        )
+
+    def again(self, slot: Part) -> Blockwise | None:
+        """A rule that computes a block of a value without the batch, instead of slicing it."""
+        if slot not in self.reemitted:
+            equation = self.maker.get(slot.value)
+            whole = equation is not None and self.rules[equation] is None and equation not in self.barriers
+            self.reemitted[slot] = _again(equation, slot.axis, self.n) if whole and equation is not None else None
+        return self.reemitted[slot]
+
+    # -- what every loop computes
+
+    def plan(self) -> Plan:
+        for equation in self.flat.equations:  # in program order, so that levels never recurse deeply
+            for value in equation.outs:
+                self.level(Whole(value))
+        for value in self.flat.outputs:
+            self.need_whole(value)
+        for equation in self.flat.equations:
+            if equation.made_by.effects:
+                self.need_equation(equation)
+        for i in reversed(range(max(self.loops, default=-1) + 1)):
+            loop = self.loops.setdefault(i, Loop())
+            for value in list(loop.kept):
+                axis = self.axes[value]
+                assert axis is not None
+                self.need_part(Part(value, axis), i)
+            for contribution in list(loop.sums):
+                self.need_part(contribution, i)
+            for step in loop.folds:
+                for slot in step.ins:
+                    self.need(slot, i)
+        last = max(self.loops, default=-1) + 1
+        whole: list[list[Equation]] = [[] for _ in range(last + 1)]
+        for equation in self.flat.equations:
+            if self.rules[equation] is None and (self.needed.intersection(equation.outs) or equation.made_by.effects):
+                level = max((self.level(v) for v in _wholes(equation)), default=0)
+                whole[min(level, last)].append(equation)
+        loops = tuple(self.loops[i] for i in range(last))
+        return Plan(self.flat, self.n, self.axes, tuple(map(tuple, whole)), loops, tuple(self.barriers))
+
+    def need_whole(self, atom: Atom) -> None:
+        if isinstance(atom, Const) or atom in self.needed or atom not in self.maker:
+            return
+        self.needed.add(atom)
+        equation = self.maker[atom]
+        rule = self.rules[equation]
+        level = self.level(Whole(atom))
+        if self.axes[atom] is not None:
+            self.loops.setdefault(level - 1, Loop()).kept.append(atom)
+        elif rule is None:
+            self.need_equation(equation)
+        elif rule.fold is None:
+            kind = rule.outs[equation.outs.index(atom)]
+            self.loops.setdefault(level - 1, Loop()).sums.append(Sum(atom, kind is SAME))
+        else:
+            loop = self.loops.setdefault(level - 1, Loop())
+            if not any(step.equation is equation for step in loop.folds):
+                loop.folds.append(Step(rule, slots(equation, rule), tuple(map(Whole, equation.outs)), equation))
+
+    def need_equation(self, equation: Equation) -> None:
+        for value in equation.ins:
+            self.need_whole(value)
+
+    def need(self, slot: Whole | Part | Const, loop: int) -> None:
+        if isinstance(slot, Part):
+            self.need_part(slot, loop)
+        elif isinstance(slot, Whole):
+            self.need_whole(slot.value)
+
+    def need_part(self, slot: Part | Sum, i: int) -> None:
+        """Add to loop ``i`` the steps that compute a block."""
+        loop = self.loops[i]
+        stack: list[tuple[Part | Sum, Step | None]] = [(slot, None)]
+        while stack:
+            slot, step = stack.pop()
+            if step is not None:  # its operands are there
+                if slot not in loop.made:
+                    loop.made.update(step.outs)
+                    loop.steps.append(step)
+                continue
+            if slot in loop.made:
+                continue
+            step = self.step_for(slot, i)
+            if step.rule is None:
+                self.need_whole(slot.value)
+            stack.append((slot, step))
+            for operand in step.ins:
+                if isinstance(operand, Part):
+                    stack.append((operand, None))
+                elif isinstance(operand, Whole) and step.rule is not None:
+                    self.need_whole(operand.value)
+
+    def step_for(self, slot: Part | Sum, i: int) -> Step:
+        equation = self.maker.get(slot.value)
+        slice_ = Step(None, (Whole(slot.value),), (slot,))
+        if equation is None:
+            return slice_
+        rule = self.rules[equation]
+        if rule is not None and (isinstance(slot, Sum) or self.axes[slot.value] == slot.axis):
+            if isinstance(slot, Part) and self.level(slot) < i and equation.op not in _CHEAP:
+                return slice_  # kept by the loop that computed it
+            outs = tuple(
+                Part(v, kind) if isinstance(kind, Axis) else Sum(v, kind is SAME)
+                for v, kind in zip(equation.outs, rule.outs, strict=True)
+            )
+            return Step(rule, slots(equation, rule), outs, equation)
+        assert isinstance(slot, Part)
+        again = self.again(slot)
+        return slice_ if again is None else Step(again, slots(equation, again), (slot,), equation)
+
+
+def _wholes(equation: Equation) -> list[Whole]:
+    return [Whole(v) for v in equation.ins if isinstance(v, Array)]
+
+
+def slots(equation: Equation, rule: Blockwise) -> tuple[Whole | Part | Const, ...]:
+    """What an equation reads on a block."""
+    return tuple(
+        Part(v, demand) if isinstance(v, Array) and isinstance(demand, Axis) else _whole(v, demand)
+        for v, demand in zip(equation.ins, rule.demands, strict=True)
+    )
+
+
+def _whole(atom: Atom, demand: Any) -> Whole | Const:
+    return atom if isinstance(atom, Const) else Whole(atom)
+
+
+def _again(equation: Equation, axis: Axis, n: int) -> Blockwise | None:
+    """How a block of a broadcast, an iota, or what is computed from them is made without the whole."""
+    op, params = equation.op, equation.params
+    if op is J.primitive("broadcast_in_dim"):
+        dims = [int(d) for d in params["broadcast_dimensions"]]
+        demand: Axis | None = None
+        if axis.dim in dims and equation.ins[0].shape[dims.index(axis.dim)] != 1:
+            demand = axis.at(dims.index(axis.dim))
+        return Blockwise(
+            (demand,) + (None,) * (len(equation.ins) - 1),
+            (axis,),
+            lambda block, ins: equation.bind(ins, shape=_replaced(params["shape"], axis.dim, axis.size(block.size))),
+        )
+    if op is J.primitive("iota") and (axis.dim != params["dimension"] or axis.outer == 1):
+
+        def run(block: Block, ins: Sequence) -> list:
+            (made,) = equation.bind(ins, shape=_replaced(params["shape"], axis.dim, axis.size(block.size)))
+            if axis.dim == params["dimension"]:
+                made = made + jnp.asarray(block.start * axis.inner).astype(made.dtype)
+            return [made]
+
+        return Blockwise((), (axis,), run)
+    if op in J.ELEMENTWISE:
+        demands = tuple(axis if v.shape else None for v in equation.ins)
+        if any(demands):
+            return Blockwise(demands, (axis,), lambda block, ins: equation.bind(ins))
+    return None
