@@ -1,7 +1,9 @@
-"""Does it learn as well? Learning curves of PPO, many seeds at once.
+"""Does it learn as well? Learning curves of PPO over many seeds.
 
     python benchmarks/ppo_learning.py shuffle [--seeds 20] [--envs CartPole-v1 Acrobot-v1 Catch-bsuite] [--out FILE]
-    python benchmarks/ppo_learning.py peer --purejaxrl PATH [--seeds 40] [--out FILE]
+    python benchmarks/ppo_learning.py peer --purejaxrl PATH [--seeds 20] [--out FILE]
+
+With `--keep DIR`, the curves of every five seeds are kept there, and an interrupted run goes on where it was.
 
 `shuffle` trains the program of `ppo_full.py` with rlfx's sort-free shuffle and with `jax.random.permutation`; `peer`
 trains it and PureJaxRL's own file on CartPole, both at PureJaxRL's own settings (4 environments, 500,000 steps). The area
@@ -17,6 +19,7 @@ import datetime
 import json
 import platform
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -26,11 +29,12 @@ from scipy import stats
 
 import rlfx.envs
 
+SEEDS_AT_ONCE = 5
 # environments at once, updates, learning rate
 SETTINGS = {
-    "CartPole-v1": (16, 150, 2.5e-3),
-    "Acrobot-v1": (16, 200, 2.5e-3),
-    "Catch-bsuite": (16, 100, 2.5e-3),
+    "CartPole-v1": (16, 100, 2.5e-3),
+    "Acrobot-v1": (16, 120, 2.5e-3),
+    "Catch-bsuite": (16, 60, 2.5e-3),
     "MountainCar-v0": (16, 300, 2.5e-3),
     "Breakout-MinAtar": (16, 400, 2.5e-3),
 }
@@ -46,12 +50,28 @@ def episode_returns(score, done):
     return np.where(last >= 0, curve[last], np.nan)
 
 
-def curves(train, keys, seeds_at_once):
-    run = jax.jit(jax.vmap(train))
-    rows = []
-    for part in np.split(np.arange(len(keys)), range(seeds_at_once, len(keys), seeds_at_once)):
-        rows += [episode_returns(s, d) for s, d in zip(*map(np.asarray, run(keys[part])), strict=True)]
-    return np.stack(rows)
+class Curves:
+    """The learning curves of one arm, five seeds at a time, kept in a directory if there is one."""
+
+    def __init__(self, name, train, keys, keep):
+        self.name, self.keys, self.keep = name, keys, keep
+        self.run = jax.jit(lambda keys: jax.lax.map(train, keys))  # a CPU gains nothing from a batch of seeds
+
+    def parts(self):
+        return range(0, len(self.keys), SEEDS_AT_ONCE)
+
+    def part(self, start):
+        path = self.keep and self.keep / f"{self.name}-{start}.npy"
+        if path and path.exists():
+            return np.load(path)
+        rows = zip(*map(np.asarray, self.run(self.keys[start : start + SEEDS_AT_ONCE])), strict=True)
+        rows = np.stack([episode_returns(score, done) for score, done in rows])
+        if path:
+            np.save(path, rows)
+        return rows
+
+    def all(self):
+        return np.concatenate([self.part(start) for start in self.parts()])
 
 
 def compare(first, second):
@@ -73,19 +93,19 @@ def compare(first, second):
     }
 
 
-def shuffle_arms(name, seeds, seeds_at_once):
+def shuffle_arms(name, seeds, keep):
     envs, updates, rate = SETTINGS[name]
     env = rlfx.envs.make(name)
     keys = jax.random.split(jax.random.key(20), 2 * seeds)
     ours = make_train(env, envs, updates, rate=rate)
     sorting = make_train(env, envs, updates, rate=rate, shuffle=jax.random.permutation)
-    arms = [
-        curves(lambda k, t=t: t(k)[1], k, seeds_at_once) for t, k in ((ours, keys[:seeds]), (sorting, keys[seeds:]))
-    ]
-    return {"environments": envs, "updates": updates, "learning_rate": rate} | compare(*arms)
+    return (
+        Curves(f"{name}-sort-free", lambda key: ours(key)[1], keys[:seeds], keep),
+        Curves(f"{name}-sorting", lambda key: sorting(key)[1], keys[seeds:], keep),
+    )
 
 
-def peer_arms(checkout, seeds, seeds_at_once):
+def peer_arms(checkout, seeds, keep):
     envs, updates = 4, int(5e5) // 128 // 4
     ours = make_train(rlfx.envs.make("CartPole-v1"), envs, updates)
     theirs = purejaxrl.make_train(checkout, NUM_ENVS=envs)
@@ -95,18 +115,17 @@ def peer_arms(checkout, seeds, seeds_at_once):
         return info["returned_episode_returns"], info["returned_episode"]
 
     keys = jax.random.split(jax.random.key(30), 2 * seeds)
-    arms = [
-        curves(lambda k: ours(k)[1], keys[:seeds], seeds_at_once),
-        curves(their_episodes, jax.random.key_data(keys[seeds:]), seeds_at_once),
-    ]
-    return {"environments": envs, "updates": updates, "learning_rate": 2.5e-4} | compare(*arms)
+    return (
+        Curves("peer-rlfx", lambda key: ours(key)[1], keys[:seeds], keep),
+        Curves("peer-purejaxrl", their_episodes, jax.random.key_data(keys[seeds:]), keep),
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["shuffle", "peer"])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--seeds-at-once", type=int, default=10)
+    parser.add_argument("--keep", type=Path, help="a directory for the curves")
     parser.add_argument("--envs", nargs="+", default=["CartPole-v1", "Acrobot-v1", "Catch-bsuite"], choices=SETTINGS)
     parser.add_argument("--purejaxrl")
     parser.add_argument("--out")
@@ -115,9 +134,10 @@ def main():
     for name in args.envs if args.what == "shuffle" else ["CartPole-v1"]:
         begin = time.perf_counter()
         if args.what == "shuffle":
-            row = shuffle_arms(name, args.seeds, args.seeds_at_once)
+            arms = shuffle_arms(name, args.seeds, args.keep)
         else:
-            row = peer_arms(args.purejaxrl, args.seeds, args.seeds_at_once)
+            arms = peer_arms(args.purejaxrl, args.seeds, args.keep)
+        row = compare(*(arm.all() for arm in arms))
         low, high = row["interval"]
         print(
             f"{name}: difference of areas {row['difference']:+.1%}, 95% interval [{low:+.1%}, {high:+.1%}]; areas "

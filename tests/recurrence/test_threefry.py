@@ -1,0 +1,67 @@
+"""The unrolled threefry draws what jax's does, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.prng import fast_prng
+from rlfx.threefry import threefry, unrolled
+
+PAIRS = [(jax.random.key(s), jax.random.key(s, impl=threefry)) for s in (0, 1, 2**31, 2**32 - 1)]
+
+
+def same(a, b):
+    a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
+
+
+DRAWS = {
+    "key": lambda key: key,
+    "split": jax.random.split,
+    "split 7": lambda key: jax.random.split(key, 7),
+    "split shape": lambda key: jax.random.split(key, (2, 3)),
+    "fold_in": lambda key: jax.random.fold_in(key, 12345),
+    "fold_in large": lambda key: jax.random.fold_in(key, np.uint32(2**32 - 1)),
+    "bits scalar": jax.random.bits,
+    "bits 32": lambda key: jax.random.bits(key, (3, 5)),
+    "bits 16": lambda key: jax.random.bits(key, (5,), "uint16"),
+    "bits 8": lambda key: jax.random.bits(key, (5,), "uint8"),
+    "bits none": lambda key: jax.random.bits(key, (0,)),
+    "uniform": lambda key: jax.random.uniform(key, (1001,)),
+    "normal": lambda key: jax.random.normal(key, (4, 4)),
+    "categorical": lambda key: jax.random.categorical(key, jnp.zeros((6, 4))),
+    "permutation": lambda key: jax.random.permutation(key, 100),
+    "randint": lambda key: jax.random.randint(key, (9,), 0, 10),
+    "chain": lambda key: jax.random.gumbel(jax.random.split(jax.random.fold_in(key, 3))[1], (2,)),
+    "vmapped": lambda key: jax.vmap(lambda k: jax.random.uniform(k, (3,)))(jax.random.split(key, 4)),
+    "vmapped fold_in": lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(5)),
+    "jitted": jax.jit(lambda key: jax.random.uniform(key, (3, 2))),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_bits_are_jaxs(name):
+    for ours, theirs in PAIRS:
+        same(DRAWS[name](ours), DRAWS[name](theirs))
+
+
+def test_sixty_four_bits():
+    with jax.enable_x64(True):
+        for theirs, ours in PAIRS:
+            same(jax.random.bits(ours, (5,), "uint64"), jax.random.bits(theirs, (5,), "uint64"))
+
+
+def test_no_loop_where_jax_has_one():
+    draw = jax.jit(lambda key: jax.random.bits(key, (8,)))
+    theirs, ours = PAIRS[0]
+    assert "stablehlo.while" in draw.lower(theirs).as_text()
+    assert "stablehlo.while" not in draw.lower(ours).as_text()
+
+
+def test_unrolled_keeps_other_keys():
+    other = jax.random.key(0, impl=fast_prng)
+    assert unrolled(other) is other
+    assert unrolled(jax.random.key(0)).dtype == PAIRS[0][1].dtype
+    assert jax.jit(unrolled)(jax.random.key(0)).dtype == PAIRS[0][1].dtype
