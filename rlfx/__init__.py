@@ -7,6 +7,7 @@ from rlfx.recurrence.compile import unroll as unroll
 from rlfx.recurrence.cores import use_all_cores as use_all_cores
 from rlfx.recurrence.epochs import minibatch_epochs as minibatch_epochs
 from rlfx.recurrence.history import History as History
+from rlfx.recurrence.plan import Plan as Plan
 from rlfx.recurrence.reductions import Shared as Shared
 from rlfx.recurrence.reductions import every as every
 from rlfx.recurrence.reductions import last as last

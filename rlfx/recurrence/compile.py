@@ -16,9 +16,10 @@ from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domai
 from rlfx.recurrence.check import check
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.explain import Explanation
-from rlfx.recurrence.learner import is_float
+from rlfx.recurrence.learner import Learner, is_float
 from rlfx.recurrence.lift import lift
 from rlfx.recurrence.lowered import Lowered, Sharding
+from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program
 from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
 
@@ -143,6 +144,7 @@ class Compiled:
     until: Callable | None
     sharding: Sharding | None = None
     transform: Callable[[Program], Program] | None = None
+    pinned: Plan | None = None
     _programs: dict = field(default_factory=dict, repr=False)
 
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
@@ -156,8 +158,24 @@ class Compiled:
     def explain(self, params: Any, carry: Any, key: Any = None) -> Explanation:
         """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it."""
         lowered, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        return Explanation(lowered.program, self._learner(lowered), self._plan(lowered))
+
+    def plan(self, params: Any, carry: Any, key: Any = None) -> Plan:
+        """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).
+
+        A value: save it (``to_json``), and give it to ``compile(plan=)`` to have it again.
+        """
+        lowered, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        return self._plan(lowered)
+
+    def _learner(self, lowered: Lowered) -> Learner:
         perturbed = frozenset(v for v in lowered.program.params if is_float(v))
-        return Explanation(lowered.program, lowered.learner(perturbed, lowered.program.loss is None))
+        return lowered.learner(perturbed, lowered.program.loss is None)
+
+    def _plan(self, lowered: Lowered) -> Plan:
+        learner = self._learner(lowered)
+        order = [v for v in lowered.program.params if is_float(v)]
+        return lowered.plan(learner, order, lowered.local_batch)
 
     def _prepare(self, params: Any, carry: Any, key: Any) -> tuple[Lowered, list, Arguments]:
         arguments = check_arguments(params, carry, key, self.domain)
@@ -166,6 +184,8 @@ class Compiled:
             return (*known, arguments)
         program = _traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
         program = self.transform(program) if self.transform is not None else program
+        if self.pinned is not None:
+            program = replace(program, directives={**program.directives, "plan": self.pinned})
         consts = list(program.const_values)
         lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
@@ -205,6 +225,7 @@ def compile(
     mesh: Mesh | None = None,
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
+    plan: Plan | None = None,
 ) -> Compiled:
     """Compile a per-timestep function with a loss.
 
@@ -218,6 +239,7 @@ def compile(
       mesh, mesh_axis: split the environments over an axis of a mesh of devices: reductions over b become collectives,
         and keys stay what they are. ``mesh_axis=None`` leaves the mesh to the caller.
       transform: program to program, applied before lowering: ``lambda p: rlfx.incrementalize(p, block_size=25)``.
+      plan: how the gradient is computed (``compiled.plan(...)`` of an earlier run); by default the compiler chooses.
 
     Returns:
       ``loss_fn(params, carry, key=None, *, t0=0) -> (loss, (carry, aux))``, pure and differentiable in reverse mode.
@@ -239,7 +261,7 @@ def compile(
       Array(12.333..., dtype=float32)
     """
     domain = validate_domain(length, batch, until)
-    return Compiled(f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform)
+    return Compiled(f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform, plan)
 
 
 def unroll(

@@ -11,6 +11,7 @@ from rlfx.errors import RlfxError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.cost import bytes_of, flops_of, points
 from rlfx.recurrence.learner import Learner
+from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Schedule, Stage
 
@@ -42,6 +43,7 @@ class Explanation:
     """The plan of a compiled program: ``print`` it, ``.plot()`` it, or read its fields.
 
     Attributes:
+      plan: in which form, and in which tiles, the gradient is computed.
       stages: the acting pass, then the learner's differentiated region.
       active_carry: carries through which the gradient flows backwards in time. A score-function loss has none: if it
         lists your environment's state, a ``stop_gradient`` is missing.
@@ -50,6 +52,7 @@ class Explanation:
 
     program: Program
     learner: Learner
+    plan: Plan
 
     @property
     def stages(self) -> tuple[StageSummary, ...]:
@@ -82,6 +85,7 @@ class Explanation:
             if stage.keeps:
                 lines.append(f"{'':26}keeps: {', '.join(stage.keeps)}")
             lines += [f"{'':26}{note}" for note in stage.notes]
+        lines.append(f" plan: {self.plan}")
         if self.active_carry:
             lines.append(f" the gradient flows through time in {', '.join(self.active_carry)}")
         return "\n".join(lines)
@@ -201,7 +205,9 @@ def _notes(stage: Stage, program: Program, part: str) -> list[str]:
     )
     if kinds:
         notes.append("because of " + ", ".join(kinds))
-    said = program.directives["loops"].note(program, stage) if part == "acting" and "loops" in program.directives else None
+    said = (
+        program.directives["loops"].note(program, stage) if part == "acting" and "loops" in program.directives else None
+    )
     if said is not None:
         notes.append(said)
     return notes

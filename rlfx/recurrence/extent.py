@@ -32,6 +32,10 @@ class Extent:
         """The global indices of the environments."""
         return self.first + jnp.arange(self.batch, dtype=jnp.int32)
 
+    def at(self, times: Any) -> Extent:
+        """The same environments at other timesteps."""
+        return Extent(times, self.batch, self.first, self.mesh_axis)
+
     def over_devices(self, op: str, x: Any) -> Any:
         """Complete a reduction over the environments of this device with those of the others."""
         if self.mesh_axis is None:

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 from rlfx.recurrence import reads
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.across import SPECIAL
+from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.extent import Extent, whole_extent
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
+from rlfx.recurrence.tiling import Blocked, divide, run_blocked
 from rlfx.recurrence.values import Value, expand, map_over, of_atom, run_pointwise, zeros
 
 
@@ -54,20 +56,42 @@ class Execution:
             kind = stage.direction + " scan" if isinstance(stage, Loop) else "all t"
             with jax.named_scope(f"rlfx.stage/{number} {kind}"):
                 if isinstance(stage, Parallel):
-                    self.sequence(stage.equations, self.env, self.times, self.read_complete)
+                    self._parallel(stage)
                 else:
                     self._loop(RunningLoop(self, stage))
         return self
 
+    def _parallel(self, stage: Parallel) -> None:
+        whole = self.sizes["t"] == self.domain.length
+        parts = divide(stage.equations, self.graph, self.extent.batch, jax.default_backend()) if whole else [stage.equations]
+        for part in parts:
+            if isinstance(part, Blocked):
+                run_blocked(self, part, self._part)
+            else:
+                self.sequence(part, self.env, self.times, self.read_complete)
+
+    def _part(self, times: Any, domain: Domain, env: Mapping[Var, Value]) -> Execution:
+        """An execution of a part of the timesteps that evaluates slices in a domain of its own."""
+        ends = self.program.ends
+        tails = self.tails if ends is None else {**self.tails, ends: self.length}
+        part = Execution(self.schedule, env, tails, self.t0, self.extent.at(times), self.iterate)
+        part.domain = domain
+        return part
+
     def _loop(self, running: RunningLoop) -> None:
         loop, (moving, _) = running.loop, running.operands
         slices = [(self.now() if v is self.program.now else self.env[v]).data for v in moving]
-        arguments = (running.initial(), self.times.data, slices, self.iterate)
-        state, ys = running.advance(*arguments) if self.loops is None else self.loops.run(running, *arguments)
+        state, ys = self.advance(running, running.initial(), self.times.data, slices)
         for v, data in zip(loop.stacked, ys, strict=True):
             self.env[v] = Value(data, self.program.dims_of(v) | {"t"})
         for v in loop.last:
             self.finals[v] = running.last_of(v, state)
+
+    def advance(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence) -> tuple[list, list]:
+        """Run a loop over consecutive timesteps, see :meth:`RunningLoop.advance`."""
+        if self.loops is None:
+            return running.advance(state, times, slices, self.iterate)
+        return self.loops.run(running, state, times, slices, self.iterate)
 
     def now(self) -> Value:
         """The absolute times."""
@@ -204,7 +228,7 @@ class Execution:
             source = self.extent.gathered(source) if access.across_batch else source
             return reads.lookup(source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.sizes)
         if isinstance(access, Slice):
-            return reads.read_slice(source, access, equation.params["size"], self.domain, self.sizes)
+            return reads.read_slice(source, equation, self.domain, self.sizes)
         n = self.length if found.future or found.after_end else self.domain.length
         if isinstance(access, Point):
             start = lambda: self.first(equation.start)  # noqa: E731

@@ -8,17 +8,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence import blocks
 from rlfx.recurrence.across import reduce_value
 from rlfx.recurrence.check import whole_graph
+from rlfx.recurrence.choose import EVALUATION, checked, choose
+from rlfx.recurrence.cost import points
 from rlfx.recurrence.extent import Extent
+from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
 from rlfx.recurrence.lower import Execution, execute
+from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
@@ -173,26 +177,19 @@ class Lowered:
             run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
-        block = self._block(learner, extent)
-        if block is not None and block < self.program.domain.length:
-            acted, loss, grads = self._in_blocks(learner, perturbed, flat, t0, extent, block)
-        else:
-            acted, (loss,), pullback = self._differentiate(learner, perturbed, flat, t0, extent)
-            (grads,) = pullback([jnp.ones_like(loss)])
-            loss = extent.over_devices("sum", loss)
-        return (loss, *self._returned(acted)), self._complete(perturbed, grads)
+        env = self._env(flat, extent)
+        order = self._ordered(perturbed)
+        one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting)
+        plan = self.plan(learner, order, extent.batch)
+        acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
+        return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)
 
-    def _block(self, learner: Learner, extent: Extent) -> int | None:
-        if blocks.can_block(learner):
-            return blocks.choose_block(learner, extent.batch, jax.default_backend())
-        if "block_size" in self.program.directives:
-            raise ScheduleError(
-                located(
-                    f"The learner of {self.program.name} reads other timesteps, so it cannot run in blocks of them.",
-                    fix="Leave out incrementalize, or stop the gradient (jax.lax.stop_gradient) through those reads.",
-                )
-            )
-        return None
+    def plan(self, learner: Learner, order: Sequence[Var], batch: int) -> Plan:
+        """The plan that was asked for, or the one that costs least."""
+        asked = self.program.directives.get("plan")
+        if asked is not None:
+            return checked(asked, learner, order, batch)
+        return choose(learner, order, batch, jax.default_backend())
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
@@ -213,49 +210,22 @@ class Lowered:
 
         return acted, *jax.vjp(region, [env[v].data for v in order])
 
-    def _in_blocks(self, learner, perturbed, flat, t0, extent: Extent, block: int) -> tuple:
-        """The loss and its gradient, accumulated over blocks of timesteps."""
-        acted, env, stored, tails = self._act(learner, flat, t0, extent)
-        order = self._ordered(perturbed)
-        moving = {v: x for v, x in stored.items() if "t" in x.dims}
-        fixed = env | {v: x for v, x in stored.items() if v not in moving}
-        share = self._share_of_mean(acted)
-
-        def block_loss(leaves, times, values):
-            own = fixed | {
-                v: Value(d, x.dims, x.starts, x.clean) for (v, x), d in zip(moving.items(), values, strict=True)
-            }
-            own |= {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
-            part = Extent(times, extent.batch, extent.first, extent.mesh_axis)
-            run = execute(learner.region, own, t0, tails, part)
-            return self._loss_sum(run) * share
-
-        leaves = [env[v].data for v in order]
-        gradient = jax.value_and_grad(block_loss)
-        dtype = self.program.loss.dtype  # type: ignore[union-attr]
-        zero = (jnp.zeros((), dtype), [jnp.zeros_like(x) for x in leaves])
-        total, grads = blocks.accumulate(
-            lambda times, values: gradient(leaves, times, values),
-            extent.times,
-            [x.data for x in moving.values()],
-            block,
-            zero,
-        )
-        return acted, extent.over_devices("sum", total), grads
-
     def _ordered(self, perturbed: frozenset[Var]) -> list[Var]:
         return [v for v in self.flat_inputs if v in perturbed]
 
     # -- the mesh
 
+    @property
+    def local_batch(self) -> int:
+        """The environments of one device."""
+        return (self.program.domain.batch or 1) // (1 if self.sharding is None else self.sharding.devices)
+
     def _extent(self) -> Extent:
-        domain = self.program.domain
-        times = jnp.asarray(domain.times())
+        times = jnp.asarray(self.program.domain.times())
         if self.sharding is None:
-            return Extent(times, domain.batch or 1)
-        assert domain.batch is not None
-        local = domain.batch // self.sharding.devices
-        return Extent(times, local, jax.lax.axis_index(self.sharding.axis) * local, self.sharding.axis)
+            return Extent(times, self.local_batch)
+        first = jax.lax.axis_index(self.sharding.axis) * self.local_batch
+        return Extent(times, self.local_batch, first, self.sharding.axis)
 
     def _on_mesh(self, fn: Callable, in_specs: list, out_specs: Any, more: Any = None) -> Callable:
         """``fn(flat, t0)`` as every device of the mesh runs it on its environments."""
@@ -346,7 +316,7 @@ class Lowered:
             return jnp.ones((), dtype)
         batch = NO_DIMS if self.program.domain.batch is None else frozenset("b")
         lengths = expand(run.length, batch, run.sizes).data if self.program.domain.until else None
-        count = blocks.count_points(self.program, lengths, run.extent.batch)
+        count = _count_points(self.program, lengths, run.extent.batch)
         return (1.0 / run.extent.over_devices("sum", jnp.asarray(count))).astype(dtype)
 
     def _alive(self, run: Execution) -> Value:
@@ -409,3 +379,10 @@ def _sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable
         return sum(given[1:], start=given[0])
 
     return of
+
+
+def _count_points(program: Program, lengths: Any, batch: int) -> Any:
+    """How many points the domain has."""
+    if lengths is None:
+        return np.float32(points(frozenset("t"), program.domain) * batch)
+    return jnp.sum(lengths).astype(jnp.float32)

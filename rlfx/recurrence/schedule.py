@@ -64,8 +64,11 @@ class Schedule:
         return tuple(s for s in self.stages if isinstance(s, Loop))
 
 
-def schedule(graph: Graph) -> Schedule:
+def schedule(graph: Graph, *, barred: frozenset[Var] = frozenset()) -> Schedule:
     """Stages for a dependence graph.
+
+    Args:
+      barred: values that no loop may stack, whatever it costs to do without.
 
     Raises:
       CausalityError: if no order of timesteps exists.
@@ -89,7 +92,7 @@ def schedule(graph: Graph) -> Schedule:
         # Equations that only loops use are evaluated inside of them.
         before = [e for e, l in levels.items() if l == 2 * i - 1]
         parallel(e for e in before if e not in inline or not _only_in_loops(e, inline, recurrent, outside_users, graph))
-        made, after = _loop(graph, loop.direction, recurrent[i], in_loop[i], inline)
+        made, after = _loop(graph, loop.direction, recurrent[i], in_loop[i], inline, barred)
         stages.append(made)
         done.update(recurrent[i])
         parallel(after, again=True)  # what the loop has computed may be computed again, for all t at once
@@ -170,7 +173,7 @@ def _only_in_loops(equation: Equation, inline, recurrent, users, graph: Graph) -
     )
 
 
-def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loop, list[Equation]]:
+def _loop(graph: Graph, direction: str, recurrent, in_loop, inline, barred) -> tuple[Loop, list[Equation]]:
     """The loop around ``recurrent``, and the equations of its level that run after it."""
     program = graph.program
     body: set[Equation] = set()
@@ -201,8 +204,9 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline) -> tuple[Loo
         [e for e in program.equations if e in body or e in movable],
         wanted,
         fixed=lambda e: not e.is_simultaneous or e.is_ragged or e.has_effects,
-        free=lambda e: False,
+        free=movable.__contains__ if "t" in program.directives.get("vectorize", ()) else lambda e: False,
         kept=lambda v: "t" not in program.dims_of(v),
+        barred=barred,
     )
     stored = cut.stored
     for v in stored:

@@ -13,6 +13,9 @@ from rlfx.recurrence.program import Equation, Program, Var
 #: Bytes of memory traffic that one floating-point operation is worth.
 BYTES_PER_FLOP = 0.25
 
+#: What a barred value costs, relative to its bytes: more than any work that could replace it.
+BARRED = 1e9
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -35,6 +38,7 @@ def minimum_cut(
     fixed: Callable[[Equation], bool],
     free: Callable[[Equation], bool],
     kept: Callable[[Var], bool] = lambda v: False,
+    barred: frozenset[Var] = frozenset(),
 ) -> Cut:
     """Choose what a consumer keeps from the producer, and what it evaluates again.
 
@@ -48,6 +52,7 @@ def minimum_cut(
       fixed: equations that only the producer can evaluate.
       free: equations that the consumer evaluates in any case (the active ones: their tangents need it).
       kept: values that are kept anyway, at no further cost.
+      barred: values that may be kept only if there is no other way.
 
     Returns:
       The cut; values of equations outside of ``equations`` are available everywhere.
@@ -58,7 +63,11 @@ def minimum_cut(
     graph = nx.DiGraph()
     for equation in equations:
         for v in equation.outputs:
-            size = 0 if kept(v) else bytes_of(v, domain) * points(program.dims_of(v), domain)
+            size = (
+                0
+                if kept(v)
+                else bytes_of(v, domain) * points(program.dims_of(v), domain) * (BARRED if v in barred else 1)
+            )
             # On ties keep what comes later: it is what the consumer asked for, in its final form.
             graph.add_edge(("in", equation), ("out", v), capacity=float(size) + 1e-3)
         if free(equation):

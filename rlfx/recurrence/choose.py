@@ -1,0 +1,128 @@
+"""Which plan: what is legal for a learner, and which of it costs least on a platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlfx.errors import ScheduleError, located
+from rlfx.recurrence.cost import bytes_of
+from rlfx.recurrence.gradients import at_once, in_blocks
+from rlfx.recurrence.index import Lookup
+from rlfx.recurrence.learner import Learner, is_float
+from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.primitives import across_p, reduce_p, whole_p
+from rlfx.recurrence.program import Equation, Var
+from rlfx.recurrence.replay import find_replay, replayed
+from rlfx.recurrence.schedule import Parallel
+from rlfx.recurrence.stream import find_stream, streamed
+
+#: Bytes of activations in one tile, by platform: about what the caches hold. None: as large as possible.
+CACHE_BYTES = {"cpu": 16 << 20}
+
+#: How each form of plan is evaluated: ``(pass, plan) -> (acting pass, loss on this device, gradient)``.
+EVALUATION: dict[str, Callable] = {"at once": at_once, "blocks": in_blocks, "stream": streamed, "replay": replayed}
+
+
+def why_not(form: str, learner: Learner) -> str | None:
+    """Why a learner has no plan of a form; None if it has."""
+    if form == "at once":
+        return None
+    if learner.targets != (learner.program.loss,):
+        return "the gradient of more than the loss is asked for"
+    equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
+    reader = next((e for e in equations if not e.is_simultaneous), None)
+    if reader is not None or not all(isinstance(s, Parallel) for s in learner.region.stages):
+        at = "" if reader is None else f" ({reader.where})"
+        return f"the gradient flows through reads of other timesteps{at}"
+    found = {"blocks": lambda _: None, "stream": find_stream, "replay": find_replay}[form](learner)
+    return found if isinstance(found, str) else None
+
+
+def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
+    """Why a learner cannot take some of the environments at a time; None if it can."""
+    program = learner.program
+    if program.domain.batch is None:
+        return "there is no batch"
+    if any("b" in program.dims_of(v) for v in order):
+        return "the gradient with respect to the carry is asked for"
+    equations = (e for s in learner.region.stages for e in (s.equations if isinstance(s, Parallel) else s.body))
+    coupled = next((e for e in equations if _couples(e)), None)
+    return None if coupled is None else f"{coupled.op.name} needs all environments ({coupled.where})"
+
+
+def _couples(equation: Equation) -> bool:
+    over_batch = equation.op is reduce_p and "b" in equation.params["over"]
+    looks = equation.is_read and isinstance(equation.access, Lookup) and equation.access.across_batch
+    return over_batch or looks or equation.op in (whole_p, across_p)
+
+
+def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int) -> Plan:
+    """A plan that was asked for.
+
+    Raises:
+      ScheduleError: if it is not legal for the program, with the reason.
+    """
+    program = learner.program
+    reason = why_not(plan.form, learner)
+    if reason is None and plan.environments is not None:
+        reason = why_not_environments(learner, order)
+        if reason is None and batch % plan.environments:
+            reason = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
+    if reason is None and plan.block is not None and plan.block > program.domain.length:
+        reason = f"a block of {plan.block} timesteps is longer than T={program.domain.length}"
+    if reason is not None:
+        raise ScheduleError(
+            located(
+                f"{program.name} cannot run by the plan {plan.form!r}: {reason}.",
+                where=program.where,
+                fix="Leave the plan to the compiler, or stop the gradient (jax.lax.stop_gradient) through such reads.",
+            )
+        )
+    return plan
+
+
+def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) -> Plan:
+    """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
+
+    Sizes that ``incrementalize`` asked for come first.
+    """
+    program = learner.program
+    asked = program.directives.get("block_size", {})
+    length, environments = program.domain.length, asked.get("b")
+    if why_not("blocks", learner) is not None:
+        return checked(Plan("blocks", length, environments), learner, order, batch) if asked else Plan()
+    block = asked.get("t") or cache_block(learner, batch if environments is None else environments, platform, length)
+    stream = None if why_not("stream", learner) else find_stream(learner)
+    if stream is not None and not isinstance(stream, str):
+        room = length - stream.delay
+        chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room)
+        if chunk < room and block < length:
+            return checked(Plan("stream", chunk, environments), learner, order, batch)
+    if block < length or environments is not None:
+        return checked(Plan("blocks", block, environments), learner, order, batch)
+    return Plan()
+
+
+def cache_block(learner: Learner, batch: int, platform: str, length: int) -> int:
+    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache."""
+    room = CACHE_BYTES.get(platform)
+    if room is None:
+        return length
+    fitting = max(1, int(room // max(activation_bytes(learner, batch), 1)))
+    if fitting >= length:
+        return length
+    best = max(d for d in range(1, fitting + 1) if length % d == 0)
+    # A poor divisor (T prime) costs more in loop overhead than one ragged block does.
+    return best if 2 * best >= fitting else fitting
+
+
+def activation_bytes(learner: Learner, batch: int) -> int:
+    """Bytes of all values that one timestep of the region computes."""
+    program, domain = learner.program, learner.program.domain
+    equations = [e for s in learner.region.stages for e in (s.equations if isinstance(s, Parallel) else s.body)]
+    return sum(
+        bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
+        for e in equations
+        for v in e.outputs
+        if is_float(v) and "t" in program.dims_of(v)
+    )

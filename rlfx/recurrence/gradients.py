@@ -1,0 +1,138 @@
+"""The loss and its gradient in one pass: for all timesteps at once, or in tiles of timesteps and environments.
+
+TimeRL section 5.3 (incrementalization) trades speed for memory; on a CPU tiles that fit the cache are faster, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.recurrence.extent import Extent
+from rlfx.recurrence.learner import Learner
+from rlfx.recurrence.lower import Execution, execute
+from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.program import Var
+from rlfx.recurrence.values import Value, axis_of
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One evaluation of the loss and its gradient.
+
+    Attributes:
+      learner: what is differentiated.
+      order: the inputs with respect to which it is.
+      env: values of all inputs.
+      loss_sum: of an execution of the learner's region, the sum of its losses on this device.
+      share: of an execution of the acting pass, what one point weighs in the loss.
+      acting: how the loops of the acting pass are run, for :func:`execute`.
+    """
+
+    learner: Learner
+    order: Sequence[Var]
+    env: Mapping[Var, Value]
+    t0: Any
+    extent: Extent
+    loss_sum: Callable[[Execution], Any]
+    share: Callable[[Execution], Any]
+    acting: Mapping[str, Any]
+
+    @property
+    def leaves(self) -> list:
+        """The perturbed inputs."""
+        return [self.env[v].data for v in self.order]
+
+    @property
+    def zero(self) -> tuple:
+        """A loss and a gradient to add to."""
+        return jnp.zeros((), self.learner.program.loss.dtype), [jnp.zeros_like(x) for x in self.leaves]
+
+    def act(self) -> Execution:
+        """The acting pass."""
+        return execute(self.learner.acting, self.env, self.t0, extent=self.extent, **self.acting)
+
+    def tails(self, acted: Execution) -> dict[Var, Value]:
+        """What the region needs at t = T."""
+        return {v: acted.tail(v) for v in self.learner.tails}
+
+    def gradient(self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, share: Any) -> tuple:
+        """Loss and gradient of one part of the domain, for which ``stored`` has the values."""
+
+        def loss(leaves: Sequence) -> Any:
+            own = {**self.env, **stored}
+            own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
+            run = execute(self.learner.region, own, self.t0, tails, part)
+            return self.loss_sum(run) * share
+
+        return jax.value_and_grad(loss)(self.leaves)
+
+    def tile_gradient(
+        self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None
+    ) -> tuple:
+        """As :meth:`gradient` for consecutive timesteps, ``environments`` at a time."""
+        extent = self.extent
+        if environments is None or environments >= extent.batch:
+            return self.gradient(stored, tails, extent.at(times), share)
+        given = {**{v: x for v, x in self.env.items() if "b" in x.dims}, **stored}
+
+        def add(total, first):
+            part = {v: cut_environments(x, first, environments) for v, x in given.items()}
+            ends = {v: cut_environments(x, first, environments) for v, x in tails.items()}
+            tile = Extent(times, environments, extent.first + first, extent.mesh_axis)
+            return jax.tree.map(jnp.add, total, self.gradient(part, ends, tile, share)), None
+
+        whole = extent.batch // environments
+        total, _ = jax.lax.scan(add, self.zero, jnp.arange(whole, dtype=jnp.int32) * environments)
+        return total
+
+
+def cut_environments(value: Value, first: Any, count: int) -> Value:
+    """The value of consecutive environments."""
+    axis = axis_of(value.dims, "b")
+    if axis is None:
+        return value
+    data = jax.lax.dynamic_slice_in_dim(value.data, first, count, axis)
+    return Value(data, value.dims, value.starts, value.clean)
+
+
+def cut_times(value: Value, first: Any, count: int) -> Value:
+    """The value at consecutive timesteps; values that do not vary with t as they are."""
+    if "t" not in value.dims:
+        return value
+    return Value(jax.lax.dynamic_slice_in_dim(value.data, first, count, 0), value.dims, value.starts, value.clean)
+
+
+def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
+    """``(acting pass, loss on this device, gradient)``, every timestep at once."""
+    acted = p.act()
+    stored = {v: acted.env[v] for v in p.learner.stored}
+    return acted, *p.gradient(stored, p.tails(acted), p.extent, p.share(acted))
+
+
+def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
+    """As :func:`at_once`, accumulated over blocks of timesteps: the activations of one tile exist at a time."""
+    acted = p.act()
+    stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.share(acted)
+
+    def block(first, count):
+        part = {v: cut_times(x, first, count) for v, x in stored.items()}
+        times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
+        return p.tile_gradient(part, tails, times, share, plan.environments)
+
+    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
+
+
+def accumulate(block: Callable[[Any, int], Any], length: int, size: int, zero: Any) -> Any:
+    """``sum of block(first, count)`` over consecutive blocks of ``size`` timesteps; the last one may be shorter."""
+    whole, rest = divmod(length, size)
+
+    def add(total, first):
+        return jax.tree.map(jnp.add, total, block(first, size)), None
+
+    total, _ = jax.lax.scan(add, zero, jnp.arange(whole, dtype=jnp.int32) * size)
+    return jax.tree.map(jnp.add, total, block(whole * size, rest)) if rest else total

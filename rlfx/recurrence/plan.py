@@ -1,0 +1,79 @@
+"""Plans: in which form, and in tiles of which size, the gradient of a program is computed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rlfx.errors import ScheduleError, located
+
+#: What ``Plan.form`` may be.
+FORMS = {
+    "at once": "the learner runs for all timesteps at once",
+    "blocks": "the learner runs in blocks of timesteps, gradients accumulate",
+    "stream": "acting and learning alternate, chunk by chunk; the learner follows behind the actor",
+    "replay": "acting keeps its state now and then; the learner runs in blocks, and acts each of them again",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the gradient of a program is computed. A value: it can be saved, compared and given to ``compile(plan=)``.
+
+    Attributes:
+      form: "at once", "blocks", "stream" or "replay".
+      block: timesteps at a time; None for "at once".
+      environments: environments at a time within a block; None for all of them.
+
+    Example:
+      >>> import rlfx
+      >>> plan = rlfx.Plan("blocks", block=25)
+      >>> rlfx.Plan.from_json(plan.to_json()) == plan
+      True
+    """
+
+    form: str = "at once"
+    block: int | None = None
+    environments: int | None = None
+
+    def __post_init__(self):
+        sizes = {"block": self.block, "environments": self.environments}
+        wrong = [f"{k}={v!r}" for k, v in sizes.items() if v is not None and (not isinstance(v, int) or v < 1)]
+        if self.form not in FORMS:
+            raise ScheduleError(located(f"No plan has the form {self.form!r}.", fix=f"Choose one of {list(FORMS)}."))
+        if wrong or (self.block is None) != (self.form == "at once"):
+            raise ScheduleError(
+                located(
+                    f"{self} is no plan: {', '.join(wrong) or 'a block belongs to every form but at once'}.",
+                    fix="Give positive integers.",
+                )
+            )
+
+    def __str__(self) -> str:
+        tile = f"{self.block} timesteps" if self.block else ""
+        if self.environments:
+            tile += f" x {self.environments} environments"
+        return f"{FORMS[self.form]}" + (f" ({tile} at a time)" if tile else "")
+
+    def to_json(self) -> str:
+        """The plan as text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that :meth:`to_json` wrote.
+
+        Raises:
+          ScheduleError: if the text is no plan.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            return cls(**fields)
+        except (ValueError, TypeError) as error:
+            if isinstance(error, ScheduleError):
+                raise
+            raise ScheduleError(
+                located(f"This text is no plan: {error}.", fix="Give what Plan.to_json wrote.")
+            ) from None

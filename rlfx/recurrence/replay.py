@@ -1,0 +1,168 @@
+"""Replay: the actor keeps its state now and then, and the learner acts each block again instead of storing it.
+
+What is large at every timestep (observations, mostly) is never stacked: it is simulated again from the stored actions
+and keys. No paper's plan goes below the size of the stored observations; this one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.recurrence.cost import bytes_of
+from rlfx.recurrence.gradients import Pass, accumulate, cut_times
+from rlfx.recurrence.graph import Graph
+from rlfx.recurrence.learner import Learner
+from rlfx.recurrence.loops import Iterate, RunningLoop, scan
+from rlfx.recurrence.lower import Execution
+from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.program import Var
+from rlfx.recurrence.schedule import REGISTER, Loop, Parallel, Schedule, schedule
+from rlfx.recurrence.values import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """How a program is replayed.
+
+    Attributes:
+      kept: values that the acting pass stores for the learner.
+      large: those that are acted again.
+      acting: the acting pass, which stacks nothing of the size of ``large``.
+      again: the schedule that gives ``large`` from what is kept.
+      loop: its loop.
+    """
+
+    kept: tuple[Var, ...]
+    large: tuple[Var, ...]
+    acting: Schedule
+    again: Schedule
+    loop: Loop
+
+
+def find_replay(learner: Learner) -> Replay | str:
+    """The replayed form of a learner without reads, or why there is none."""
+    program, domain = learner.program, learner.program.domain
+    if domain.until:
+        return "environments end at different timesteps"
+    moving = [v for v in learner.stored if program.dims_of(v) >= {"t"}]
+    if not moving:
+        return "nothing is stored for the learner at every timestep"
+    largest = max(bytes_of(v, domain) for v in moving)
+    large = tuple(v for v in moving if 8 * bytes_of(v, domain) > largest)
+    kept = tuple(v for v in learner.stored if v not in large)
+    barred = frozenset(
+        v
+        for e in program.equations
+        for v in e.outputs
+        if "t" in program.dims_of(v) and bytes_of(v, domain) >= min(bytes_of(u, domain) for u in large)
+    )
+    whole = learner.acting.graph
+    acting = schedule(
+        Graph(
+            program, (whole.wanted - set(large)) | set(kept), whole.wanted_last, whole.wanted_tails, roots=whole.roots
+        ),
+        barred=barred,
+    )
+    again = schedule(Graph(program, frozenset(large), frozenset(), given=frozenset(kept)))
+    loops = [s for s in again.stages if isinstance(s, Loop)]
+    first = [s for s in acting.stages if isinstance(s, Loop)]
+    if len(loops) != 1 or loops[0].direction != "forward" or not first:
+        return "what is stored does not come from one loop over time"
+    (loop,), main = loops, first[0]
+    if any(v in barred for v in main.stacked):
+        return "a later stage needs a value of that size at every timestep"
+    if any(depth != REGISTER or main.depth.get(v) != REGISTER for v, depth in loop.depth.items()):
+        return "the actor reads further back than the previous timestep"
+    equations = [e for s in again.stages for e in (s.body if isinstance(s, Loop) else s.equations)]
+    if any(e.has_effects for e in equations):
+        return "acting has effects, which must happen once"
+    outside = [e for s in again.stages if isinstance(s, Parallel) for e in s.equations]
+    if not all(e.is_pointwise and not e.is_ragged for e in outside):
+        return "what is stored needs reads outside of the loop"
+    return Replay(kept, large, acting, again, loop)
+
+
+class Checkpoints:
+    """Runs the first loop of the acting pass block by block, and keeps the state at the start of each."""
+
+    def __init__(self, loop: Loop, block: int, inner: Any):
+        self.loop, self.block, self.inner = loop, block, inner
+        self.states: list = []
+        self.last_state: list = []
+        self.running: RunningLoop | None = None
+
+    def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence, iterate: Iterate) -> tuple:
+        """As :meth:`RunningLoop.advance`."""
+
+        def advance(state, times, slices):
+            if self.inner is None:
+                return running.advance(state, times, slices, iterate)
+            return self.inner.run(running, state, times, slices, iterate)
+
+        if running.loop is not self.loop:
+            return advance(state, times, slices)
+        self.running = running
+        whole, rest = divmod(times.shape[0], self.block)
+
+        def cut(x):
+            return x[: whole * self.block].reshape(whole, self.block, *x.shape[1:])
+
+        def one(state, xs):
+            after, ys = advance(state, *xs)
+            return after, (list(state), ys)
+
+        state, (self.states, ys) = jax.lax.scan(one, list(state), (cut(times), [cut(x) for x in slices]))
+        ys = [y.reshape(whole * self.block, *y.shape[2:]) for y in ys]
+        if rest:
+            self.last_state = state
+            state, more = advance(state, times[-rest:], [x[-rest:] for x in slices])
+            ys = [jnp.concatenate([y, z]) for y, z in zip(ys, more, strict=True)]
+        return state, ys
+
+
+def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
+    """``(acting pass, loss on this device, gradient)``, acting every block again before it is learned from."""
+    replay = find_replay(p.learner)
+    assert isinstance(replay, Replay)
+    assert plan.block is not None
+    main = next(s for s in replay.acting.stages if isinstance(s, Loop))
+    points = Checkpoints(main, plan.block, p.acting["loops"])
+    acted = Execution(replay.acting, p.env, {}, p.t0, p.extent, scan, points)
+    acted.env[acted.program.now] = acted.now()
+    acted.run()
+    slots = points.running.slots  # type: ignore[union-attr]
+    where = {v: i for i, v in enumerate(main.depth)}
+    stored, tails, share = {v: acted.env[v] for v in replay.kept}, p.tails(acted), p.share(acted)
+
+    def block(first, count):
+        kept = {v: cut_times(x, first, count) for v, x in stored.items()}
+        times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
+        states = points.last_state if count < plan.block else [x[first // plan.block] for x in points.states]
+        state = {v: Value(states[where[v]], slots[v]) for v in replay.loop.depth}
+        large = act_again(p, replay, kept, tails, times, state)
+        return p.tile_gradient({**kept, **large}, tails, times, share, plan.environments)
+
+    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
+
+
+def act_again(p: Pass, replay: Replay, kept: dict, tails: dict, times: Any, state: dict[Var, Value]) -> dict:
+    """The large values of consecutive timesteps, from what is kept of them and the state before them."""
+    run = Execution(replay.again, {**p.env, **kept}, tails, p.t0, p.extent.at(times), _from(state))
+    run.env[run.program.now] = run.now()
+    run.run()
+    return {v: run.env[v] for v in replay.large}
+
+
+def _from(state: dict[Var, Value]) -> Callable:
+    """Iterations that start from a state, not from the boundary values."""
+
+    def iterate(step, init, xs, backward, going):
+        start = [jnp.broadcast_to(x.data, i.shape) for x, i in zip(state.values(), init, strict=True)]
+        return scan(step, start, xs, backward, None)
+
+    return iterate
