@@ -15,6 +15,7 @@ from rlfx.recurrence.access import is_shift, reach_in
 from rlfx.recurrence.index import Lookup, Point, Slice
 from rlfx.recurrence.program import NO_DIMS, Equation, Var
 from rlfx.recurrence.schedule import REGISTER, Loop
+from rlfx.recurrence.sections import Section, advance_in_sections, tiled_series
 from rlfx.recurrence.values import Value, expand, of_atom, zeros
 
 #: ``(step, init, xs, backward, going) -> (state, ys)``, as ``lax.scan``; ``going(state)`` says whether any environment
@@ -76,6 +77,7 @@ class RunningLoop:
     Attributes:
       run: the execution that it belongs to.
       loop: its equations.
+      section: the iterations that it stands for, where prefixes are read in tiles.
 
     The state has one array for each series in ``loop.depth``: the value of the previous iteration (a register), or a ring
     of several.
@@ -83,6 +85,7 @@ class RunningLoop:
 
     run: Any
     loop: Loop
+    section: Section | None = None
 
     @cached_property
     def operands(self) -> tuple[list[Var], list[Var]]:
@@ -134,8 +137,11 @@ class RunningLoop:
         Returns:
           The state after them, and the stacked values.
         """
+        tiled = tiled_series(self.loop, self.run.program)
+        if tiled and times.shape[0] == self.run.domain.length:
+            return advance_in_sections(self, tiled, state, times, slices, iterate)
         backward = self.loop.direction == "backward"
-        return iterate(self.step, list(state), (times, list(slices)), backward, self._going())
+        return iterate(self.step, list(state), (times, list(slices)), backward, self.going())
 
     def step(self, state: Sequence, at_t: tuple) -> tuple[list, list]:
         """One iteration of all environments."""
@@ -157,6 +163,9 @@ class RunningLoop:
         for chunk, written in _chunks(loop.body, writes):
             run.sequence(chunk, here, Value(t), read)
             for v in written:
+                if self.section is not None and v in self.section.complete:
+                    rings[v] = self.section.write(rings[v], expand(here[v], self.slots[v], run.sizes), t)
+                    continue
                 slot = reads.ring_slot(t, loop.depth[v], run.domain.length)
                 data = expand(here[v], self.slots[v], run.sizes).data
                 rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
@@ -166,7 +175,7 @@ class RunningLoop:
         stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
         return list(rings.values()), stacked
 
-    def _going(self) -> Callable | None:
+    def going(self) -> Callable | None:
         """Under ``until=``: whether an environment takes the next timestep, from the register that says so."""
         program = self.run.program
         if program.alive is None:
@@ -205,6 +214,8 @@ class RunningLoop:
             source = run.extent.gathered(source) if access.across_batch else source
             operands = [of_atom(a, env) for a in equation.operands]
             return reads.lookup(source, equation, operands, Value(t), run.t0, run.sizes)
+        if self.section is not None and equation.source in self.section.complete:
+            return self.section.read(equation, stored)
         if isinstance(access, Slice):
             return reads.read_ring_slice(stored, depth, access, equation.params["size"], run.domain, t)
         future = self.loop.direction == "backward"

@@ -71,28 +71,42 @@ def read_point(
     return value if late is None else choose(late, end(), value, sizes)
 
 
-def read_slice(source: Value, access: Slice, size: Any, domain: Domain, sizes) -> Value:
+def read_slice(source: Value, equation: Equation, domain: Domain, sizes) -> Value:
     """``x[lo:hi]`` at all readers: a view of the shared array where that is possible, else gathered windows."""
-    source = expand(source, source.dims | {"t"}, sizes)
-    lo = np.clip(domain.evaluate(access.first), 0, domain.length)
-    width = widest(domain, size)
-    base = np.clip(lo, 0, domain.length - width)
-    if width == 0:  # no reader reads anything
-        return Value(_behind_b(source.data[:0], source.dims), source.dims - {"t"})
-    if (base == base[0]).all():
-        first = int(base[0])
-        data = _behind_b(source.data[first : first + width], source.dims)
-        dims = source.dims - {"t"}
-        start: Any = first
-    else:
-        positions = base[:, None] + np.arange(width, dtype=np.int32)
-        data = jnp.take(source.data, positions, axis=0)  # [T, W, B?, ...]
-        data = jnp.moveaxis(data, 1, 2) if "b" in source.dims else data
-        dims = source.dims
-        start = None
+    view = view_slice(source, equation, domain, sizes)
+    return gather_slice(source, equation, domain, domain.times(), sizes) if view is None else view
+
+
+def view_slice(source: Value, equation: Equation, domain: Domain, sizes) -> Value | None:
+    """The part of the shared array that all readers see; None where each sees less than half of it."""
+    access, size = equation.access, equation.params["size"]
+    lo, stop = (np.clip(domain.evaluate(e), 0, domain.length) for e in (access.first, access.stop))
+    first = min(int(lo.min()), domain.length - 1)
+    width = max(int(stop.max()) - first, 0 if size == 0 else 1)
+    if (lo != lo[0]).any() and (not J.is_symbolic(size) or width > 2 * widest(domain, size)):
+        return None
+    data = expand(source, source.dims | {"t"}, sizes).data
+    if not J.is_symbolic(size):
+        first, width = int(lo[0]), int(size)
+    data = _behind_b(data[first : first + width], source.dims)
+    dims = source.dims - {"t"}
     if not J.is_symbolic(size):
         return Value(data, dims)
-    return Value(data, dims, _slice_starts(access, domain, width, start, data.ndim - len(dims)), False)
+    return Value(data, dims, _slice_starts(access, domain, width, first, data.ndim - len(dims)), False)
+
+
+def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, sizes) -> Value:
+    """The slice of each reader: [n, B?, W, ...] for readers at ``times``."""
+    access, size = equation.access, equation.params["size"]
+    source = expand(source, source.dims | {"t"}, sizes)
+    width = widest(domain, size)
+    lo = access.first.evaluate(times, domain.length, low=jnp.minimum, high=jnp.maximum)
+    base = jnp.clip(jnp.broadcast_to(jnp.asarray(lo, jnp.int32), np.shape(times)), 0, domain.length - width)
+    data = jnp.take(source.data, base[:, None] + np.arange(width, dtype=np.int32), axis=0)  # [n, W, B?, ...]
+    data = jnp.moveaxis(data, 1, 2) if "b" in source.dims else data
+    if not J.is_symbolic(size):
+        return Value(data, source.dims)
+    return Value(data, source.dims, _slice_starts(access, domain, width, None, data.ndim - len(source.dims)), False)
 
 
 def _slice_starts(access: Slice, domain: Domain, width: int, first: int | None, ndim: int) -> tuple:

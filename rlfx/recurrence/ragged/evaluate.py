@@ -14,6 +14,7 @@ from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged import reductions, shapes, slices
 from rlfx.recurrence.ragged.part import Part, Point, unsupported
+from rlfx.recurrence.ragged.tiles import joined, tiled_product, tilewise
 from rlfx.recurrence.values import Value, map_over
 
 
@@ -32,6 +33,7 @@ def evaluate_ragged(equation: Equation, values: Sequence[Value], domain: Domain,
     meta: list[Part] = []
 
     def at(point_t, point_n, *data):
+        data = data if equation.op in _TILED else map(joined, data)
         parts = [Part(d, v.starts or (None,) * np.ndim(d), v.clean) for d, v in zip(data, values, strict=True)]
         outs = rule(Point(domain, point_t, point_n), equation, *parts)
         meta[:] = outs
@@ -95,3 +97,10 @@ def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 
 #: ``(point, equation, *operands) -> outputs``, by primitive.
 RULES: dict[Any, Callable[..., list[Part]]] = {**shapes.RULES, **reductions.RULES, **slices.RULES, J.SCAN: _scan}
+
+#: The rules that take pieces of a ragged axis one by one.
+_TILED = {
+    J.primitive("dot_general"): tiled_product(RULES[J.primitive("dot_general")]),
+    **{op: tilewise(RULES[op]) for op in shapes.MOVES},
+}
+RULES |= _TILED

@@ -61,7 +61,8 @@ def _cumulative(point: Point, equation: Equation, operand: Part, *, identity: Ca
         return [Part(out, operand.starts, operand.clean)]
     data = point.masked(_only(operand, (axis,)), equation.inputs[0].shape, identity(operand.data.dtype))
     (out,) = J.bind(equation.op, dict(equation.params), data)
-    return [Part(out, replaced(operand.starts, axis, _fixed(operand.starts[axis])), False)]
+    moved = Part(out, replaced(operand.starts, axis, _fixed(operand.starts[axis])), False)
+    return [point.cleaned(moved, equation.inputs[0].shape)]  # the identity of a maximum is infinite
 
 
 def _dot(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
@@ -81,8 +82,10 @@ def _dot(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
         rhs = point.aligned(rhs, ra, target, width)
     contracted_left = tuple(s if i in lc else None for i, s in enumerate(lhs.starts))
     contracted_right = tuple(s if i in rc else None for i, s in enumerate(rhs.starts))
-    left = point.masked(Part(lhs.data, contracted_left), left_shape, 0)
-    # One masked operand is enough where the other holds data of other timesteps; derived data may be infinite there.
+    # One masked operand is enough where the other holds data of other timesteps (a mask would make a copy of it for
+    # every t); derived data may be infinite there.
+    left_is_raw = not lhs.clean and rhs.clean
+    left = lhs.data if left_is_raw else point.masked(Part(lhs.data, contracted_left), left_shape, 0)
     right = point.masked(Part(rhs.data, contracted_right), right_shape, 0) if rhs.clean else rhs.data
     (out,) = J.bind(equation.op, dict(equation.params), left, right)
     batch = [lhs.starts[a] for a in lb]

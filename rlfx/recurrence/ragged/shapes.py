@@ -113,3 +113,6 @@ POSITIONWISE = J.ELEMENTWISE | {
     series_p,
     *(J.primitive(n) for n in ("transpose", "squeeze", "reshape", "broadcast_in_dim")),
 }
+
+#: Those of them that move data or change their type, and nothing else.
+MOVES = _HARMLESS | {J.primitive(n) for n in ("transpose", "squeeze", "reshape")}
