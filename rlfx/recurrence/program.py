@@ -11,7 +11,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.index import Lookup, Point
+from rlfx.recurrence.index import Lookup, Point, Window
 from rlfx.recurrence.primitives import across_p, inputs_p, read_p, reduce_p, whole_p
 
 Dims = frozenset
@@ -284,7 +284,8 @@ def _dims_rule(equation: Equation, of, alive: frozenset) -> frozenset:
     if equation.op is inputs_p:
         return union | set(equation.params["axes"])
     if equation.is_read:
-        return _read_dims(equation, of)
+        dims = _read_dims(equation, of)
+        return dims | alive if _meets_the_end(equation, of(equation.source)) else dims
     return union
 
 
@@ -298,6 +299,15 @@ def _read_dims(equation: Equation, of) -> frozenset:
         moves = access.index.depends_on_time and (source & {"t"} or edges_matter(equation))
         return (source - {"t"}) | (edges - {"t"}) | ({"t"} if moves else NO_DIMS)
     return (source - {"t"}) | (edges - {"t"}) | ({"t"} if _moves(equation) else NO_DIMS)
+
+
+def _meets_the_end(equation: Equation, source: frozenset) -> bool:
+    """Whether what is read depends on where the environment ends: beyond it, there is another value."""
+    access = equation.access
+    if isinstance(access, Window):
+        return access.hi > 1
+    ahead = isinstance(access, Point) and (access.index.offset is None or access.index.offset > 0)
+    return ahead and ("t" in source or bool(equation.params["end"]))
 
 
 def edges_matter(equation: Equation) -> bool:

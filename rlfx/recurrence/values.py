@@ -119,6 +119,8 @@ def _arrays(x: Any) -> Any:
 
 def discounted_total(rewards: Any, discounts: Any) -> Any:
     """``r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero."""
+    if not rewards.shape[0]:
+        return jnp.zeros(rewards.shape[1:], rewards.dtype)
 
     def back(total, rd):
         return rd[0] + rd[1] * total, None
