@@ -1,9 +1,11 @@
-"""Simulated against real execution of real kernels on CPU devices (figure 18), and stage III.
+"""Simulated against real execution of real kernels on CPU devices (figure 18), and stage III from measured times.
 
-    python benchmarks/place_real.py [--size 768] [--assignments 60] [--devices 2]
+    python benchmarks/place_real.py [--graphs chainmm ffnn] [--assignments 60] [--devices 2] [--online 64]
 
 Devices are XLA's host devices, one thread each, so that they do not share a kernel's threads; there should be no more
-of them than cores. The machine model is measured on the spot. Results: benchmarks/results/place_real.json.
+of them than cores. Two simulators are compared with the same executions: one whose machine model is measured with a
+matrix product, an addition and transfers (``hardware.measured``), and one whose durations are those of every kernel
+and copy, measured alone (``Executor.calibrated``). Results: benchmarks/results/place_real.json.
 """
 
 import argparse
@@ -13,10 +15,12 @@ import os
 from pathlib import Path
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--size", type=int, default=768)
+parser.add_argument("--graphs", nargs="+", default=["chainmm", "ffnn"])
+parser.add_argument("--size", type=int, default=1024)
 parser.add_argument("--assignments", type=int, default=60)
 parser.add_argument("--devices", type=int, default=2)
-parser.add_argument("--repeats", type=int, default=7)
+parser.add_argument("--repeats", type=int, default=5)
+parser.add_argument("--online", type=int, default=64, help="executions of stage III")
 args = parser.parse_args()
 os.environ["XLA_FLAGS"] = (
     f"--xla_force_host_platform_device_count={args.devices} --xla_cpu_multi_thread_eigen=false "
@@ -27,8 +31,9 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from scipy import stats  # noqa: E402
 
-from rlfx.place import baselines, hardware, methods, workloads  # noqa: E402
+from rlfx.place import baselines, hardware, methods, train, workloads  # noqa: E402
 from rlfx.place.execute import Executor  # noqa: E402
+from rlfx.place.policy import DualPolicy  # noqa: E402
 from rlfx.place.problem import build  # noqa: E402
 
 
@@ -39,49 +44,87 @@ def biased(problem, rng):
     return baselines.Assignment(device, baselines.topological_order(problem))
 
 
+def agreement(simulated, real):
+    """Pearson, Spearman, and how much longer the real executions take."""
+    ratio = real / simulated
+    return {
+        "pearson": float(stats.pearsonr(simulated, real).statistic),
+        "spearman": float(stats.spearmanr(simulated, real).statistic),
+        "real_over_simulated": [float(ratio.min()), float(np.median(ratio)), float(ratio.max())],
+    }
+
+
+def stage_three(problem, executor, flat, episodes):
+    """Stages I and II in the simulator, then III with measured times: the policy's samples before and after."""
+    policy = DualPolicy()
+    learner = train.start(jax.random.key(1), problem, policy)
+    learner = train.imitate_critical_path(policy, learner, problem, jax.random.key(2), steps=200)
+    learner, _ = train.learn(policy, learner, problem, jax.random.key(3), episodes=2048)
+
+    def measured(assignment):
+        return executor.measure(flat, assignment, repeats=3)
+
+    def samples(params):
+        return [measured(a) for a in train.sample(policy, params, problem, jax.random.key(5), 16)]
+
+    before = samples(learner.params)
+    learner, times = train.learn_online(policy, learner, problem, measured, jax.random.key(4), episodes=episodes)
+    after = samples(learner.params)
+    return {
+        "episodes": episodes, "policy_ms_before": 1e3 * float(np.median(before)),
+        "policy_ms_after": 1e3 * float(np.median(after)), "best_seen_ms": 1e3 * float(times.min()),
+    }  # fmt: skip
+
+
+def measure(work, devices):
+    """One row: the executions of a graph under many assignments, and what two simulators say of them."""
+    graph = work.graph()
+    rough = build(graph, hardware.measured(devices))
+    executor = Executor(graph, devices)
+    flat = jax.tree.leaves(work.arguments(jax.random.key(0)))
+    problem = executor.calibrated(rough, flat)
+    rng = np.random.default_rng(0)
+    found = methods.solve(problem, "polish", jax.random.key(0), 512).assignment
+    pool = [found, baselines.enumerative(problem), baselines.heft(problem), baselines.one_device(problem)]
+    pool += [biased(problem, rng) for _ in range(args.assignments - len(pool))]
+    real = []
+    for a in pool:
+        executor.load(flat, a)
+        executor.run(a)
+        real.append([executor.run(a)[0].makespan for _ in range(args.repeats)])
+    groups = [g for meta in problem.metas for g in meta if g]
+    executor.load(flat, found)
+    executor.run_synchronous(found, groups)
+    barrier = min(executor.run_synchronous(found, groups).makespan for _ in range(args.repeats))
+    best = np.array(real).min(axis=1)
+    simulated = {
+        name: baselines.evaluate(p, pool).astype(float) for name, p in (("kernels", problem), ("rough", rough))
+    }
+    row = {
+        "graph": work.name, "devices": args.devices, "assignments": len(pool), "kernels": executor.programs,
+        "calibrated": agreement(simulated["kernels"], best), "roofline": agreement(simulated["rough"], best),
+        "random_only": agreement(simulated["kernels"][4:], best[4:]),
+        "polish_ms": best[0] * 1e3, "one_device_ms": best[3] * 1e3, "synchronous_ms": barrier * 1e3,
+    }  # fmt: skip
+    if args.online:
+        row["stage_three"] = stage_three(problem, executor, flat, args.online)
+    print(row, flush=True)
+    return {**row, "simulated_s": {k: v.tolist() for k, v in simulated.items()}, "real_s": real}
+
+
 def main():
     """Run and write JSON."""
     devices = jax.devices()
-    rows = []
-    for work in (workloads.chainmm(args.size), workloads.ffnn(2048, 32, 2048)):
-        graph = work.graph()
-        problem = build(graph, hardware.measured(devices))
-        executor = Executor(graph, devices)
-        flat = jax.tree.leaves(work.arguments(jax.random.key(0)))
-        rng = np.random.default_rng(0)
-        found = methods.solve(problem, "polish", jax.random.key(0), 512).assignment
-        pool = [found, baselines.enumerative(problem), baselines.heft(problem), baselines.one_device(problem)]
-        pool += [biased(problem, rng) for _ in range(args.assignments - len(pool))]
-        simulated = baselines.evaluate(problem, pool).astype(float)
-        for a in pool[:3]:
-            executor.load(flat, a)
-            executor.run(a)  # compiles
-        real = []
-        for a in pool:
-            executor.load(flat, a)
-            executor.run(a)
-            real.append([executor.run(a)[0].makespan for _ in range(args.repeats)])
-        groups = [g for meta in problem.metas for g in meta if g]
-        executor.load(flat, found)
-        executor.run_synchronous(found, groups)
-        barrier = min(executor.run_synchronous(found, groups).makespan for _ in range(args.repeats))
-        best = np.array(real).min(axis=1)
-        row = {
-            "graph": work.name, "devices": args.devices, "assignments": len(pool), "kernels": executor.programs,
-            "pearson": float(stats.pearsonr(simulated, best).statistic),
-            "spearman": float(stats.spearmanr(simulated, best).statistic),
-            "polish_ms": best[0] * 1e3, "one_device_ms": best[3] * 1e3, "synchronous_ms": barrier * 1e3,
-            "simulated_s": simulated.tolist(), "real_s": real,
-        }  # fmt: skip
-        print({k: v for k, v in row.items() if not isinstance(v, list)}, flush=True)
-        rows.append(row)
+    makers = {"chainmm": lambda: workloads.chainmm(args.size), "ffnn": lambda: workloads.ffnn(4096, 64, 4096)}
     record = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "jax": jax.__version__,
-        "device": f"{args.devices} XLA host devices, two cores shared with other work; fastest of {args.repeats} runs",
-        "rows": rows,
+        "device": f"{args.devices} XLA host devices on {os.cpu_count()} cores; fastest of {args.repeats} runs",
+        "rows": [],
     }
-    (Path(__file__).parent / "results" / "place_real.json").write_text(json.dumps(record, indent=1))
+    for name in args.graphs:
+        record["rows"].append(measure(makers[name](), devices))
+        (Path(__file__).parent / "results" / "place_real.json").write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The paper's other tables, one command each.
 
-    python benchmarks/place_tables.py memory|v100|synchronous|ablation|transfer|repeat|emulated [--budget 2048]
+    python benchmarks/place_tables.py memory|v100|synchronous|ablation|messages|transfer|repeat|emulated [--budget 2048]
 
 Every command simulates on the machine it names, except ``emulated``, which runs the threaded runtime with the cost
 model slept. Results go to benchmarks/results/place_<command>.json. Real kernels: benchmarks/place_real.py.
@@ -97,6 +97,26 @@ def ablation(graphs, episodes):
             trained, _ = train.learn(policy, learner, problem, jax.random.key(2), episodes=episodes, config=config)
             found[label] = round(float(trained.cost) * 1e3, 3)
         yield {"graph": name, "link_GB_s": 2.5, "episodes": episodes, "ms": found}
+
+
+def messages(graphs, episodes):
+    """Table 6: one message passing an episode, or one a step; policy only, ChainMM."""
+    problem = problem_of("chainmm", hardware.p100_pcie(bandwidth=2.5e9))
+    for label, policy in (("per episode", DualPolicy()), ("per step", DualPolicy(per_step=True))):
+        for seed in range(2):
+            key = jax.random.key(seed)
+            learner = train.start(key, problem, policy)
+            learner = train.imitate_critical_path(policy, learner, problem, jax.random.fold_in(key, 1), steps=100)
+            begin, cpu = time.perf_counter(), time.process_time()
+            trained, (_, best) = train.learn(policy, learner, problem, jax.random.fold_in(key, 2), episodes=episodes)
+            first = int(np.argmin(best)) + 1  # the update that found the best one
+            batch = train.Training().batch
+            yield {
+                "graph": "chainmm", "link_GB_s": 2.5, "messages": label, "seed": seed, "episodes": episodes,
+                "ms": float(trained.cost) * 1e3, "found_after_episodes": first * batch,
+                "message_passings": first * (batch * problem.tasks if policy.per_step else 1),
+                "seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu,
+            }  # fmt: skip
 
 
 def transfer(graphs, budget):
@@ -197,7 +217,7 @@ def emulated(graphs, budget, count=20):
         }  # fmt: skip
 
 
-COMMANDS = (memory, v100, synchronous, ablation, transfer, repeat, emulated)
+COMMANDS = (memory, v100, synchronous, ablation, messages, transfer, repeat, emulated)
 
 
 def main():

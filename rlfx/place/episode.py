@@ -53,6 +53,18 @@ def _draw(uniform: Array, probability: Array) -> Array:
     return jnp.argmax(hit, axis=-1).astype(jnp.int32)
 
 
+def _encode_now(policy: DualPolicy, params: dict, f: Features, placed: Array, ready: Array,
+                on: Array) -> tuple[Any, Array]:  # fmt: skip
+    """A message passing in each of B episodes: encodings, and loads ``[B, D, H]`` of tasks ``placed``, ``on`` devices.
+
+    ``placed`` and ``ready`` are bool ``[B, V]``, ``on`` is ``[B, V, D]``.
+    """
+    progress = jnp.stack([placed, ready], axis=-1)
+    encoding: Any = jax.vmap(lambda now: policy.apply(params, f, now, method="encode"))(progress)
+    here = (on & placed[..., None]).astype(jnp.float32)
+    return encoding, jnp.einsum("bvd,bvh->bdh", here, encoding.placed)
+
+
 def rollout(
     policy: DualPolicy,
     params: dict,
@@ -84,7 +96,7 @@ def rollout(
       The episodes. The six device features are appendix D.2's five and the task's execution time there.
     """
     V, D = f.exec_time.shape
-    encoding: Any = policy.apply(params, f, method="encode")
+    once: Any = None if policy.per_step else policy.apply(params, f, method="encode")
     uniform = jax.random.uniform(key, (V, batch, 2))
     lanes = jnp.arange(batch)
     depends = f.adjacency.astype(jnp.int32)
@@ -93,12 +105,18 @@ def rollout(
         pending, device, begin, finish, free, work, load = carry
         u, force = inputs
         mask = pending == 0
+        if policy.per_step:
+            everywhere = device[..., None] == jnp.arange(D)[None, None, :]
+            encoding, load = _encode_now(policy, params, f, pending < 0, mask, everywhere)
+            select_logits, hidden = encoding.select, lambda v: encoding.task[lanes, v]
+        else:
+            select_logits, hidden = once.select[None], lambda v: once.task[v]
         if force is not None:
             v = force[0]
         elif select == "critical-path":
             v = jnp.argmax(jnp.where(mask, f.level[None], -jnp.inf), axis=1)
         else:
-            p = _mixture(encoding.select[None], mask, epsilon)
+            p = _mixture(select_logits, mask, epsilon)
             v = jnp.argmax(p, axis=1) if greedy else _draw(u[:, 0], p)
         v = v.astype(jnp.int32)
         preds = f.preds[v]  # [B, P], V where absent
@@ -132,7 +150,7 @@ def rollout(
         elif place == "earliest":
             d = jnp.argmin(start, axis=1)
         else:
-            logits = policy.apply(params, encoding.task[v], load, relative, method="devices")
+            logits = policy.apply(params, hidden(v), load, relative, method="devices")
             p = _mixture(logits, jnp.ones((1, D), bool), epsilon)
             d = jnp.argmax(p, axis=1) if greedy else _draw(u[:, 1], p)
         d = d.astype(jnp.int32)
@@ -145,7 +163,7 @@ def rollout(
             finish.at[lanes, v].set(e),
             free.at[lanes, d].set(e),
             work.at[lanes, d].add(f.exec_time[v, d]),
-            load.at[lanes, d].add(encoding.placed[v]),
+            load if policy.per_step else load.at[lanes, d].add(once.placed[v]),
         )
         return carry, (v, d, relative)
 
@@ -173,22 +191,50 @@ def log_probability(
       SEL's and PLC's log-probabilities, float32 ``[B]`` each, summed over steps, and the mean entropy, ``[B]``.
     """
     V, D = f.exec_time.shape
-    encoding = policy.apply(params, f, method="encode")
     step_of = episode.order()  # [B, V]
     steps = jnp.arange(V)[None, :, None]
     # A task is a candidate from the step after its last predecessor until its own.
     preds_done = jnp.max(jnp.where(f.adjacency.T[None], step_of[:, None, :], -1), axis=2)  # [B, V]
     mask = (preds_done[:, None, :] < steps) & (step_of[:, None, :] >= steps)  # [B, step, V]
-    select = _mixture(encoding.select[None, None], mask, epsilon)
+    logits = _logits_by_step if policy.per_step else _logits_at_once
+    select_logits, place_logits = logits(policy, params, f, episode, mask)
+    select = _mixture(select_logits, mask, epsilon)
     chosen = jnp.take_along_axis(select, episode.task[..., None], axis=-1)[..., 0]
-    onehot = (episode.device[..., None] == jnp.arange(D)[None, None, :]).astype(jnp.float32)  # [B, V, D]
-    added = onehot[..., None] * encoding.placed[episode.task][:, :, None, :]  # [B, V, D, H]
-    load = jnp.cumsum(added, axis=1) - added
-    logits = policy.apply(params, encoding.task[episode.task], load, episode.state, method="devices")
-    place = _mixture(logits, jnp.ones((1, 1, D), bool), epsilon)
+    place = _mixture(place_logits, jnp.ones((1, 1, D), bool), epsilon)
     placed = jnp.take_along_axis(place, episode.device[..., None], axis=-1)[..., 0]
 
     def entropy(p: Array) -> Array:
         return -jnp.mean(jnp.sum(jnp.where(p > 0.0, p * jnp.log(jnp.where(p > 0.0, p, 1.0)), 0.0), axis=-1), axis=1)
 
     return jnp.sum(jnp.log(chosen), axis=1), jnp.sum(jnp.log(placed), axis=1), entropy(select) + entropy(place)
+
+
+def _logits_at_once(
+    policy: DualPolicy, params: dict, f: Features, episode: Episode, mask: Array
+) -> tuple[Array, Array]:
+    """Logits of SEL and PLC, broadcastable to ``[B, step, V]`` and ``[B, step, D]``, from one message passing."""
+    encoding: Any = policy.apply(params, f, method="encode")
+    devices = jnp.arange(f.exec_time.shape[1])[None, None, :]
+    onehot = (episode.device[..., None] == devices).astype(jnp.float32)  # [B, V, D]
+    added = onehot[..., None] * encoding.placed[episode.task][:, :, None, :]  # [B, V, D, H]
+    load = jnp.cumsum(added, axis=1) - added
+    place = policy.apply(params, encoding.task[episode.task], load, episode.state, method="devices")
+    return encoding.select[None, None], place
+
+
+def _logits_by_step(
+    policy: DualPolicy, params: dict, f: Features, episode: Episode, mask: Array
+) -> tuple[Array, Array]:
+    """The same from a message passing at every step, each computed again for its gradient."""
+    B, V = episode.task.shape
+    devices = jnp.arange(f.exec_time.shape[1])[None, None, :]
+    step_of, on = episode.order(), episode.assignment()[..., None] == devices
+
+    @jax.checkpoint
+    def at(step: Array) -> tuple[Array, Array]:
+        encoding, load = _encode_now(policy, params, f, step_of < step, mask[:, step], on)
+        task = encoding.task[jnp.arange(B), episode.task[:, step]]
+        return encoding.select, policy.apply(params, task, load, episode.state[:, step], method="devices")
+
+    select, place = jax.lax.map(at, jnp.arange(V))
+    return select.swapaxes(0, 1), place.swapaxes(0, 1)

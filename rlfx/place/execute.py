@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -124,15 +125,53 @@ class Executor:
 
     def run_synchronous(self, assignment: Assignment, groups: Sequence[Sequence[int]]) -> Timeline:
         """Execute on loaded arguments with barriers between groups of tasks (table 1)."""
-        return run_synchronous(
-            self.preds, assignment.device, groups, len(self.devices), self._compute, self._copy
-        )
+        return run_synchronous(self.preds, assignment.device, groups, len(self.devices), self._compute, self._copy)
+
+    def calibrated(self, problem: Problem, args: Sequence[jax.Array], repeats: int = 5) -> Problem:
+        """The same problem with durations measured on the devices: each kernel and each size of copy, alone.
+
+        A roofline of FLOP and bytes (``hardware.measured``) does not know what a kernel really takes. Kernels that are
+        equal share a measurement; values are the real ones, computed in the graph's order on each device.
+
+        Args:
+          problem: of this graph, with as many devices.
+          args: the function's arguments, flat.
+          repeats: runs of each kernel and copy after a first one; the fastest counts.
+        """
+        exec_time, transfer_time = np.array(problem.exec_time), np.array(problem.transfer_time)
+        known: dict[Any, float] = {}
+        for d in range(len(self.devices)):
+            everywhere = Assignment(np.full(problem.tasks, d, np.int32), np.arange(problem.tasks, dtype=np.int32))
+            self.load(args, everywhere)
+            values: dict[int, Value] = {}
+            for v in range(problem.tasks):
+                values[v] = self._compute(v, d, values)
+                kernel = id(self.kernels[v]), d
+                if kernel not in known:
+                    known[kernel] = _fastest(lambda v=v, d=d, x=values: self._compute(v, d, x), repeats)
+                exec_time[v, d] = known[kernel]
+                for t in range(len(self.devices)):
+                    size = float(problem.nbytes[v]), len(values[v]), d, t
+                    if t != d and size not in known:
+                        known[size] = _fastest(lambda v=v, d=d, t=t, x=values: self._copy(v, d, t, x[v]), repeats)
+                    transfer_time[v, d, t] = known[size] if t != d else 0.0
+        return replace(problem, exec_time=exec_time, transfer_time=transfer_time)
 
     def measure(self, args: Sequence[jax.Array], assignment: Assignment, repeats: int = 3) -> float:
         """Median makespan of a few runs after a warm-up, seconds: stage III's reward."""
         self.load(args, assignment)
         self.run(assignment)
         return float(np.median([self.run(assignment)[0].makespan for _ in range(repeats)]))
+
+
+def _fastest(work: Callable[[], Any], repeats: int) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return min(times)
 
 
 def emulate(problem: Problem, assignment: Assignment, slowdown: float = 1.0) -> Timeline:

@@ -94,9 +94,7 @@ class DataflowGraph:
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
         """Pairs (producer, consumer), each once."""
-        return tuple(
-            (u, v) for v, node in enumerate(self.nodes) for u in sorted({self.owner[b] for b in node.reads})
-        )
+        return tuple((u, v) for v, node in enumerate(self.nodes) for u in sorted({self.owner[b] for b in node.reads}))
 
     @cached_property
     def tasks(self) -> tuple[int, ...]:

@@ -36,10 +36,13 @@ class DualPolicy(nn.Module):
     Attributes:
       hidden: width of every layer.
       rounds: of message passing (K).
+      per_step: pass messages at every step of an episode, with what is placed and what is ready among the features of
+        the tasks, instead of once an episode: the ablation of appendix H.3.
     """
 
     hidden: int = 32
     rounds: int = 2
+    per_step: bool = False
 
     def setup(self) -> None:
         """Create the layers."""
@@ -54,9 +57,17 @@ class DualPolicy(nn.Module):
         self.place_device = nn.Sequential([dense(self.hidden), nn.leaky_relu, dense(self.hidden)])
         self.place = dense(1)
 
-    def encode(self, f: Features) -> Encoding:
-        """Message passing, then everything that depends on the graph alone."""
+    def encode(self, f: Features, progress: Array | None = None) -> Encoding:
+        """Message passing, then everything that depends on the graph alone.
+
+        Args:
+          f: of the problem.
+          progress: bool ``[V, 2]``, which tasks are placed and which are ready; read if ``per_step``.
+        """
         V = f.nodes.shape[0]
+        if self.per_step:
+            now = jnp.zeros((V, 2)) if progress is None else progress.astype(jnp.float32)
+            f = f._replace(nodes=jnp.concatenate([f.nodes, now], axis=1))
         h = self.embed(f.nodes)
         degree = jnp.zeros((V, 1)).at[f.receivers].add(1.0)
         for message, update in zip(self.message, self.update, strict=True):

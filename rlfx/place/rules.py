@@ -119,8 +119,8 @@ VIEWS: Mapping[Any, Callable[[jp.JaxprEqn, tn.Tensor], tn.Tensor | None]] = {
         for prim in jp.CASTS
     },
     jp.transpose_p: lambda eqn, x: tn.transpose(x, tuple(eqn.params["permutation"])),
-    jp.broadcast_in_dim_p: lambda eqn, x: (
-        tn.broadcast(x, tuple(eqn.params["shape"]), tuple(eqn.params["broadcast_dimensions"]))
+    jp.broadcast_in_dim_p: lambda eqn, x: tn.broadcast(
+        x, tuple(eqn.params["shape"]), tuple(eqn.params["broadcast_dimensions"])
     ),
     jp.reshape_p: lambda eqn, x: (
         None if eqn.params["dimensions"] is not None else tn.reshape(x, tuple(eqn.params["new_sizes"]))

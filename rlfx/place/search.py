@@ -10,56 +10,71 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx.place.baselines import Assignment
+from rlfx.place.critical import Chain, chain
 from rlfx.place.problem import Problem
-from rlfx.place.simulate import objective
+from rlfx.place.simulate import Schedules, judged
 
 
 class Moves(NamedTuple):
-    """How a neighbour of an assignment is drawn: relative weights.
+    """How a neighbour of an assignment is drawn: relative weights of the moves, and where they begin.
 
     Attributes:
       device: one task to another device.
       follow: one task to the device of a task that it reads or feeds.
       swap: two tasks exchange devices.
       order: two tasks exchange places in the run-time order.
+      ahead: a task exchanges places with the one that its device ran right before it.
+      critical: the probability that the (first) task is drawn from the critical chain instead of from all tasks.
     """
 
     device: float = 1.0
     follow: float = 1.0
     swap: float = 1.0
     order: float = 1.0
+    ahead: float = 0.0
+    critical: float = 0.0
 
 
 DEVICES = Moves(device=1.0, follow=0.0, swap=0.0, order=0.0)
 
 
 class State(NamedTuple):
-    """C chains: current and best assignments, int32 ``[C, V]``, and their costs in seconds, float32 ``[C]``."""
+    """C chains: current and best assignments, int32 ``[C, V]``, and their costs in seconds, float32 ``[C]``.
+
+    ``hold`` is what holds the current ones up, ``[C, V]``.
+    """
 
     device: jax.Array
     order: jax.Array
     cost: jax.Array
+    hold: Chain
     best_device: jax.Array
     best_order: jax.Array
     best_cost: jax.Array
 
 
-def _propose(key: jax.Array, device: jax.Array, order: jax.Array, near: jax.Array, D: int,
+def _propose(key: jax.Array, device: jax.Array, order: jax.Array, hold: Chain, near: jax.Array, D: int,
              moves: Moves) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """A neighbour of one assignment."""
     V = device.shape[0]
-    k_kind, k_v, k_u, k_d, k_near = jax.random.split(key, 5)
-    kind = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves, jnp.float32)))
-    v, u = jax.random.randint(k_v, (), 0, V), jax.random.randint(k_u, (), 0, V)
+    k_kind, k_v, k_u, k_d, k_near, k_critical = jax.random.split(key, 6)
+    kind = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves[:5], jnp.float32)))
+    u = jax.random.randint(k_u, (), 0, V)
+    on = hold.on.astype(jnp.float32)
+    share = moves.critical * on / jnp.sum(on) + (1.0 - moves.critical) / V
+    v = jnp.where(
+        moves.critical > 0.0, jax.random.categorical(k_critical, jnp.log(share)), jax.random.randint(k_v, (), 0, V)
+    )
     fresh = (device[v] + jax.random.randint(k_d, (), 1, max(D, 2))) % D
     neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1])]
     one = jnp.where(kind == 0, fresh, device[neighbour])
     moved = device.at[v].set(one)
     swapped = device.at[v].set(device[u]).at[u].set(device[v])
-    reordered = order.at[v].set(order[u]).at[u].set(order[v])
+    other = jnp.where(kind == 4, hold.before[v], u)
+    reordered = order.at[v].set(order[other]).at[other].set(order[v])
     return (
         jnp.where(kind <= 1, moved, jnp.where(kind == 2, swapped, device)),
-        jnp.where(kind == 3, reordered, order),
+        jnp.where(kind >= 3, reordered, order),
     )
 
 
@@ -73,19 +88,24 @@ def neighbours(problem: Problem, width: int = 8) -> np.ndarray:
     return out
 
 
-@partial(jax.jit, static_argnames=("steps", "limited"))
+def _held(problem: Problem, device: jax.Array, schedules: Schedules, take: jax.Array, old: Chain) -> Chain:
+    new = jax.vmap(lambda d, s: chain(problem, d, s))(device, schedules)
+    return jax.tree.map(lambda a, b: jnp.where(take[:, None], a, b), new, old)
+
+
+@partial(jax.jit, static_argnames=("steps", "limited", "guided"))
 def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, temperatures: jax.Array, moves: Moves, *,
-            steps: int, limited: bool) -> tuple[State, jax.Array]:  # fmt: skip
+            steps: int, limited: bool, guided: bool) -> tuple[State, jax.Array]:  # fmt: skip
     D = problem.exec_time.shape[1]
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
         key, temperature = inputs
         k_move, k_accept = jax.random.split(key)
         chains = state.cost.shape[0]
-        device, order = jax.vmap(lambda k, d, o: _propose(k, d, o, near, D, moves))(
-            jax.random.split(k_move, chains), state.device, state.order
+        device, order = jax.vmap(lambda k, d, o, h: _propose(k, d, o, h, near, D, moves))(
+            jax.random.split(k_move, chains), state.device, state.order, state.hold
         )
-        cost = objective(problem, device, order, limited=limited)
+        cost, schedules = judged(problem, device, order, limited=limited)
         threshold = -temperature * jnp.log(jax.random.uniform(k_accept, (chains,), minval=1e-12))
         take = cost <= state.cost + threshold
         better = cost < state.best_cost
@@ -93,6 +113,7 @@ def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, tem
             jnp.where(take[:, None], device, state.device),
             jnp.where(take[:, None], order, state.order),
             jnp.where(take, cost, state.cost),
+            _held(problem, device, schedules, take, state.hold) if guided else state.hold,
             jnp.where(better[:, None], device, state.best_device),
             jnp.where(better[:, None], order, state.best_order),
             jnp.where(better, cost, state.best_cost),
@@ -108,7 +129,9 @@ def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chain
     device = jnp.asarray(np.stack([starts[i].device for i in picks]), jnp.int32)
     order = jnp.asarray(np.stack([starts[i].order for i in picks]), jnp.int32)
     cost = jnp.asarray(costs[picks], jnp.float32)
-    return State(device, order, cost, device, order, cost)
+    all_tasks = jnp.ones(device.shape, bool)  # until the first move that is taken
+    hold = Chain(all_tasks, jnp.broadcast_to(jnp.arange(problem.tasks, dtype=jnp.int32), device.shape))
+    return State(device, order, cost, hold, device, order, cost)
 
 
 def anneal(
@@ -142,7 +165,7 @@ def anneal(
     near = jnp.asarray(neighbours(problem))
     return _search(
         problem, key, state, near, jnp.asarray(temperatures, jnp.float32), moves, steps=steps,
-        limited=problem.memory_may_bind,
+        limited=problem.memory_may_bind, guided=moves.ahead > 0.0 or moves.critical > 0.0,
     )  # fmt: skip
 
 

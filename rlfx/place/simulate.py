@@ -235,6 +235,18 @@ def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -
     return jax.vmap(one)(assignment, schedules)
 
 
+def judged(
+    problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool = False, limited: bool = False
+) -> tuple[jax.Array, Schedules]:
+    """:func:`objective`, and the simulated executions it judged."""
+    schedules = _run(problem, assignment, priority, fifo, None, None)
+    if not limited:
+        return schedules.makespan, schedules
+    over = jnp.max(peak_memory(problem, assignment, schedules) / jnp.asarray(problem.memory)[None] - 1.0, axis=1)
+    worst = 10.0 * jnp.max(jnp.sum(jnp.asarray(problem.exec_time), axis=0))
+    return jnp.where(over > 0.0, worst * (1.0 + over), schedules.makespan), schedules
+
+
 @partial(jax.jit, static_argnames=("fifo", "limited"))
 def objective(
     problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool = False, limited: bool = False
@@ -245,9 +257,4 @@ def objective(
     a device costs ten times the one-device time, times 1 + f: worse than any that fits, and a search still sees which
     way is better.
     """
-    schedules = _run(problem, assignment, priority, fifo, None, None)
-    if not limited:
-        return schedules.makespan
-    over = jnp.max(peak_memory(problem, assignment, schedules) / jnp.asarray(problem.memory)[None] - 1.0, axis=1)
-    worst = 10.0 * jnp.max(jnp.sum(jnp.asarray(problem.exec_time), axis=0))
-    return jnp.where(over > 0.0, worst * (1.0 + over), schedules.makespan)
+    return judged(problem, assignment, priority, fifo=fifo, limited=limited)[0]

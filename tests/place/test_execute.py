@@ -37,6 +37,24 @@ def test_execution_equals_the_function(work):
         assert executor.run_synchronous(assignment, groups).makespan > 0
 
 
+def test_durations_are_measured_kernel_by_kernel():
+    work = workloads.chainmm(64)
+    graph = work.graph()
+    problem = build(graph, hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9))
+    executor = Executor(graph, jax.devices()[:2])
+    measured = executor.calibrated(problem, jax.tree.leaves(work.arguments(jax.random.key(0))), repeats=2)
+    assert measured.exec_time.shape == problem.exec_time.shape
+    assert np.all(measured.exec_time > 0)
+    assert np.all(measured.exec_time < 1.0)
+    for d in range(2):  # one measurement a kernel and device
+        assert len(np.unique(measured.exec_time[:, d])) <= executor.programs
+    off = ~np.eye(2, dtype=bool)
+    assert np.all(measured.transfer_time[:, off] > 0)
+    assert np.all(measured.transfer_time[:, ~off] == 0)
+    assert np.all(problem.exec_time != measured.exec_time)  # the given problem is left alone
+    assert measured.names == problem.names
+
+
 def test_work_is_conserved_and_overlaps():
     """Four devices, one 50 ms task each: together they take one task's time, not four."""
     barrier = threading.Barrier(4)

@@ -66,6 +66,34 @@ def test_parallel_likelihood_equals_the_step_by_step_one(chain, learner):
     np.testing.assert_allclose([got[0][0], got[1][0]], [select, place], rtol=1e-4)
 
 
+def test_a_message_passing_per_step_is_the_same_mixture_seen_at_every_step(chain):
+    """Appendix H.3: likelihoods of a batch equal those recomputed from one encoding a step, and differ from one."""
+    policy = DualPolicy(hidden=8, rounds=1, per_step=True)
+    f = features(chain)
+    params = initialise(jax.random.key(0), f, policy)
+    episode = jax.jit(partial(rollout, policy), static_argnames="batch")(params, f, jax.random.key(1), batch=2)
+    pending = chain.adjacency.sum(axis=0).copy()
+    device = np.asarray(episode.assignment()[0])
+    encode = jax.jit(partial(policy.apply, method="encode"))
+    place_row = jax.jit(partial(policy.apply, method="devices"))
+    select = place = 0.0
+    for step, (v, d) in enumerate(zip(episode.task[0], episode.device[0], strict=True)):
+        placed, ready = pending < 0, pending == 0
+        encoding = encode(params, f, jnp.asarray(np.stack([placed, ready], axis=1)))
+        select += float(jax.nn.log_softmax(jnp.where(ready, encoding.select, -jnp.inf))[v])
+        load = jnp.stack([encoding.placed[placed & (device == k)].sum(axis=0) for k in range(chain.devices)])
+        place += float(jax.nn.log_softmax(place_row(params, encoding.task[v], load, episode.state[0, step]))[d])
+        pending = pending - chain.adjacency[v]
+        pending[v] = -1
+    got = jax.jit(partial(log_probability, policy))(params, f, episode)
+    np.testing.assert_allclose([got[0][0], got[1][0]], [select, place], rtol=1e-4)
+    still = encode(params, f)
+    assert float(jnp.abs(still.select - encoding.select).max()) > 1e-3
+    learner = train.start(jax.random.key(2), chain, policy)
+    learned, (mean, _) = train.learn(policy, learner, chain, jax.random.key(3), episodes=64)
+    assert float(learned.cost) <= mean.min()
+
+
 def test_device_features_of_the_earliest_rule_match_list_scheduling(chain, learner):
     """With unlimited links the episode's start times are those of a list schedule on the same choices."""
     f = features(chain)

@@ -81,10 +81,7 @@ def test_resources_are_never_shared_and_never_idle_with_work():
         mine = np.flatnonzero(device[0] == d)
         mine = mine[np.argsort(start[mine])]
         assert np.all(start[mine][1:] >= finish[mine][:-1])
-        inputs = [
-            max((there(u, d) for u in np.flatnonzero(problem.adjacency[:, v])), default=0.0)
-            for v in mine
-        ]
+        inputs = [max((there(u, d) for u in np.flatnonzero(problem.adjacency[:, v])), default=0.0) for v in mine]
         for v, previous, ready in zip(mine[1:], finish[mine][:-1], inputs[1:], strict=True):
             assert start[v] == max(previous, ready) or any(  # otherwise another ready task ran first
                 start[w] < start[v] and start[w] >= ready for w in mine
