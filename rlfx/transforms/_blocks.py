@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -97,6 +98,7 @@ class Const:
 
 
 Atom = Array | Const
+_LINE = re.compile(r":\d+")
 
 
 @dataclass(eq=False, frozen=True)
@@ -106,10 +108,13 @@ class Equation:
     ins: tuple[Atom, ...]
     outs: tuple[Array, ...]
     made_by: Any
+    within: Any
 
     @property
     def source(self) -> str:
-        return J.source_of(self.made_by)
+        """The user's line: of the equation, or of the call of a library function that it is a part of."""
+        own = J.source_of(self.made_by)
+        return own if _LINE.search(own) or self.within is None else J.source_of(self.within)
 
     def bind(self, ins: Sequence[Any], **changed: Any) -> list:
         return J.bind(self.op, {**self.params, **changed}, *ins)
@@ -128,7 +133,7 @@ def flatten(jaxpr: Any) -> Flat:
     """``jaxpr`` with calls inlined and dead code removed; its constants come first among the inputs."""
     equations: list[Equation] = []
 
-    def run(jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom]) -> list[Atom]:
+    def run(jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom], within: Any) -> list[Atom]:
         env: dict[Any, Atom] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         read = lambda v: Const(v.val, v.aval) if J.is_literal(v) else env[v]  # noqa: E731
@@ -136,16 +141,16 @@ def flatten(jaxpr: Any) -> Flat:
             ins = [read(v) for v in made.invars]
             if J.is_call(made.primitive):
                 body, body_consts = J.call_body(made.primitive, made.params)
-                outs = run(body, [Const(c, jax.typeof(c)) for c in body_consts], ins)
+                outs = run(body, [Const(c, jax.typeof(c)) for c in body_consts], ins, within or made)
             else:
                 outs = [Array(v.aval) for v in made.outvars]
-                equations.append(Equation(made.primitive, dict(made.params), tuple(ins), tuple(outs), made))
+                equations.append(Equation(made.primitive, dict(made.params), tuple(ins), tuple(outs), made, within))
             env.update(zip(made.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     consts = [Array(v.aval) for v in jaxpr.constvars]
     args = [Array(v.aval) for v in jaxpr.invars]
-    outputs = run(jaxpr, consts, args)
+    outputs = run(jaxpr, consts, args, None)
     needed = set(outputs)
     kept = []
     for equation in reversed(equations):

@@ -170,8 +170,7 @@ class InBlocks:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         traced = trace(self.fn, args, kwargs, self.blocks.argnums)
         size = self.blocks.block_size(traced.n)
-        if self.strict:
-            refuse_barriers(traced.plan())
+        check(traced.plan(), self.fn, self.strict)
         outs = differentiable(traced, size)(*traced.inputs)
         return jax.tree.unflatten(traced.out_tree, outs)
 
@@ -195,9 +194,17 @@ def report(plan: Plan, size: int) -> Report:
     return Report(plan.n, size, len(plan.loops), kept, barriers)
 
 
-def refuse_barriers(plan: Plan) -> None:
-    """Raise at the first equation that does not run in blocks."""
-    for equation in plan.barriers:
+def check(plan: Plan, fn: Callable, strict: bool) -> None:
+    """Raise if nothing depends on the batch; if ``strict``, at the first equation that does not run in blocks."""
+    if not plan.loops and not plan.barriers:
+        raise DomainError(
+            located(
+                "Nothing that the function returns depends on the batch.",
+                where=J.function_source(fn),
+                fix="Name the argument that is the batch with batch_argnums=.",
+            )
+        )
+    for equation in plan.barriers if strict else ():
         raise ScheduleError(
             located(
                 f"{equation.op} has no rule for blocks of the batch: it needs all {plan.n} examples at once.",
@@ -255,7 +262,7 @@ def differentiable(traced: Traced, size: int, fetched: dict[int, Fetch] | None =
         wanted = [i for i, p in enumerate(primals) if p.perturbed and is_float(p.value)]
         shapes = jax.eval_shape(fn, *flat)
         if not (shapes and shapes[0].shape == () and jnp.issubdtype(shapes[0].dtype, jnp.floating)):
-            return run(fn, flat), (flat, {i: None for i in wanted})
+            return run(fn, flat), (flat, dict.fromkeys(wanted))
         found = run(functools.partial(_value_and_grads, fn, wanted), flat)
         outs, grads = found[: len(shapes)], found[len(shapes) :]
         return outs, (flat, dict(zip(wanted, grads, strict=True)))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.transforms import _blocks_gather, _blocks_scan
 from rlfx.transforms._blocks import SAME, Array, Atom, Axis, Block, Blockwise, Const, Equation, Flat
-from rlfx.transforms._blocks_rules import RULES, _replaced
+from rlfx.transforms._blocks_rules import RULES, _replaced, repeated
 
 #: The modules that register rules.
 RULE_MODULES = (_blocks_gather, _blocks_scan)
@@ -317,7 +317,7 @@ def _again(equation: Equation, axis: Axis, n: int) -> Blockwise | None:
 
         return Blockwise((), (axis,), run)
     if op in J.ELEMENTWISE:
-        demands = tuple(axis if v.shape else None for v in equation.ins)
+        demands = repeated(equation, axis)
         if any(demands):
             return Blockwise(demands, (axis,), lambda block, ins: equation.bind(ins))
     return None

@@ -45,13 +45,19 @@ def _replaced(sizes: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
 
 
 def elementwise(equation: Equation, axes: Axes, n: int) -> Blockwise:
-    """Operands have the shape of the result, or are scalars."""
+    """Operands have the shape of the result, or are scalars, or have dimensions of size 1 that are repeated."""
     axis = _first(axes)
-    demands = tuple(axis if v.shape else None for v in equation.ins)
+    demands = repeated(equation, axis)
     return Blockwise(demands, (axis,) * len(equation.outs), lambda block, ins: equation.bind(ins))
 
 
-RULES.update({op: elementwise for op in J.ELEMENTWISE | {J.ADD_ANY, J.RANDOM_WRAP, J.RANDOM_UNWRAP}})
+def repeated(equation: Equation, axis: Axis) -> tuple[Axis | None, ...]:
+    """Which operands of an elementwise operation have the axis."""
+    size = equation.outs[0].shape[axis.dim]
+    return tuple(axis if v.shape and v.shape[axis.dim] == size else None for v in equation.ins)
+
+
+RULES.update(dict.fromkeys(J.ELEMENTWISE | {J.ADD_ANY, J.RANDOM_WRAP, J.RANDOM_UNWRAP}, elementwise))
 RULES[J.OPTIMIZATION_BARRIER] = lambda equation, axes, n: Blockwise(
     tuple(axes), tuple(axes), lambda block, ins: equation.bind(ins)
 )

@@ -64,7 +64,8 @@ def _run_loop(plan: Plan, loop: Loop, size: int, env: dict[Array, Any], fetch: M
         sums = [local[s] if s.same else old + local[s] for s, old in zip(loop.sums, sums, strict=True)]
         new_folds = []
         for step, old in zip(loop.folds, folds, strict=True):
-            assert step.rule is not None and step.rule.fold is not None
+            assert step.rule is not None
+            assert step.rule.fold is not None
             ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
             new_folds.append(step.rule.fold.step(old, block, ins))
         kept = [local[Part(v, _axis(plan, v))] for v in loop.kept]
@@ -100,7 +101,9 @@ def _run_loop(plan: Plan, loop: Loop, size: int, env: dict[Array, Any], fetch: M
     sums, folds = state
     env.update(zip((s.value for s in loop.sums), sums, strict=True))
     for step, final in zip(loop.folds, folds, strict=True):
-        assert step.rule is not None and step.rule.fold is not None and step.equation is not None
+        assert step.rule is not None
+        assert step.rule.fold is not None
+        assert step.equation is not None
         env.update(zip(step.equation.outs, step.rule.fold.finish(final), strict=True))
     for value, collected in zip(loop.kept, parts, strict=True):
         env[value] = join(collected, _axis(plan, value))

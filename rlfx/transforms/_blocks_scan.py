@@ -40,7 +40,7 @@ _LINEAR = frozenset(
 _SUMS = frozenset({J.primitive("add"), J.primitive("sub"), J.ADD_ANY})
 
 
-def _partial_rule(equation: Equation, kinds: Sequence[Kind], n: int) -> Blockwise | None:
+def _partial_rule(equation: Equation, kinds: Sequence[Kind], n: int, settled: bool) -> Blockwise | None:
     """What is linear in sums over blocks gives sums over blocks."""
     op = equation.op
     run = lambda block, ins: equation.bind(ins)  # noqa: E731
@@ -51,7 +51,8 @@ def _partial_rule(equation: Equation, kinds: Sequence[Kind], n: int) -> Blockwis
         return everything if jnp.issubdtype(equation.outs[0].aval.dtype, jnp.floating) else None
     if op in _SUMS or op is J.primitive("concatenate"):
         zero = [isinstance(v, Const) and not jnp.any(v.value) for v in equation.ins]
-        return everything if all(k is PARTIAL or z for k, z in zip(kinds, zero, strict=True)) else None
+        fits = all(k is PARTIAL or z or (k is None and not settled) for k, z in zip(kinds, zero, strict=True))
+        return everything if fits else None
     if op is J.primitive("mul") or op is J.primitive("dot_general"):
         return everything if set(kinds) == {PARTIAL, None} else None
     if op is J.primitive("div"):
@@ -96,8 +97,11 @@ class Body:
         return [read(v, kind) for v, kind in zip(self.flat.outputs, outs, strict=True)]
 
 
-def propagate(flat: Flat, inputs: Sequence[Kind], n: int) -> Body | None:
-    """Where the batch is in every value of a body; None if an equation needs more than its block."""
+def propagate(flat: Flat, inputs: Sequence[Kind], n: int, settled: bool = True) -> Body | None:
+    """Where the batch is in every value of a body; None if an equation needs more than its block.
+
+    Until the forms of a loop's carry have ``settled``, a value without the batch may yet turn out to be a sum over blocks.
+    """
     kinds: dict[Array, Kind] = dict(zip(flat.inputs, inputs, strict=True))
     body = Body(flat, kinds, {})
     for equation in flat.equations:
@@ -106,7 +110,7 @@ def propagate(flat: Flat, inputs: Sequence[Kind], n: int) -> Body | None:
             kinds.update(dict.fromkeys(equation.outs))
             continue
         if PARTIAL in ins:
-            found = _partial_rule(equation, ins, n)
+            found = _partial_rule(equation, ins, n, settled)
         else:
             apply = RULES.get(equation.op)
             found = apply(equation, ins, n) if apply is not None else None  # type: ignore[arg-type]
@@ -161,15 +165,12 @@ def _scan(equation: Equation, axes: Axes, n: int) -> Blockwise | None:
     fixed = [None] * len(body_consts) + list(axes[:consts])
     slices = [None if a is None else a.at(a.dim - 1) for a in axes[consts + carry :]]
 
-    def through(carried: list[Kind]) -> Body | None:
-        return propagate(flat, [*fixed, *carried, *slices], n)
-
     def after(carried: list[Kind]) -> list[Kind] | None:
-        body = through(carried)
+        body = propagate(flat, [*fixed, *carried, *slices], n, settled=False)
         return None if body is None else [body.kind(v) for v in flat.outputs[:carry]]
 
     carried = _settle(list(axes[consts : consts + carry]), after)
-    body = None if carried is None else through(carried)
+    body = None if carried is None else propagate(flat, [*fixed, *carried, *slices], n)
     if body is None or carried is None:
         return None
     outs = [*carried, *(body.kind(v) for v in flat.outputs[carry:])]

@@ -7,12 +7,17 @@ from dataclasses import replace
 from typing import Any, overload
 
 from rlfx.errors import DomainError, located
+from rlfx.recurrence.directed import directed
 from rlfx.recurrence.program import Program
 from rlfx.transforms._blocks_loss import Blocks, InBlocks
 
 
 @overload
-def incrementalize(target: Program, *, over: str = "t", block_size: int) -> Program: ...
+def incrementalize(target: Program, *, over: str = "t", block_size: int | tuple[int, int]) -> Program: ...
+
+
+@overload
+def incrementalize(target: Callable, *, over: str, block_size: int | tuple[int, int]) -> Callable: ...
 
 
 @overload
@@ -42,20 +47,23 @@ def incrementalize(
     per-example results put together, batch statistics computed in passes of their own, so that the results are those of
     the whole batch up to reassociation. ``jax.grad`` of it runs in blocks, too.
 
-    On a **program** (``rlfx.trace``): its learner runs in blocks of timesteps, accumulating gradients.
+    On a **program** (``rlfx.trace``), or with ``over=`` on a **per-timestep function**: its learner runs in blocks of
+    timesteps, of environments, or of both, accumulating gradients.
 
     Args:
-      target: a function of arrays (any pytrees), or a program with a loss.
-      over: for programs, the dimension that is cut, ``"t"``.
+      target: a function of arrays (any pytrees), or a program with a loss, or a per-timestep function of one.
+      over: for programs and per-timestep functions, the dimensions that are cut: ``"t"``, ``"b"``, or ``"tb"``.
       batch_argnums: which positional arguments are the batch. All their leaves have the batch as leading axis.
-      block_size: examples (or timesteps) in a block; the last one may be shorter.
+      block_size: examples (or timesteps) in a block; the last one may be shorter. Environments in a block divide the
+        batch. A pair, (timesteps, environments), with ``over="tb"``.
       blocks: how many blocks, instead of ``block_size``.
       strict: raise at the first operation that needs the whole batch at once, instead of running it so.
 
     Returns:
       For a function, a function with the same arguments and results; ``.explain(*args)`` reports the passes over the
       batch, what is kept for all of it, and the operations that cannot run in blocks, with their source lines. For a
-      program, the program with the directive: lowered, it holds the activations of one block at a time.
+      program, the program with the directive: lowered, it holds the activations of one block at a time. For a
+      per-timestep function, one that is compiled so.
 
     Raises:
       DomainError: for a block size that is not in [1, N], leaves of the batch with different leading axes (when called).
@@ -73,7 +81,7 @@ def incrementalize(
       >>> batch = jnp.arange(12.0).reshape(6, 2), jnp.ones(6)
       >>> step = jax.jit(jax.value_and_grad(incrementalize(loss, block_size=2)))
       >>> step(jnp.ones(2), batch)
-      (Array(146.66667, dtype=float32), Array([133.33334, 153.33334], dtype=float32))
+      (Array(146.66667, dtype=float32), Array([146.66667, 166.66667], dtype=float32))
       >>> program = rlfx.trace(lambda w, x, t: ((w * x) ** 2, x + 1.0), 2.0, jnp.float32(1.0), length=4)
       >>> jax.grad(lambda w: rlfx.lower(incrementalize(program, block_size=2))(w, jnp.float32(1.0))[0])(2.0)
       Array(30., dtype=float32)
@@ -87,13 +95,8 @@ def incrementalize(
                 fix="Give loss(params, batch), or rlfx.trace(...).",
             )
         )
-    if over is not None:  # per-timestep functions
-        raise DomainError(
-            located(
-                f"over={over!r} is for programs, and this is a function.",
-                fix="Trace it first (rlfx.trace), or give batch_argnums= for a function of a batch.",
-            )
-        )
+    if over is not None:
+        return directed(target, lambda program: _program(program, over, block_size))
     if (block_size is None) == (blocks is None):
         raise DomainError(
             located(
@@ -109,19 +112,29 @@ def incrementalize(
     return InBlocks(target, Blocks(argnums, block_size, blocks), strict)
 
 
-def _program(program: Program, over: str, block_size: int | None) -> Program:
-    length = program.domain.length
-    if over != "t":
-        raise DomainError(located(f'over is "t", got {over!r}.', fix="Blocks of environments: shard them with mesh=."))
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= length:
+def _program(program: Program, over: str, block_size: int | tuple[int, int] | None) -> Program:
+    if over not in ("t", "b", "tb"):
+        raise DomainError(located(f'over is "t", "b" or "tb", got {over!r}.', fix="Name the dimensions to cut."))
+    sizes = block_size if isinstance(block_size, tuple) else (block_size,)
+    if len(sizes) != len(over):
         raise DomainError(
-            located(
-                f"block_size={block_size!r} is not an integer between 1 and the length of the axis, T={length}.",
-                fix=f"Give a divisor of {length}: the last block is shorter otherwise.",
-            )
+            located(f"over={over!r} takes {len(over)} block sizes, got {block_size!r}.", fix="Give a pair for both.")
         )
+    axes = {"t": ("T", program.domain.length), "b": ("B", program.domain.batch)}
+    for axis, size in zip(over, sizes, strict=True):
+        name, length = axes[axis]
+        if length is None:
+            raise DomainError(located("The program has no batch to cut.", fix="Give compile(batch=...)."))
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= length:
+            raise DomainError(
+                located(
+                    f"block_size={size!r} is not an integer between 1 and the length of the axis, {name}={length}.",
+                    fix=f"Give a divisor of {length}.",
+                )
+            )
     if program.loss is None:
         raise DomainError(
             located("An unrolled program has no learner to cut into blocks.", fix="Use rlfx.compile, with a loss.")
         )
-    return replace(program, directives={**program.directives, "block_size": {"t": block_size}})
+    asked = {**program.directives.get("block_size", {}), **dict(zip(over, sizes, strict=True))}
+    return replace(program, directives={**program.directives, "block_size": asked})
