@@ -11,15 +11,7 @@ environment steps a second, per core (process CPU time) and by the clock.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import platform
-import statistics
-import time
-import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -127,7 +119,14 @@ def make_train(env: Any, envs: int, updates: int, *, rate: float = 2.5e-4, mesh:
         act_key, shuffle_key = jax.random.split(key)
         carry, (samples, episodes) = rollout(learner[0], carry, act_key)
         learner, _ = rlfx.minibatch_epochs(
-            learn, learner, samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, **epochs
+            learn,
+            learner,
+            samples,
+            epochs=EPOCHS,
+            minibatches=MINIBATCHES,
+            key=shuffle_key,
+            mesh=mesh,
+            **epochs,
         )
         return (learner, carry), episodes
 

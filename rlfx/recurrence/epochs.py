@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rlfx.errors import DomainError, located
+from rlfx.errors import DomainError, ScheduleError, located
+from rlfx.recurrence.contractions import transposed_contractions
 from rlfx.recurrence.shuffle import shuffle as keyed_shuffle
+from rlfx.threefry import unrolled
 
 tree = jax.tree_util
 
@@ -24,8 +27,12 @@ def minibatch_epochs(
     key: jax.Array,
     axis: str = "tb",
     shuffle: Callable[[jax.Array, int], jax.Array] = keyed_shuffle,
+    mesh: Mesh | None = None,
+    mesh_axis: str = "b",
 ) -> tuple[Any, Any]:
     """Run ``update`` on every minibatch of every epoch.
+
+    Each minibatch is gathered when its turn comes: the shuffled data never exist as a whole.
 
     Args:
       update: ``update(carry, minibatch) -> (carry, aux)``.
@@ -38,12 +45,16 @@ def minibatch_epochs(
         together, for recurrent policies: ``[T, B / minibatches]``.
       shuffle: ``shuffle(key, n) -> int[n]``, a permutation; :func:`rlfx.shuffle`, which does not sort, or
         ``jax.random.permutation``.
+      mesh, mesh_axis: split every minibatch over an axis of a mesh of devices, as :func:`rlfx.unroll` splits the
+        environments. ``update`` sees whole minibatches and stays as it is (a mean is the mean of all), and so do the
+        results, up to the order of sums: every device gets all the data once, and computes on its part of each minibatch.
 
     Returns:
       ``(carry, aux)``, each leaf of aux with leading axes ``[epochs, minibatches]``.
 
     Raises:
       DomainError: if the arguments do not divide the data, or leaves have different leading axes.
+      ScheduleError: if the mesh has no such axis, or a minibatch cannot be split over it.
 
     Example:
       >>> import jax, jax.numpy as jnp, rlfx
@@ -66,18 +77,36 @@ def minibatch_epochs(
         )
     size = sequences // minibatches
     lead = 0 if axis == "tb" else 1
+    place = _placement(mesh, mesh_axis, size)
+    rows = tree.tree_map(place(), rows)
+    update = transposed_contractions(update)
 
     def epoch(carry, epoch_key):
         order = shuffle(epoch_key, sequences).reshape(minibatches, size)
 
         def one(carry, indices):
-            # The gather happens per minibatch: the shuffled data never exist as a whole.
+            indices = place(mesh_axis)(indices)
             batch = tree.tree_map(lambda x: jnp.take(x, indices, axis=lead, unique_indices=True, mode="clip"), rows)
-            return update(carry, batch)
+            return update(carry, tree.tree_map(place(*(None,) * lead, mesh_axis), batch))
 
         return jax.lax.scan(one, carry, order)
 
-    return jax.lax.scan(epoch, carry, jax.random.split(key, epochs))
+    return jax.lax.scan(epoch, carry, jax.random.split(unrolled(key), epochs))
+
+
+def _placement(mesh: Mesh | None, axis: str, size: int) -> Callable[..., Callable[[Any], Any]]:
+    """``place(*partition)(x)`` is ``x``, laid out over the devices of the mesh."""
+    if mesh is None:
+        return lambda *_partition: lambda x: x
+    if axis not in mesh.shape:
+        fact = f"mesh_axis={axis!r} is not an axis of the mesh, which has {list(mesh.shape)}."
+        raise ScheduleError(located(fact, fix="Name one of them."))
+    if size % mesh.shape[axis]:
+        fact = f"Minibatches of {size} cannot be split over the {mesh.shape[axis]} devices of mesh axis {axis!r}."
+        raise ScheduleError(located(fact, fix="Choose fewer minibatches, or a batch that divides."))
+    return lambda *partition: lambda x: jax.lax.with_sharding_constraint(
+        x, NamedSharding(mesh, PartitionSpec(*partition))
+    )
 
 
 def _flatten(data: Any, axis: str) -> tuple[Any, int]:
