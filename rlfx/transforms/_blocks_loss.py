@@ -123,7 +123,7 @@ class Traced:
 
     def plan(self, fn: Callable[..., list] | None = None) -> Plan:
         """The plan of the program, or of another one on the same inputs."""
-        made = jax.make_jaxpr(fn or self.function())(*self.inputs)
+        made = jax.make_jaxpr(fn or self.function())(*map(spec, self.inputs))
         return make_plan(flatten(made.jaxpr), self.axes(len(made.consts)), self.n)
 
     def axes(self, consts: int = 0) -> list[Axis | None]:
@@ -134,7 +134,7 @@ class Traced:
         self, fn: Callable[..., list], inputs: Sequence[Any], size: int, fetched: dict[int, Fetch] | None = None
     ) -> list:
         """``fn(*inputs)`` in blocks of ``size`` examples."""
-        made = jax.make_jaxpr(fn)(*inputs)
+        made = jax.make_jaxpr(fn)(*map(spec, inputs))
         shift = len(made.consts)
         plan = make_plan(flatten(made.jaxpr), self.axes(shift), self.n)
         return run_plan(plan, size, [*made.consts, *inputs], {i + shift: f for i, f in (fetched or {}).items()})
@@ -143,12 +143,19 @@ class Traced:
 def trace(fn: Callable, args: Sequence[Any], kwargs: dict, argnums: Sequence[int]) -> Traced:
     """Trace ``fn(*args, **kwargs)``; arrays that it captures become inputs, so that they can be differentiated."""
     n = batch_size(args, argnums)
-    made, shape = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
+    shapes = [jax.tree.map(spec, arg) if i in argnums else arg for i, arg in enumerate(args)]
+    made, shape = jax.make_jaxpr(fn, return_shape=True)(*shapes, **kwargs)
     leaves = jax.tree.leaves((tuple(args), kwargs))
     batched = [i in argnums for i, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
     batched += [False] * (len(leaves) - len(batched))
-    inputs = (*made.consts, *map(jnp.asarray, leaves))
+    inputs = (*made.consts, *(x if b else jnp.asarray(x) for x, b in zip(leaves, batched, strict=True)))
     return Traced(made, inputs, (*(False,) * len(made.consts), *batched), jax.tree.structure(shape), n)
+
+
+def spec(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an array, wherever it is."""
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def is_float(x: Any) -> bool:
@@ -183,7 +190,7 @@ class InBlocks:
             wanted = [
                 i for i, (x, b) in enumerate(zip(traced.inputs, traced.batched, strict=True)) if is_float(x) and not b
             ]
-            fn = functools.partial(_value_and_grads, traced.function(), wanted)
+            fn = functools.partial(value_and_grads, traced.function(), wanted)
         return report(traced.plan(fn), size)
 
 
@@ -214,7 +221,7 @@ def check(plan: Plan, fn: Callable, strict: bool) -> None:
         )
 
 
-def _value_and_grads(fn: Callable[..., list], wanted: Sequence[int], *flat: Any) -> list:
+def value_and_grads(fn: Callable[..., list], wanted: Sequence[int], *flat: Any) -> list:
     """All results, and the gradients of the first one for the inputs ``wanted``."""
 
     def first(chosen: Sequence[Any]) -> tuple[Any, list]:
@@ -260,10 +267,10 @@ def differentiable(traced: Traced, size: int, fetched: dict[int, Fetch] | None =
     def forward(*primals: Any) -> tuple[list, Any]:
         flat = [p.value for p in primals]
         wanted = [i for i, p in enumerate(primals) if p.perturbed and is_float(p.value)]
-        shapes = jax.eval_shape(fn, *flat)
+        shapes = jax.eval_shape(fn, *map(spec, flat))
         if not (shapes and shapes[0].shape == () and jnp.issubdtype(shapes[0].dtype, jnp.floating)):
             return run(fn, flat), (flat, dict.fromkeys(wanted))
-        found = run(functools.partial(_value_and_grads, fn, wanted), flat)
+        found = run(functools.partial(value_and_grads, fn, wanted), flat)
         outs, grads = found[: len(shapes)], found[len(shapes) :]
         return outs, (flat, dict(zip(wanted, grads, strict=True)))
 
@@ -280,10 +287,16 @@ def differentiable(traced: Traced, size: int, fetched: dict[int, Fetch] | None =
             pulled = _pulled_in_blocks(traced, size, wanted, given, flat, [cts[i] for i in given])
             for i, ct in zip(wanted, pulled, strict=True):
                 total[i] = ct if total[i] is None else total[i] + ct
-        return tuple(total)
+        return tuple(ct if ct is None else _beside(ct, x) for ct, x in zip(total, flat, strict=True))
 
     f.defvjp(forward, backward, symbolic_zeros=True)
     return f
+
+
+def _beside(ct: Any, x: Any) -> Any:
+    """A cotangent in the memory of its primal."""
+    on_host = jax.typeof(x).memory_space == jax.memory.Space.Host
+    return jax.device_put(ct, jax.memory.Space.Host) if on_host else ct
 
 
 def _pulled_in_blocks(
@@ -291,8 +304,8 @@ def _pulled_in_blocks(
 ) -> list:
     """Cotangents in blocks; those of results with the batch as their leading axis are cut with it."""
     axes = traced.axes()
-    made = jax.make_jaxpr(functools.partial(_pullback, traced.function(), wanted, given))(*flat, *cts)
-    along = make_plan(flatten(jax.make_jaxpr(traced.function())(*flat).jaxpr), axes, traced.n)
+    made = jax.make_jaxpr(functools.partial(_pullback, traced.function(), wanted, given))(*map(spec, (*flat, *cts)))
+    along = make_plan(flatten(jax.make_jaxpr(traced.function())(*map(spec, flat)).jaxpr), axes, traced.n)
     outs = [along.axes.get(v) for v in along.flat.outputs]  # type: ignore[arg-type]
     plan = make_plan(flatten(made.jaxpr), [*(None,) * len(made.consts), *axes, *(outs[i] for i in given)], traced.n)
     return run_plan(plan, size, [*made.consts, *flat, *cts])

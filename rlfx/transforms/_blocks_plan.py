@@ -89,6 +89,11 @@ class Loop:
     kept: list[Array] = field(default_factory=list)
     made: set[Slot] = field(default_factory=set)
 
+    def wholes(self) -> list[Whole]:
+        """What every block reads as a whole."""
+        found = (s for step in (*self.steps, *self.folds) if step.rule is not None for s in step.ins)
+        return list(dict.fromkeys(s for s in found if isinstance(s, Whole)))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -100,6 +105,12 @@ class Plan:
     whole: tuple[tuple[Equation, ...], ...]
     loops: tuple[Loop, ...]
     barriers: tuple[Equation, ...]
+
+    def read_whole(self) -> set[Array]:
+        """What is read as a whole: by equations outside of the loops, in every block, or as a result."""
+        inside = {s.value for loop in self.loops for s in loop.wholes()}
+        outside = {v for equations in self.whole for e in equations for v in e.ins if isinstance(v, Array)}
+        return inside | outside | {v for v in self.flat.outputs if isinstance(v, Array)}
 
     def kept(self) -> list[Array]:
         """What is kept for the whole batch between loops or as a result, inputs apart."""

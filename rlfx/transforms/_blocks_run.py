@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.transforms._blocks import Array, Atom, Axis, Block, Const, join, take, unstack
-from rlfx.transforms._blocks_plan import Loop, Part, Plan, Sum, Whole
+from rlfx.transforms._blocks import Array, Axis, Block, Const, Equation, join, take, unstack
+from rlfx.transforms._blocks_plan import Loop, Part, Plan, Whole
 
 #: ``(the inputs that live on the host, by position) -> their blocks on the device``
 Fetch = Callable[[Any, Axis, Block], Any]
@@ -23,81 +23,67 @@ def run_plan(plan: Plan, block_size: int, inputs: Sequence[Any], fetched: Mappin
     """
     env: dict[Array, Any] = dict(zip(plan.flat.inputs, inputs, strict=True))
     fetch = {plan.flat.inputs[i]: read for i, read in (fetched or {}).items()}
-
-    def read(atom: Atom) -> Any:
-        return atom.value if isinstance(atom, Const) else env[atom]
-
+    for value in plan.read_whole().intersection(fetch):
+        env[value] = fetch.pop(value)(env[value], Axis(0), Block(0, plan.n, True))
     for i, equations in enumerate(plan.whole):
-        for equation in equations:
-            env.update(zip(equation.outs, equation.bind([read(v) for v in equation.ins]), strict=True))
+        run_whole(equations, env)
         if i < len(plan.loops):
             _run_loop(plan, plan.loops[i], block_size, env, fetch)
-    return [jnp.asarray(read(v)) if isinstance(v, Const) else read(v) for v in plan.flat.outputs]
+    return results(plan, env)
 
 
-def _run_loop(plan: Plan, loop: Loop, size: int, env: dict[Array, Any], fetch: Mapping[Array, Fetch]) -> None:
-    blocks, rest = divmod(plan.n, size)
-    ahead = list(dict.fromkeys(slot for step in loop.steps for slot in step.outs if _is_fetched(slot, step, fetch)))
+def run_whole(equations: Sequence[Equation], env: dict[Array, Any]) -> None:
+    """Evaluate equations on whole values."""
+    for equation in equations:
+        ins = [v.value if isinstance(v, Const) else env[v] for v in equation.ins]
+        env.update(zip(equation.outs, equation.bind(ins), strict=True))
 
-    def load(block: Block) -> dict[Part, Any]:
-        return {slot: fetch[slot.value](env[slot.value], slot.axis, block) for slot in ahead}
 
-    def body(state: tuple, block: Block, loaded: Mapping[Part, Any]) -> tuple[tuple, list]:
-        local: dict[Any, Any] = dict(loaded)
+def results(plan: Plan, env: Mapping[Array, Any]) -> list:
+    """What the program returns."""
+    return [jnp.asarray(v.value) if isinstance(v, Const) else env[v] for v in plan.flat.outputs]
 
-        def read(slot: Any, demand: Any) -> Any:
-            if isinstance(slot, Const):
-                whole = isinstance(demand, Axis) and slot.shape
-                return take(jnp.asarray(slot.value), demand, block) if whole else slot.value
-            return env[slot.value] if isinstance(slot, Whole) else local[slot]
 
-        for step in loop.steps:
-            if step.rule is None:
-                (slot,) = step.outs
-                if slot not in local:
-                    local[slot] = take(env[slot.value], slot.axis, block)
-                continue
-            assert step.rule.run is not None
-            ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
-            local.update(zip(step.outs, step.rule.run(block, ins), strict=True))
-        sums, folds = state
-        sums = [local[s] if s.same else old + local[s] for s, old in zip(loop.sums, sums, strict=True)]
-        new_folds = []
-        for step, old in zip(loop.folds, folds, strict=True):
-            assert step.rule is not None
-            assert step.rule.fold is not None
-            ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
-            new_folds.append(step.rule.fold.step(old, block, ins))
-        kept = [local[Part(v, _axis(plan, v))] for v in loop.kept]
-        return (sums, new_folds), kept
+def start(loop: Loop, env: Mapping[Array, Any]) -> tuple[list, list]:
+    """The accumulators before the first block."""
+    sums = [jnp.zeros(s.value.shape, s.value.aval.dtype) for s in loop.sums]
+    return sums, [_start(step, env) for step in loop.folds]
 
-    state = (list(map(_zero, loop.sums)), [_start(step, env) for step in loop.folds])
-    parts: list[list] = [[] for _ in loop.kept]
-    if blocks > 1:
 
-        def scanned(carry: tuple, c: Any) -> tuple[tuple, list]:
-            state, loaded = carry
-            block = Block(c * size, size, c == 0)
-            following = jnp.minimum(c + 1, blocks - 1)
-            later = load(Block(following * size, size, False)) if ahead else loaded
-            state, kept = body(state, block, loaded)
-            return (state, later), kept
+def advance(
+    plan: Plan, loop: Loop, env: Mapping[Array, Any], state: tuple, block: Block, loaded: Mapping[Part, Any]
+) -> tuple[tuple, list]:
+    """One block: ``(accumulators, what is kept of the block)``."""
+    local: dict[Any, Any] = dict(loaded)
 
-        first = load(Block(0, size, True))
-        (state, _), stacks = jax.lax.scan(scanned, (state, first), jnp.arange(blocks, dtype=jnp.int32))
-        for collected, value, stack in zip(parts, loop.kept, stacks, strict=True):
-            collected.append(unstack(stack, _axis(plan, value)))
-    elif blocks == 1:
-        block = Block(0, size, True)
-        state, kept = body(state, block, load(block))
-        for collected, part in zip(parts, kept, strict=True):
-            collected.append(part)
-    if rest:
-        block = Block(blocks * size, rest, blocks == 0)
-        state, kept = body(state, block, load(block))
-        for collected, part in zip(parts, kept, strict=True):
-            collected.append(part)
+    def read(slot: Any, demand: Any) -> Any:
+        if isinstance(slot, Const):
+            cut = isinstance(demand, Axis) and slot.shape
+            return take(jnp.asarray(slot.value), demand, block) if cut else slot.value
+        return env[slot.value] if isinstance(slot, Whole) else local[slot]
 
+    for step in loop.steps:
+        if step.rule is None:
+            (slot,) = step.outs
+            if slot not in local:
+                local[slot] = take(env[slot.value], slot.axis, block)
+            continue
+        assert step.rule.run is not None
+        ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
+        local.update(zip(step.outs, step.rule.run(block, ins), strict=True))
+    sums, folds = state
+    sums = [local[s] if s.same else old + local[s] for s, old in zip(loop.sums, sums, strict=True)]
+    new_folds = []
+    for step, old in zip(loop.folds, folds, strict=True):
+        assert step.rule is not None
+        assert step.rule.fold is not None
+        ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
+        new_folds.append(step.rule.fold.step(old, block, ins))
+    return (sums, new_folds), [local[Part(v, axis_of(plan, v))] for v in loop.kept]
+
+
+def finish(plan: Plan, loop: Loop, env: dict[Array, Any], state: tuple, parts: Sequence[Sequence[Any]]) -> None:
+    """Add to ``env`` what a loop has computed; ``parts``: the consecutive blocks of each value that is kept."""
     sums, folds = state
     env.update(zip((s.value for s in loop.sums), sums, strict=True))
     for step, final in zip(loop.folds, folds, strict=True):
@@ -106,21 +92,53 @@ def _run_loop(plan: Plan, loop: Loop, size: int, env: dict[Array, Any], fetch: M
         assert step.equation is not None
         env.update(zip(step.equation.outs, step.rule.fold.finish(final), strict=True))
     for value, collected in zip(loop.kept, parts, strict=True):
-        env[value] = join(collected, _axis(plan, value))
+        env[value] = join(collected, axis_of(plan, value))
 
 
-def _is_fetched(slot: Any, step: Any, fetch: Mapping[Array, Fetch]) -> bool:
-    return step.rule is None and isinstance(slot, Part) and slot.value in fetch
+def _run_loop(plan: Plan, loop: Loop, size: int, env: dict[Array, Any], fetch: Mapping[Array, Fetch]) -> None:
+    blocks, rest = divmod(plan.n, size)
+    ahead = slices_of(loop, set(fetch))
+
+    def load(block: Block) -> list:
+        return [fetch[slot.value](env[slot.value], slot.axis, block) for slot in ahead]
+
+    def compute(state: tuple, block: Block, loaded: list) -> tuple[tuple, list]:
+        return advance(plan, loop, env, state, block, dict(zip(ahead, loaded, strict=True)))
+
+    state = start(loop, env)
+    parts: list[list] = [[] for _ in loop.kept]
+    if blocks > 1:
+
+        def scanned(carry: tuple, c: Any) -> tuple[tuple, list]:
+            state, loaded = carry
+            following = jnp.minimum(c + 1, blocks - 1)
+            later = load(Block(following * size, size, False)) if ahead else loaded
+            state, kept = compute(state, Block(c * size, size, c == 0), loaded)
+            return (state, later), kept
+
+        first = load(Block(0, size, True))
+        (state, _), stacks = jax.lax.scan(scanned, (state, first), jnp.arange(blocks, dtype=jnp.int32))
+        for collected, value, stack in zip(parts, loop.kept, stacks, strict=True):
+            collected.append(unstack(stack, axis_of(plan, value)))
+    remaining = [Block(blocks * size, rest, blocks == 0)] if rest else []
+    for block in [Block(0, size, True)] * (blocks == 1) + remaining:
+        state, kept = compute(state, block, load(block))
+        for collected, part in zip(parts, kept, strict=True):
+            collected.append(part)
+    finish(plan, loop, env, state, parts)
 
 
-def _axis(plan: Plan, value: Array) -> Axis:
+def slices_of(loop: Loop, values: set[Array]) -> list[Part]:
+    """The blocks of ``values`` that a loop reads."""
+    found = (slot for step in loop.steps if step.rule is None for slot in step.outs)
+    return [slot for slot in found if isinstance(slot, Part) and slot.value in values]
+
+
+def axis_of(plan: Plan, value: Array) -> Axis:
+    """Where the batch is in a value that is kept."""
     axis = plan.axes[value]
     assert axis is not None
     return axis
-
-
-def _zero(contribution: Sum) -> Any:
-    return jnp.zeros(contribution.value.shape, contribution.value.aval.dtype)
 
 
 def _start(step: Any, env: Mapping[Array, Any]) -> Any:

@@ -97,19 +97,20 @@ def incrementalize(
         )
     if over is not None:
         return directed(target, lambda program: _program(program, over, block_size))
+    return InBlocks(target, checked_blocks(batch_argnums, block_size, blocks), strict)
+
+
+def checked_blocks(batch_argnums: int | Sequence[int], block_size: int | None, blocks: int | None) -> Blocks:
+    """How to cut a batch, from the arguments of the public functions."""
     if (block_size is None) == (blocks is None):
-        raise DomainError(
-            located(
-                "Give either block_size= or blocks=.", fix="block_size=64 is 64 examples at a time, blocks=8 an eighth."
-            )
-        )
-    argnums = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
+        fix = "block_size=64 is 64 examples at a time, blocks=8 an eighth."
+        raise DomainError(located("Give either block_size= or blocks=.", fix=fix))
     given, name = (block_size, "block_size") if blocks is None else (blocks, "blocks")
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise DomainError(
             located(f"{name}={given!r} is not a positive integer.", fix="Give a divisor of the batch size.")
         )
-    return InBlocks(target, Blocks(argnums, block_size, blocks), strict)
+    return Blocks((batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums), block_size, blocks)
 
 
 def _program(program: Program, over: str, block_size: int | tuple[int, int] | None) -> Program:

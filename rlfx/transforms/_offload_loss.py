@@ -1,0 +1,141 @@
+"""A batch that lives in host memory, inside one program: every block is fetched while the one before is computed with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+from rlfx.errors import PlacementError, ScheduleError, located
+from rlfx.transforms._blocks import Axis, Block, take
+from rlfx.transforms._blocks_loss import Blocks, Report, check, differentiable, report, trace
+
+#: Before, XLA:GPU read offloaded data of a loop in the wrong order when the index is not the loop's counter itself, and
+#: so computed wrong gradients without an error (openxla/xla#46231).
+FIRST_RIGHT_JAXLIB = (0, 11, 1)
+
+
+@dataclass(frozen=True)
+class OffloadReport:
+    """What is where.
+
+    Attributes:
+      blocks: how the function runs in blocks.
+      host_bytes: the batch, in pinned host memory.
+      device_bytes: the two blocks on the device: one in use, one on its way.
+      on_device: bytes of the batch that are read as a whole, and so stay on the device.
+      note: what is special about this backend; empty if nothing is.
+    """
+
+    blocks: Report
+    host_bytes: int
+    device_bytes: int
+    on_device: int
+    note: str
+
+    def __str__(self) -> str:
+        lines = [
+            str(self.blocks),
+            f"on the host {self.host_bytes:,} bytes, on the device 2 blocks: {self.device_bytes:,}",
+        ]
+        if self.on_device:
+            lines.append(f"read as a whole, and so on the device: {self.on_device:,} bytes")
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+
+def note(backend: str) -> str:
+    """What offloading means on a backend."""
+    if backend == "cpu":
+        return "Nothing is saved on cpu: host and device memory are the same. The placement is that of a GPU."
+    return ""
+
+
+def refuse(backend: str, jaxlib_version: str) -> None:
+    """Raise where a host buffer that is read in a loop gives wrong results without an error.
+
+    Raises:
+      ScheduleError: on a GPU with a jaxlib before 0.11.1.
+    """
+    version = tuple(int(part) for part in jaxlib_version.split(".")[:3] if part.isdigit())
+    if backend in ("gpu", "cuda", "rocm") and version < FIRST_RIGHT_JAXLIB:
+        raise ScheduleError(
+            located(
+                f"jaxlib {jaxlib_version} may read host memory in a loop in the wrong order on a GPU, without an error "
+                "(openxla/xla#46231).",
+                fix='Install jaxlib>=0.11.1, or use rlfx.offload(..., form="driver").',
+            )
+        )
+
+
+def require_host_memory(device: Any) -> None:
+    """Raise if a device has no pinned host memory.
+
+    Raises:
+      PlacementError: naming the memories that it has.
+    """
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if "pinned_host" not in kinds:
+        raise PlacementError(
+            located(
+                f"{device} has no pinned host memory, only {', '.join(kinds)}: there is nowhere to offload to.",
+                fix="Use rlfx.incrementalize, which keeps the batch on the device.",
+            )
+        )
+
+
+def fetch(x: Any, axis: Axis, block: Block) -> Any:
+    """A block of a host array, on the device."""
+    part = x if block.size == x.shape[0] and axis == Axis(0) else take(x, axis, block)
+    return jax.device_put(part, jax.memory.Space.Device)
+
+
+def to_host(x: Any) -> Any:
+    """The array in pinned host memory."""
+    if jax.typeof(x).memory_space == jax.memory.Space.Host:
+        return x
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """A function whose batch is in host memory; see :func:`rlfx.offload`."""
+
+    fn: Callable
+    blocks: Blocks
+
+    @property
+    def __wrapped__(self) -> Callable:
+        return self.fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        refuse(jax.default_backend(), jaxlib.__version__)
+        require_host_memory(jax.devices()[0])
+        traced = trace(self.fn, args, kwargs, self.blocks.argnums)
+        size = self.blocks.block_size(traced.n)
+        check(traced.plan(), self.fn, strict=False)
+        fetched = {i: fetch for i, batched in enumerate(traced.batched) if batched}
+        inputs = [to_host(x) if i in fetched else x for i, x in enumerate(traced.inputs)]
+        return jax.tree.unflatten(traced.out_tree, differentiable(traced, size, fetched)(*inputs))
+
+    def explain(self, *args: Any, **kwargs: Any) -> OffloadReport:
+        """What is on the host and on the device for these arguments."""
+        traced = trace(self.fn, args, kwargs, self.blocks.argnums)
+        size, plan = self.blocks.block_size(traced.n), traced.plan()
+        inputs = plan.flat.inputs[len(plan.flat.inputs) - len(traced.inputs) :]
+        leaves = [v for v, batched in zip(inputs, traced.batched, strict=True) if batched]
+        whole = plan.read_whole()
+        host = sum(_bytes(v) for v in leaves if v not in whole)
+        stay = sum(_bytes(v) for v in leaves if v in whole)
+        ahead = math.ceil(2 * host * size / traced.n)
+        return OffloadReport(report(plan, size), host, ahead, stay, note(jax.default_backend()))
+
+
+def _bytes(value: Any) -> int:
+    dtype = value.aval.dtype
+    width = 8 if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else np.dtype(dtype).itemsize
+    return math.prod(value.shape) * width

@@ -1,0 +1,102 @@
+"""``offload``: keep the batch of a function in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
+
+from rlfx.errors import DomainError, located
+from rlfx.recurrence.program import Program
+from rlfx.transforms._blocks_loss import Blocks
+from rlfx.transforms._offload_driver import Driven
+from rlfx.transforms._offload_loss import Offloaded
+from rlfx.transforms.incrementalize import checked_blocks
+
+
+@overload
+def offload(
+    target: Callable,
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    block_size: int | None = None,
+    blocks: int | None = None,
+    form: Literal["program"] = "program",
+) -> Offloaded: ...
+
+
+@overload
+def offload(
+    target: Callable,
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    block_size: int | None = None,
+    blocks: int | None = None,
+    form: Literal["driver"],
+) -> Driven: ...
+
+
+def offload(
+    target: Any,
+    *,
+    batch_argnums: int | Sequence[int] = 1,
+    block_size: int | None = None,
+    blocks: int | None = None,
+    form: str = "program",
+) -> Any:
+    """``f(params, batch)  ->  f with the batch in host memory, one block of it on the device and one on its way``.
+
+    The function runs in blocks as by :func:`rlfx.incrementalize`, with the same results and gradients; the device holds
+    two blocks of the batch instead of all of it.
+
+    * ``form="program"``: one program. The batch is moved to pinned host memory (or is there: an argument made by
+      ``jax.device_put(x, jax.memory.Space.Host)``); a ``lax.scan`` fetches block c + 1 while it computes with block c.
+      Composes with ``jit``, ``grad`` and ``vmap``.
+    * ``form="driver"``: a jitted call for each block, driven from Python; ``device_put`` of block c + 1 is under way
+      meanwhile, and the accumulators are donated. The batch may be NumPy arrays (memory-mapped ones, too) and is never
+      on the device as a whole. ``jax.grad`` and ``jax.value_and_grad`` work, ``jit`` around it does not.
+
+    Args:
+      target: a function of arrays; to be differentiated, its first result must be a scalar.
+      batch_argnums: which positional arguments are the batch. All their leaves have the batch as leading axis.
+      block_size: examples in a block; the last one may be shorter.
+      blocks: how many blocks, instead of ``block_size``.
+      form: ``"program"`` or ``"driver"``.
+
+    Returns:
+      A function with the same arguments and results. ``.explain(*args)`` of the program form says what is where.
+
+    Raises:
+      DomainError: for bad block sizes, or leaves of the batch with different leading axes (when called).
+      PlacementError: on a device without pinned host memory (when called).
+      ScheduleError: for the program form on a GPU with a jaxlib that computes wrong results there (before 0.11.1).
+
+    On a CPU host and device memory are the same: it runs, and nothing is saved. TimeRL section 5.2 evicts and fetches
+    every stored tensor by itself; here the unit is the block of the batch that a loop reads next.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np
+      >>> def loss(w, batch):
+      ...     x, y = batch
+      ...     return jnp.mean((x @ w - y) ** 2)
+      >>> batch = np.arange(12.0, dtype=np.float32).reshape(6, 2), np.ones(6, np.float32)
+      >>> jax.jit(jax.grad(offload(loss, block_size=2)))(jnp.ones(2), batch)
+      Array([146.66667, 166.66667], dtype=float32)
+      >>> jax.grad(offload(loss, block_size=2, form="driver"))(jnp.ones(2), batch)
+      Array([146.66667, 166.66667], dtype=float32)
+    """
+    if isinstance(target, Program):
+        raise DomainError(
+            located(
+                "offload takes a function of a batch, and this is a program.",
+                fix="Give rlfx.compile a memory_budget: its plan says which values go to the host.",
+            )
+        )
+    if not callable(target):
+        raise DomainError(
+            located(f"offload takes a function, got {type(target).__name__}.", fix="Give loss(params, batch).")
+        )
+    forms = {"program": Offloaded, "driver": Driven}
+    if form not in forms:
+        raise DomainError(located(f"form={form!r} is neither 'program' nor 'driver'.", fix='Use form="program".'))
+    cut: Blocks = checked_blocks(batch_argnums, block_size, blocks)
+    return forms[form](target, cut)
