@@ -14,6 +14,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, ScheduleError, located
 from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domain
 from rlfx.recurrence.check import check
+from rlfx.recurrence.directed import transformed
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.explain import Explanation
 from rlfx.recurrence.learner import Learner, is_float
@@ -71,7 +72,7 @@ def _traced(f, params, carry, arguments: Arguments, domain: Domain, loss: bool, 
     bare, shared = unwrap_shared(carry)
     trees = tree.tree_structure(params), tree.tree_structure(bare)
     sig = Signature(domain, loss, *trees, shared, reduce, until)
-    return lift(check(trace_program(f, sig, arguments.point_avals, arguments.key_aval)))
+    return transformed(f, lift(check(trace_program(f, sig, arguments.point_avals, arguments.key_aval))))
 
 
 def lower(program: Program, *, mesh: Mesh | None = None, mesh_axis: str | None = "b") -> Callable:

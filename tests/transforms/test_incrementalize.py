@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rlfx
 from rlfx.errors import DomainError, ScheduleError
 from rlfx.transforms.incrementalize import incrementalize
 

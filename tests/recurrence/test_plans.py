@@ -1,0 +1,203 @@
+"""Every legal plan has the same results: the learner at once, in tiles, behind the actor, or acting again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.errors import ScheduleError
+from rlfx.recurrence.choose import why_not
+from tests import strategies
+from tests.recurrence.test_generated import mismatches
+
+BATCH = 4
+
+
+def score(params, state, t, lookahead=3):
+    """n-step REINFORCE with a critic: the learner is ``lookahead`` behind the actor."""
+    obs = jnp.sin(state * jnp.arange(1.0, 41.0))
+    hidden = jnp.tanh(params["w"] @ obs)
+    action = jax.random.categorical(t.key_for("action"), hidden[:2])
+    noise = jax.random.normal(t.key_for("env"), ())
+    moved = jax.lax.stop_gradient(0.9 * state + 0.3 * action.astype(jnp.float32) - 0.1 + 0.1 * noise)
+    value = rlfx.series(hidden[2])
+    reward = rlfx.series(jax.lax.stop_gradient(jnp.cos(moved)))
+    discount = rlfx.series(jnp.where(moved > 1.0, 0.0, 0.97))
+    returns = rlfx.discounted_sum(reward[t : t + lookahead], discount[t : t + lookahead]) + 0.8 * value[t + lookahead]
+    returns = jax.lax.stop_gradient(returns)
+    log_prob = jax.nn.log_softmax(hidden[:2])[action]
+    return -log_prob * jax.lax.stop_gradient(returns - hidden[2]) + (hidden[2] - returns) ** 2, moved
+
+
+def monte_carlo(params, state, t):
+    """Returns to the end of the rollout: no learning before it is over."""
+    obs = jnp.sin(state * jnp.arange(1.0, 41.0))
+    logits = params["w"][:2] @ obs
+    action = jax.random.categorical(t.key_for("action"), logits)
+    moved = jax.lax.stop_gradient(0.9 * state + 0.3 * action.astype(jnp.float32) - 0.1)
+    reward = rlfx.series(jnp.cos(moved))
+    returns = jax.lax.stop_gradient(rlfx.discounted_sum(reward[t:], 0.9 * jnp.ones_like(reward[t:])))
+    return -jax.nn.log_softmax(logits)[action] * returns, moved
+
+
+def gradient(program, length, mesh=None, **options):
+    fn = rlfx.compile(program, length=length, batch=BATCH, mesh=mesh, **options)
+    params = {"w": jnp.asarray(np.random.RandomState(0).randn(3, 40), jnp.float32)}
+    state, key = jnp.linspace(-1.0, 1.0, BATCH), jax.random.key(0)
+    return jax.jit(jax.value_and_grad(lambda p: fn(p, state, key), has_aux=True))(params)
+
+
+def assert_close(one, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), one, other)
+
+
+PLANS = [
+    rlfx.Plan("blocks", 4),
+    rlfx.Plan("blocks", 23, 2),
+    rlfx.Plan("blocks", 5, 1),
+    rlfx.Plan("replay", 4),
+    rlfx.Plan("replay", 23),
+    rlfx.Plan("replay", 5, 2),
+]
+STREAMS = [rlfx.Plan("stream", 1), rlfx.Plan("stream", 5), rlfx.Plan("stream", 20, 2), rlfx.Plan("stream", 3, 1)]
+
+
+@pytest.mark.parametrize("plan", PLANS + STREAMS, ids=lambda p: f"{p.form}-{p.block}-{p.environments}")
+def test_the_plan_changes_nothing(plan):
+    assert_close(gradient(score, 23, plan=plan), gradient(score, 23, plan=rlfx.Plan()))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{p.form}-{p.block}-{p.environments}")
+def test_the_plan_changes_nothing_for_whole_returns(plan):
+    assert_close(gradient(monte_carlo, 23, plan=plan), gradient(monte_carlo, 23, plan=rlfx.Plan()))
+
+
+@pytest.mark.parametrize("plan", [PLANS[2], PLANS[5], STREAMS[1]], ids=lambda p: p.form)
+def test_plans_on_a_mesh(plan):
+    plan = rlfx.Plan(plan.form, plan.block, plan.environments and 1)
+    mesh = jax.make_mesh((2,), ("b",))
+    assert_close(gradient(score, 23, mesh, plan=plan), gradient(score, 23, plan=rlfx.Plan()))
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 7])
+def test_streams_of_any_delay(lookahead):
+    def program(params, state, t):
+        return score(params, state, t, lookahead) if lookahead else monte_carlo_free(params, state, t)
+
+    expected = gradient(program, 17, plan=rlfx.Plan())
+    assert_close(gradient(program, 17, plan=rlfx.Plan("stream", 4)), expected)
+
+
+def monte_carlo_free(params, state, t):
+    """Nothing is read from later timesteps."""
+    return (params["w"][0, 0] - jax.lax.stop_gradient(state)) ** 2, jnp.cos(state)
+
+
+def test_streaming_stores_nothing_of_length_t():
+    """No buffer of the compiled program has an axis of T with the observation."""
+    length = 211
+    fn = rlfx.compile(score, length=length, batch=BATCH, plan=rlfx.Plan("stream", 8))
+    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    step = jax.jit(jax.value_and_grad(lambda p: fn(p, state, jax.random.key(0))[0]))
+    text = step.lower(params).compile().as_text()
+    assert "f32[8,4,40]" in text
+    assert f"[{length},4,40]" not in text
+    assert f"[{length},4]" not in text
+
+
+def test_replay_stores_no_observations():
+    length = 210
+    fn = rlfx.compile(monte_carlo, length=length, batch=BATCH, plan=rlfx.Plan("replay", 14))
+    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    text = jax.jit(jax.grad(lambda p: fn(p, state, jax.random.key(0))[0])).lower(params).compile().as_text()
+    assert "f32[14,4,40]" in text
+    assert f"[{length},4,40]" not in text
+    assert f"[{length},4]" in text  # actions and returns
+
+
+def test_a_plan_is_a_value_that_can_be_saved_and_pinned():
+    fn = rlfx.compile(score, length=23, batch=BATCH, transform=lambda p: rlfx.incrementalize(p, block_size=4))
+    arguments = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    plan = fn.plan(*arguments)
+    assert plan == rlfx.Plan("stream", 4)
+    again = rlfx.compile(score, length=23, batch=BATCH, plan=rlfx.Plan.from_json(plan.to_json()))
+    assert again.plan(*arguments) == plan
+    assert "the learner follows behind the actor (4 timesteps at a time)" in str(again.explain(*arguments))
+
+
+@pytest.mark.parametrize(("over", "size"), [("t", 5), ("b", 2), ("tb", (5, 2))])
+def test_incrementalize_over_timesteps_and_environments(over, size):
+    expected = gradient(score, 23, plan=rlfx.Plan())
+    assert_close(gradient(rlfx.incrementalize(score, over=over, block_size=size), 23), expected)
+
+
+def test_function_level_transforms_are_those_of_programs():
+    expected = gradient(score, 23, plan=rlfx.Plan())
+    assert_close(gradient(rlfx.vectorize(rlfx.incrementalize(score, over="t", block_size=4)), 23), expected)
+    reference = rlfx.reference(rlfx.vectorize(monte_carlo), length=3, batch=BATCH)
+    loss, _ = reference({"w": jnp.ones((3, 40))}, jnp.ones(BATCH), jax.random.key(0))
+    assert_close(
+        loss,
+        rlfx.compile(monte_carlo, length=3, batch=BATCH)({"w": jnp.ones((3, 40))}, jnp.ones(BATCH), jax.random.key(0))[
+            0
+        ],
+    )
+
+
+def test_vectorize_moves_everything_out_of_the_loop():
+    def program(w, x, t):
+        return jnp.tanh(jax.lax.stop_gradient(jnp.sin(x) * 2.0) * w), x + 1.0
+
+    asked = rlfx.compile(rlfx.vectorize(program), length=4).explain(2.0, jnp.float32(0.0))
+    (loop,) = [s for s in asked.learner.acting.stages if hasattr(s, "direction")]
+    assert [e.op.name for e in loop.body if not e.is_read] == ["add", "series"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_generated_programs_have_the_same_results_under_every_legal_plan(seed):
+    """A random legal plan for each of them; see ``test_generated`` to reproduce a program."""
+    p = strategies.program(seed, 3)
+    rng = np.random.RandomState(seed)
+    compiled = rlfx.compile(p.function, **p.options())
+    try:
+        explained = compiled.explain(*p.arguments())
+    except rlfx.errors.RlfxError:
+        return
+    legal = [form for form in ("blocks", "stream", "replay") if why_not(form, explained.learner) is None]
+    params, carry, key = p.arguments()
+
+    def evaluated(fn):
+        return jax.jit(jax.value_and_grad(lambda params: fn(params, carry, key, t0=p.t0), has_aux=True))(params)
+
+    expected = evaluated(compiled) if legal else None
+    for form in legal:
+        plan = rlfx.Plan(form, int(rng.randint(1, p.length + 1)))
+        got = evaluated(rlfx.compile(p.function, **p.options(), plan=plan))
+        assert not mismatches(got, expected), f"{p!r}{plan!r}"
+
+
+def test_illegal_plans_are_refused_with_the_reason():
+    arguments = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+
+    def refusal(program, plan, **options):
+        with pytest.raises(ScheduleError) as error:
+            rlfx.compile(program, length=9, batch=BATCH, plan=plan, **options).plan(*arguments)
+        return str(error.value)
+
+    assert "monte_carlo cannot run by the plan 'stream': there is more than one loop" in refusal(
+        monte_carlo, rlfx.Plan("stream", 2)
+    )
+    assert "3 environments at a time do not divide the 4" in refusal(score, rlfx.Plan("blocks", 2, 3))
+    assert "a block of 10 timesteps is longer than T=9" in refusal(score, rlfx.Plan("blocks", 10))
+
+    def recurrent(params, state, t):
+        return jnp.sum(params["w"]) * state, jnp.tanh(params["w"][0, 0] * state)
+
+    assert "the gradient flows through reads of other timesteps" in refusal(recurrent, rlfx.Plan("blocks", 3))
+    with pytest.raises(ScheduleError, match="No plan has the form 'fast'"):
+        rlfx.Plan("fast", 3)
+    with pytest.raises(ScheduleError, match="block=0"):
+        rlfx.Plan("blocks", 0)
+    with pytest.raises(ScheduleError, match="This text is no plan"):
+        rlfx.Plan.from_json("{")
