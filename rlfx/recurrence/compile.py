@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, ScheduleError, located
 from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domain
+from rlfx.recurrence.budget import validate_budget
 from rlfx.recurrence.check import check
 from rlfx.recurrence.directed import transformed
 from rlfx.recurrence.domain import Domain
@@ -146,6 +147,7 @@ class Compiled:
     sharding: Sharding | None = None
     transform: Callable[[Program], Program] | None = None
     pinned: Plan | None = None
+    memory_budget: int | None = None
     _programs: dict = field(default_factory=dict, repr=False)
 
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
@@ -187,6 +189,8 @@ class Compiled:
         program = self.transform(program) if self.transform is not None else program
         if self.pinned is not None:
             program = replace(program, directives={**program.directives, "plan": self.pinned})
+        if self.memory_budget is not None:
+            program = replace(program, directives={**program.directives, "memory_budget": self.memory_budget})
         consts = list(program.const_values)
         lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
@@ -227,6 +231,7 @@ def compile(
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
     plan: Plan | None = None,
+    memory_budget: int | None = None,
 ) -> Compiled:
     """Compile a per-timestep function with a loss.
 
@@ -241,6 +246,8 @@ def compile(
         and keys stay what they are. ``mesh_axis=None`` leaves the mesh to the caller.
       transform: program to program, applied before lowering: ``lambda p: rlfx.incrementalize(p, block_size=25)``.
       plan: how the gradient is computed (``compiled.plan(...)`` of an earlier run); by default the compiler chooses.
+      memory_budget: temporary bytes of one device that the loss and its gradient may take: the fastest plan that fits
+        is found when it is first called (and compiled once, to compare with XLA's own number).
 
     Returns:
       ``loss_fn(params, carry, key=None, *, t0=0) -> (loss, (carry, aux))``, pure and differentiable in reverse mode.
@@ -249,6 +256,7 @@ def compile(
 
     Raises:
       ProgramError, CausalityError, BoundaryError, UnsupportedSliceOp: when it is first called, see those.
+      ScheduleError, MemoryBudgetError: (then) if the plan is not legal for the program, or no plan fits the budget.
 
     TimeRL's recurrent tensors (section 4), compiled to one XLA program instead of an interpreted schedule.
 
@@ -262,7 +270,10 @@ def compile(
       Array(12.333..., dtype=float32)
     """
     domain = validate_domain(length, batch, until)
-    return Compiled(f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform, plan)
+    budget = None if memory_budget is None else validate_budget(memory_budget)
+    return Compiled(
+        f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform, plan, budget
+    )
 
 
 def unroll(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.across import reduce_value
+from rlfx.recurrence.budget import fit
 from rlfx.recurrence.check import whole_graph
 from rlfx.recurrence.choose import EVALUATION, checked, choose
 from rlfx.recurrence.cost import points
@@ -189,7 +190,12 @@ class Lowered:
         asked = self.program.directives.get("plan")
         if asked is not None:
             return checked(asked, learner, order, batch)
-        return choose(learner, order, batch, jax.default_backend())
+        best = choose(learner, order, batch, jax.default_backend())
+        budget = self.program.directives.get("memory_budget")
+        if budget is None:
+            return best
+        key = ("fitted", learner.targets, tuple(order), batch)
+        return self._plan(key, lambda: fit(self.program, learner, order, best, batch, budget)).plan
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
