@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rlfx.recurrence import reads
 from rlfx.recurrence.access import is_shift, reach_in
+from rlfx.recurrence.host import to_host
 from rlfx.recurrence.index import Lookup, Point, Slice
 from rlfx.recurrence.program import NO_DIMS, Equation, Var
 from rlfx.recurrence.schedule import REGISTER, Loop
@@ -139,7 +140,8 @@ class RunningLoop:
         """
         tiled = tiled_series(self.loop, self.run.program)
         if tiled and times.shape[0] == self.run.domain.length:
-            return advance_in_sections(self, tiled, state, times, slices, iterate)
+            in_place = iterate is not scan and self.going() is None
+            return advance_in_sections(self, tiled, state, times, slices, iterate, in_place)
         backward = self.loop.direction == "backward"
         return iterate(self.step, list(state), (times, list(slices)), backward, self.going())
 
@@ -173,6 +175,7 @@ class RunningLoop:
             if depth == REGISTER:
                 rings[v] = expand(here[v], self.slots[v], run.sizes).data
         stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
+        stacked = [to_host(x) if v in run.on_host else x for v, x in zip(loop.stacked, stacked, strict=True)]
         return list(rings.values()), stacked
 
     def going(self) -> Callable | None:

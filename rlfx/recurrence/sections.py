@@ -81,25 +81,50 @@ class Section:
 
 
 def advance_in_sections(
-    running: Any, tiled: frozenset[Var], state: Sequence, times: Any, slices: Sequence, iterate: Any
+    running: Any, tiled: frozenset[Var], state: Sequence, times: Any, slices: Sequence, iterate: Any, in_place: bool
 ) -> tuple[list, list]:
-    """As :meth:`RunningLoop.advance` over all timesteps, section by section."""
+    """As :meth:`RunningLoop.advance` over all timesteps, section by section.
+
+    Args:
+      in_place: put what is stacked into one array as it is computed. (Under automatic differentiation, each section
+        stacks its own: else every iteration would have a cotangent of all of them.)
+    """
     length, names = running.run.domain.length, list(running.loop.depth)
+    size = tile_size(length)
     complete: dict[Var, tuple] = dict.fromkeys(tiled, ())
     kept, outs = dict(zip(names, state, strict=True)), []
-    for first in range(0, length, tile_size(length)):
-        size = min(tile_size(length), length - first)
-        part = replace(running, section=Section(first, size, dict(complete)))
-        kept |= {v: _empty(kept_dims, v, size, running) for v, kept_dims in running.slots.items() if v in tiled}
-        cut = [x[first : first + size] for x in (times, *slices)]
-        after, ys = iterate(part.step, [kept[v] for v in names], (cut[0], cut[1:]), False, part.going())
+    stacked = None
+    for first in range(0, length, size):
+        count = min(size, length - first)
+        part = replace(running, section=Section(first, count, dict(complete)))
+        kept |= {v: _empty(running.slots[v], v, count, running) for v in tiled}
+        xs = [x[first : first + count] for x in (times, *slices)]
+        step, start = part.step, [kept[v] for v in names]
+        if in_place:
+            if stacked is None:
+                _, one = jax.eval_shape(step, start, (times[0], [x[0] for x in slices]))
+                stacked = [zeros((length, *y.shape), y.dtype) for y in one]
+            (after, stacked), _ = iterate(_writing(step), (start, stacked), (xs[0], xs[1:]), False, None)
+        else:
+            after, ys = iterate(step, start, (xs[0], xs[1:]), False, part.going())
+            outs.append(ys)
         kept = dict(zip(names, after, strict=True))
-        complete |= {v: (*complete[v], kept[v]) for v in tiled}
-        outs.append(ys)
+        complete = {v: (*complete[v], kept[v]) for v in tiled}
     for v in tiled:  # in the form in which the loop's state is known outside
         axis = int("b" in running.slots[v])
         kept[v] = jnp.moveaxis(jnp.concatenate(complete[v], axis=axis), axis, 0)
-    return [kept[v] for v in names], [jnp.concatenate(y) for y in zip(*outs, strict=True)]
+    return [kept[v] for v in names], stacked if in_place else [jnp.concatenate(y) for y in zip(*outs, strict=True)]
+
+
+def _writing(step: Any) -> Any:
+    """A step that writes what it puts out into arrays of all timesteps."""
+
+    def write(carry, xs):
+        after, ys = step(carry[0], xs)
+        put = jax.lax.dynamic_update_index_in_dim
+        return (after, [put(array, y, xs[0], 0) for array, y in zip(carry[1], ys, strict=True)]), None
+
+    return write
 
 
 def _empty(dims: frozenset, var: Var, size: int, running: Any) -> Any:
