@@ -30,4 +30,5 @@ from rlfx.recurrence.series import solve as solve
 from rlfx.recurrence.time import maximum as maximum
 from rlfx.recurrence.time import minimum as minimum
 from rlfx.transforms.incrementalize import incrementalize as incrementalize
+from rlfx.transforms.offload import offload as offload
 from rlfx.transforms.vectorize import vectorize as vectorize

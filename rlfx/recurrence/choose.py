@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.cost import bytes_of
 from rlfx.recurrence.gradients import at_once, in_blocks
+from rlfx.recurrence.host import hosted
 from rlfx.recurrence.index import Lookup
 from rlfx.recurrence.learner import Learner, is_float
 from rlfx.recurrence.plan import Plan
@@ -18,6 +19,9 @@ from rlfx.recurrence.stream import find_stream, streamed
 
 #: Bytes of activations in one tile, by platform: about what the caches hold. None: as large as possible.
 CACHE_BYTES = {"cpu": 16 << 20}
+
+#: In how many blocks, at least, values are fetched from the host.
+HOST_BLOCKS = 8
 
 #: How each form of plan is evaluated: ``(pass, plan) -> (acting pass, loss on this device, gradient)``.
 EVALUATION: dict[str, Callable] = {"at once": at_once, "blocks": in_blocks, "stream": streamed, "replay": replayed}
@@ -92,12 +96,14 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) ->
     if why_not("blocks", learner) is not None:
         return checked(Plan("blocks", length, environments), learner, order, batch) if asked else Plan()
     block = asked.get("t") or cache_block(learner, batch if environments is None else environments, platform, length)
-    stream = None if why_not("stream", learner) else find_stream(learner)
+    stream = None if why_not("stream", learner) else find_stream(learner)  # which stores nothing for all timesteps
     if stream is not None and not isinstance(stream, str):
         room = length - stream.delay
         chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room)
         if chunk < room and block < length:
             return checked(Plan("stream", chunk, environments), learner, order, batch)
+    if hosted(learner, program.directives.get("offload")):  # only a block of what is on the host is fetched at a time
+        return Plan("blocks", min(block, max(1, length // HOST_BLOCKS)), environments)
     if block < length or environments is not None:
         return checked(Plan("blocks", block, environments), learner, order, batch)
     return Plan()

@@ -10,6 +10,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import RlfxError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.cost import bytes_of, flops_of, points
+from rlfx.recurrence.host import hosted
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Equation, Program, Var
@@ -57,9 +58,13 @@ class Explanation:
     @property
     def stages(self) -> tuple[StageSummary, ...]:
         return (
-            *_summaries("acting", self.learner.acting, self.program, set(self.learner.stored)),
+            *_summaries("acting", self.learner.acting, self.program, set(self.learner.stored), self._on_host),
             *_summaries("learner", self.learner.region, self.program, set()),
         )
+
+    @property
+    def _on_host(self) -> frozenset[Var]:
+        return hosted(self.learner, self.program.directives.get("offload"))
 
     @property
     def stored_bytes(self) -> int:
@@ -122,7 +127,9 @@ class Explanation:
         return figure
 
 
-def _summaries(part: str, schedule: Schedule, program: Program, kept: set[Var]) -> list[StageSummary]:
+def _summaries(
+    part: str, schedule: Schedule, program: Program, kept: set[Var], on_host: frozenset[Var] = frozenset()
+) -> list[StageSummary]:
     later = _uses_after(schedule)
     out = []
     for n, stage in enumerate(schedule.stages):
@@ -139,7 +146,7 @@ def _summaries(part: str, schedule: Schedule, program: Program, kept: set[Var]) 
                 part,
                 _kind(stage, program),
                 _content(equations),
-                tuple(_describe(v, program) for v in values),
+                tuple(_describe(v, program) + (" (host)" if v in on_host else "") for v in values),
                 tuple(_notes(stage, program, part)),
                 sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
                 sum(

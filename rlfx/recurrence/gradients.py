@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.extent import Extent
+from rlfx.recurrence.host import fetched
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
@@ -31,6 +32,7 @@ class Pass:
       loss_sum: of an execution of the learner's region, the sum of its losses on this device.
       share: of an execution of the acting pass, what one point weighs in the loss.
       acting: how the loops of the acting pass are run, for :func:`execute`.
+      on_host: values that the acting pass stores in host memory.
     """
 
     learner: Learner
@@ -41,6 +43,7 @@ class Pass:
     loss_sum: Callable[[Execution], Any]
     share: Callable[[Execution], Any]
     acting: Mapping[str, Any]
+    on_host: frozenset[Var] = frozenset()
 
     @property
     def leaves(self) -> list:
@@ -54,7 +57,7 @@ class Pass:
 
     def act(self) -> Execution:
         """The acting pass."""
-        return execute(self.learner.acting, self.env, self.t0, extent=self.extent, **self.acting)
+        return execute(self.learner.acting, self.env, self.t0, extent=self.extent, on_host=self.on_host, **self.acting)
 
     def tails(self, acted: Execution) -> dict[Var, Value]:
         """What the region needs at t = T."""
@@ -110,7 +113,7 @@ def cut_times(value: Value, first: Any, count: int) -> Value:
 def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     """``(acting pass, loss on this device, gradient)``, every timestep at once."""
     acted = p.act()
-    stored = {v: acted.env[v] for v in p.learner.stored}
+    stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
     return acted, *p.gradient(stored, p.tails(acted), p.extent, p.share(acted))
 
 
@@ -120,7 +123,7 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.share(acted)
 
     def block(first, count):
-        part = {v: cut_times(x, first, count) for v, x in stored.items()}
+        part = fetched({v: cut_times(x, first, count) for v, x in stored.items()}, p.on_host)
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         return p.tile_gradient(part, tails, times, share, plan.environments)
 

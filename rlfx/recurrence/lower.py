@@ -40,10 +40,11 @@ class Execution:
         extent: Extent,
         iterate: Iterate,
         loops: LoopRunner | None = None,
+        on_host: frozenset[Var] = frozenset(),
     ):
         self.schedule, self.program, self.graph = schedule, schedule.graph.program, schedule.graph
         self.domain = self.program.domain
-        self.extent, self.iterate, self.loops = extent, iterate, loops
+        self.extent, self.iterate, self.loops, self.on_host = extent, iterate, loops, on_host
         self.sizes = {"t": extent.times.shape[0], "b": extent.batch}
         self.t0 = t0
         self.env: dict[Var, Value] = dict(env)
@@ -63,7 +64,11 @@ class Execution:
 
     def _parallel(self, stage: Parallel) -> None:
         whole = self.sizes["t"] == self.domain.length
-        parts = divide(stage.equations, self.graph, self.extent.batch, jax.default_backend()) if whole else [stage.equations]
+        parts = (
+            divide(stage.equations, self.graph, self.extent.batch, jax.default_backend())
+            if whole
+            else [stage.equations]
+        )
         for part in parts:
             if isinstance(part, Blocked):
                 run_blocked(self, part, self._part)
@@ -258,6 +263,7 @@ def execute(
     extent: Extent | None = None,
     iterate: Iterate = scan,
     loops: LoopRunner | None = None,
+    on_host: frozenset[Var] = frozenset(),
 ) -> Execution:
     """Run a schedule.
 
@@ -268,9 +274,10 @@ def execute(
       extent: the part of the domain to run; everything by default.
       iterate: how loops are run.
       loops: what a transform puts in the place of loops, see :class:`LoopRunner`.
+      on_host: values that loops stack in host memory.
     """
     full = dict(env)
     program: Program = schedule.graph.program
-    execution = Execution(schedule, full, tails or {}, t0, extent or whole_extent(program), iterate, loops)
+    execution = Execution(schedule, full, tails or {}, t0, extent or whole_extent(program), iterate, loops, on_host)
     execution.env[program.now] = execution.now()
     return execution.run()

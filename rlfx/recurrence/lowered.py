@@ -20,6 +20,7 @@ from rlfx.recurrence.cost import points
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
+from rlfx.recurrence.host import hosted
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
 from rlfx.recurrence.lower import Execution, execute
@@ -180,7 +181,8 @@ class Lowered:
             return (self._loss(run), *self._returned(run)), grads
         env = self._env(flat, extent)
         order = self._ordered(perturbed)
-        one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting)
+        on_host = hosted(learner, self.program.directives.get("offload"))
+        one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
         plan = self.plan(learner, order, extent.batch)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
         return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)

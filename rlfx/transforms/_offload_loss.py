@@ -11,13 +11,10 @@ import jax
 import jaxlib
 import numpy as np
 
-from rlfx.errors import PlacementError, ScheduleError, located
+from rlfx.errors import PlacementError, located
+from rlfx.recurrence.host import note, refuse, to_host
 from rlfx.transforms._blocks import Axis, Block, take
 from rlfx.transforms._blocks_loss import Blocks, Report, check, differentiable, report, trace
-
-#: Before, XLA:GPU read offloaded data of a loop in the wrong order when the index is not the loop's counter itself, and
-#: so computed wrong gradients without an error (openxla/xla#46231).
-FIRST_RIGHT_JAXLIB = (0, 11, 1)
 
 
 @dataclass(frozen=True)
@@ -48,30 +45,6 @@ class OffloadReport:
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
 
-def note(backend: str) -> str:
-    """What offloading means on a backend."""
-    if backend == "cpu":
-        return "Nothing is saved on cpu: host and device memory are the same. The placement is that of a GPU."
-    return ""
-
-
-def refuse(backend: str, jaxlib_version: str) -> None:
-    """Raise where a host buffer that is read in a loop gives wrong results without an error.
-
-    Raises:
-      ScheduleError: on a GPU with a jaxlib before 0.11.1.
-    """
-    version = tuple(int(part) for part in jaxlib_version.split(".")[:3] if part.isdigit())
-    if backend in ("gpu", "cuda", "rocm") and version < FIRST_RIGHT_JAXLIB:
-        raise ScheduleError(
-            located(
-                f"jaxlib {jaxlib_version} may read host memory in a loop in the wrong order on a GPU, without an error "
-                "(openxla/xla#46231).",
-                fix='Install jaxlib>=0.11.1, or use rlfx.offload(..., form="driver").',
-            )
-        )
-
-
 def require_host_memory(device: Any) -> None:
     """Raise if a device has no pinned host memory.
 
@@ -92,13 +65,6 @@ def fetch(x: Any, axis: Axis, block: Block) -> Any:
     """A block of a host array, on the device."""
     part = x if block.size == x.shape[0] and axis == Axis(0) else take(x, axis, block)
     return jax.device_put(part, jax.memory.Space.Device)
-
-
-def to_host(x: Any) -> Any:
-    """The array in pinned host memory."""
-    if jax.typeof(x).memory_space == jax.memory.Space.Host:
-        return x
-    return jax.device_put(x, jax.memory.Space.Host)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
+import jax
+import jaxlib
+
 from rlfx.errors import DomainError, located
+from rlfx.recurrence.directed import directed
+from rlfx.recurrence.host import Hosting, checked_names, refuse
 from rlfx.recurrence.program import Program
 from rlfx.transforms._blocks_loss import Blocks
 from rlfx.transforms._offload_driver import Driven
 from rlfx.transforms._offload_loss import Offloaded
 from rlfx.transforms.incrementalize import checked_blocks
+
+
+@overload
+def offload(target: Program, *, names: Sequence[str] = (), min_bytes: int | None = None) -> Program: ...
 
 
 @overload
@@ -42,6 +52,8 @@ def offload(
     block_size: int | None = None,
     blocks: int | None = None,
     form: str = "program",
+    names: Sequence[str] = (),
+    min_bytes: int | None = None,
 ) -> Any:
     """``f(params, batch)  ->  f with the batch in host memory, one block of it on the device and one on its way``.
 
@@ -55,12 +67,18 @@ def offload(
       meanwhile, and the accumulators are donated. The batch may be NumPy arrays (memory-mapped ones, too) and is never
       on the device as a whole. ``jax.grad`` and ``jax.value_and_grad`` work, ``jit`` around it does not.
 
+    On a **program**, or with ``names`` or ``min_bytes`` on a **per-timestep function**: what the actor stores for the
+    learner goes to the host as it is computed, and comes back one block of timesteps at a time.
+
     Args:
-      target: a function of arrays; to be differentiated, its first result must be a scalar.
+      target: a function of arrays, a program, or a per-timestep function; to be differentiated,
+        a function's first result must be a scalar.
       batch_argnums: which positional arguments are the batch. All their leaves have the batch as leading axis.
       block_size: examples in a block; the last one may be shorter.
       blocks: how many blocks, instead of ``block_size``.
       form: ``"program"`` or ``"driver"``.
+      names: for programs: the values that ``jax.ad_checkpoint.checkpoint_name`` has named so.
+      min_bytes: for programs: all stored values of at least this size, over all timesteps.
 
     Returns:
       A function with the same arguments and results. ``.explain(*args)`` of the program form says what is where.
@@ -84,13 +102,11 @@ def offload(
       >>> jax.grad(offload(loss, block_size=2, form="driver"))(jnp.ones(2), batch)
       Array([146.66667, 166.66667], dtype=float32)
     """
+    hosting = Hosting(tuple(names), min_bytes)
     if isinstance(target, Program):
-        raise DomainError(
-            located(
-                "offload takes a function of a batch, and this is a program.",
-                fix="Give rlfx.compile a memory_budget: its plan says which values go to the host.",
-            )
-        )
+        return _program(target, hosting)
+    if hosting != Hosting() and callable(target):
+        return directed(target, lambda program: _program(program, hosting))
     if not callable(target):
         raise DomainError(
             located(f"offload takes a function, got {type(target).__name__}.", fix="Give loss(params, batch).")
@@ -100,3 +116,18 @@ def offload(
         raise DomainError(located(f"form={form!r} is neither 'program' nor 'driver'.", fix='Use form="program".'))
     cut: Blocks = checked_blocks(batch_argnums, block_size, blocks)
     return forms[form](target, cut)
+
+
+def _program(program: Program, hosting: Hosting) -> Program:
+    if hosting == Hosting():
+        raise DomainError(
+            located(
+                "offload of a program takes names= or min_bytes=: which stored values go to the host.",
+                fix="min_bytes=1 << 20 moves everything from 1 MiB on.",
+            )
+        )
+    if program.loss is None:
+        raise DomainError(located("An unrolled program stores nothing for a learner.", fix="Use rlfx.compile."))
+    refuse(jax.default_backend(), jaxlib.__version__)
+    checked_names(program, hosting.names)
+    return replace(program, directives={**program.directives, "offload": hosting})

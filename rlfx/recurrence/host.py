@@ -1,0 +1,120 @@
+"""Stored values in host memory: written from the acting loop, fetched one block at a time by the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from rlfx import _jaxpr as J
+from rlfx.errors import DomainError, ScheduleError, located
+from rlfx.recurrence.cost import bytes_of, points
+from rlfx.recurrence.learner import Learner
+from rlfx.recurrence.program import Program, Var
+from rlfx.recurrence.values import Value
+
+NAME = J.primitive("name")
+
+#: Before, XLA:GPU read offloaded data of a loop in the wrong order when the index is not the loop's counter itself, and
+#: so computed wrong gradients without an error (openxla/xla#46231).
+FIRST_RIGHT_JAXLIB = (0, 11, 1)
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """Which stored values go to the host.
+
+    Attributes:
+      names: those that ``jax.ad_checkpoint.checkpoint_name`` has named so.
+      min_bytes: those that take at least as much, over the whole domain; None: none by size.
+    """
+
+    names: tuple[str, ...] = ()
+    min_bytes: int | None = None
+
+
+def names_of(program: Program) -> dict[str, frozenset[Var]]:
+    """The named values of a program, with the values that are the same under another variable."""
+    found: dict[str, set[Var]] = {}
+    for e in program.equations:
+        if e.op is NAME:
+            found.setdefault(e.params["name"], set()).update(v for v in (*e.inputs, *e.outputs) if isinstance(v, Var))
+    return {name: frozenset(values) for name, values in found.items()}
+
+
+def checked_names(program: Program, names: tuple[str, ...]) -> None:
+    """Raise a DomainError for a name that no value has."""
+    known = names_of(program)
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise DomainError(
+            located(
+                f"No value of {program.name} is named {unknown[0]!r}; named values: {sorted(known) or 'none'}.",
+                where=program.where,
+                fix=f'Name it in the program: x = jax.ad_checkpoint.checkpoint_name(x, "{unknown[0]}").',
+            )
+        )
+
+
+def hosted(learner: Learner, hosting: Hosting | None) -> frozenset[Var]:
+    """The stored values that go to the host: what only the learner uses, and was asked for."""
+    if hosting is None:
+        return frozenset()
+    program, domain = learner.program, learner.program.domain
+    named = frozenset().union(*(names_of(program).get(n, frozenset()) for n in hosting.names))
+    in_acting = {v for e in learner.acting.graph.equations if e.is_read or not e.is_pointwise for v in e.inputs}
+    stacked = {v for loop in learner.acting.loops for v in loop.stacked}
+    later = _used_after_loops(learner)
+
+    def large(v: Var) -> bool:
+        size = bytes_of(v, domain) * points(program.dims_of(v), domain)
+        return hosting.min_bytes is not None and size >= hosting.min_bytes
+
+    return frozenset(v for v in learner.stored if v in stacked - later - in_acting and (v in named or large(v)))
+
+
+def _used_after_loops(learner: Learner) -> set[Var]:
+    """What the acting pass itself reads at all timesteps."""
+    loops = {e for loop in learner.acting.loops for e in loop.body}
+    rest = [e for e in learner.acting.graph.equations if e not in loops]
+    aux = {v for v in learner.program.aux if isinstance(v, Var)}
+    return aux | {v for e in rest for v in e.inputs if isinstance(v, Var)}
+
+
+def note(backend: str) -> str:
+    """What offloading means on a backend."""
+    if backend == "cpu":
+        return "Nothing is saved on cpu: host and device memory are the same. The placement is that of a GPU."
+    return ""
+
+
+def refuse(backend: str, jaxlib_version: str) -> None:
+    """Raise where a host buffer that is read in a loop gives wrong results without an error.
+
+    Raises:
+      ScheduleError: on a GPU with a jaxlib before 0.11.1.
+    """
+    version = tuple(int(part) for part in jaxlib_version.split(".")[:3] if part.isdigit())
+    if backend in ("gpu", "cuda", "rocm") and version < FIRST_RIGHT_JAXLIB:
+        raise ScheduleError(
+            located(
+                f"jaxlib {jaxlib_version} may read host memory in a loop in the wrong order on a GPU, without an error "
+                "(openxla/xla#46231).",
+                fix='Install jaxlib>=0.11.1, or use rlfx.offload(..., form="driver").',
+            )
+        )
+
+
+def to_host(x: Any) -> Any:
+    """The array in pinned host memory."""
+    if jax.typeof(x).memory_space == jax.memory.Space.Host:
+        return x
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+def fetched(values: Mapping[Var, Value], on_host: frozenset[Var]) -> dict[Var, Value]:
+    """The values, those of them that are on the host brought to the device."""
+    space = jax.memory.Space.Device
+    return {v: replace(x, data=jax.device_put(x.data, space)) if v in on_host else x for v, x in values.items()}
