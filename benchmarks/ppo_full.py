@@ -1,16 +1,26 @@
 """PPO on CartPole, 4 epochs of 4 minibatches, T=128: rlfx against PureJaxRL's own file. Ratios first.
 
-    python benchmarks/ppo_full.py --purejaxrl PATH [--envs 4 64 256] [--rounds 7] [--cores 2] [--out FILE.json]
+    python benchmarks/ppo_full.py --purejaxrl PATH [--envs 4 64 256] [--rounds 7] [--out FILE.json]   # on one core
+    python benchmarks/ppo_full.py --purejaxrl PATH --cores 2 [...]                                    # on two
 
 PATH is a git clone of https://github.com/luchris429/purejaxrl (see `purejaxrl.py`: which commit, what is adapted). The
 algorithm is PureJaxRL's in every respect: networks, clipped value loss, minibatch-normalised advantages, global-norm
 clipping, annealed Adam, and time limits treated as terminations. A run of either is one jitted call that starts from
 random parameters and trains for a number of updates; the programs are interleaved in one process. Figures are
-environment steps a second, per core (process CPU time) and by the clock.
+environment steps a second, per core (process CPU time; the process is pinned to one core) and, with `--cores 2`, by the
+clock. `rlfx` has rlfx's own CartPole and unrolled threefry keys, `rlfx, gymnax` gymnax's CartPole, as the peer does.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +32,7 @@ import purejaxrl
 
 import rlfx
 import rlfx.envs
+from rlfx.threefry import threefry
 
 LENGTH, EPOCHS, MINIBATCHES = 128, 4, 4
 GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, NORM = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5
@@ -138,3 +149,94 @@ def make_train(env: Any, envs: int, updates: int, *, rate: float = 2.5e-4, mesh:
         return jax.lax.scan(update, agent, jax.random.split(train_key, updates))
 
     return train
+
+
+# -- measuring
+
+
+def programs(checkout: str, envs: int, updates: int, mesh: Any) -> dict[str, tuple[Callable, jax.Array]]:
+    """Of each program: ``train``, and a key of the kind it takes."""
+    own, gymnax = rlfx.envs.make("CartPole-v1"), rlfx.envs.make("gymnax/CartPole-v1")
+    key = jax.random.key(0, impl=threefry)
+    theirs = purejaxrl.make_train(checkout, NUM_ENVS=envs, TOTAL_TIMESTEPS=envs * LENGTH * updates)
+    found = {
+        "PureJaxRL": (theirs, jax.random.PRNGKey(0)),
+        "rlfx": (make_train(own, envs, updates), key),
+        "rlfx, gymnax": (make_train(gymnax, envs, updates), key),
+    }
+    if mesh is not None:
+        found[f"rlfx, {mesh.size} devices"] = (make_train(own, envs, updates, mesh=mesh), key)
+    return found
+
+
+def measure(found: dict, steps: int, rounds: int) -> dict[str, dict[str, float]]:
+    """``steps`` are the environment steps of one call."""
+    rows, runs = {}, {}
+    for name, (train, key) in found.items():
+        start = time.perf_counter()
+        lowered = jax.jit(train).lower(key)
+        traced = time.perf_counter()
+        runs[name] = lowered.compile(), key
+        rows[name] = {"trace_s": traced - start, "compile_s": time.perf_counter() - traced}
+        jax.block_until_ready(runs[name][0](key))
+    times: dict[str, list] = {name: [] for name in found}
+    for _ in range(rounds):
+        for name, (run, key) in runs.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            jax.block_until_ready(run(key))
+            times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    first = next(iter(found))
+    for name, row in rows.items():
+        for i, clock in enumerate(("wall", "cpu")):
+            row[f"{clock}_steps_per_s"] = steps / statistics.median(pair[i] for pair in times[name])
+            row[f"{clock}_ratio"] = statistics.median(
+                theirs[i] / ours[i] for theirs, ours in zip(times[first], times[name], strict=True)
+            )
+        total = row["trace_s"] + row["compile_s"]
+        row["compile_ratio"] = total / (rows[first]["trace_s"] + rows[first]["compile_s"])
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--purejaxrl", required=True)
+    parser.add_argument("--envs", type=int, nargs="+", default=[4, 64, 256])
+    parser.add_argument("--steps", type=int, default=100_000, help="environment steps of one timed call, about")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")  # the peer's imports
+    if args.cores == 1:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    mesh = rlfx.use_all_cores(args.cores) if args.cores > 1 else None
+    results = []
+    for envs in args.envs:
+        updates = max(2, args.steps // (envs * LENGTH))
+        rows = measure(programs(args.purejaxrl, envs, updates, mesh), envs * LENGTH * updates, args.rounds)
+        print(
+            f"{envs} environments, {updates} updates a call: faster than PureJaxRL by (medians of {args.rounds} rounds)"
+        )
+        for name, r in rows.items():
+            print(
+                f"  {name:16} cpu {r['cpu_ratio']:.2f}x  wall {r['wall_ratio']:.2f}x | env-steps/s "
+                f"{r['cpu_steps_per_s'] / 1e3:.0f}k a core, {r['wall_steps_per_s'] / 1e3:.0f}k by the clock | trace "
+                f"{r['trace_s']:.2f} s, compile {r['compile_s']:.2f} s ({r['compile_ratio']:.2f}x)",
+                flush=True,
+            )
+        results.append({"environments": envs, "updates": updates, "rounds": args.rounds, "programs": rows})
+    if args.out:
+        record = {
+            "benchmark": "ppo_full",
+            "date": datetime.date.today().isoformat(),
+            "cores": args.cores,
+            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
+            "versions": {"jax": jax.__version__, "purejaxrl": purejaxrl.COMMIT, "python": platform.python_version()},
+            "results": results,
+        }
+        with open(args.out, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -93,15 +93,21 @@ def compare(first, second):
     }
 
 
+def seeds_of_arms(key, seeds):
+    """Twenty keys for the one arm and twenty for the other, in turn, so that more seeds keep the first ones."""
+    keys = jax.random.split(key, 40 * -(-seeds // 20)).reshape(-1, 2, 20)
+    return (keys[:, arm].reshape(-1)[:seeds] for arm in range(2))
+
+
 def shuffle_arms(name, seeds, keep):
     envs, updates, rate = SETTINGS[name]
     env = rlfx.envs.make(name)
-    keys = jax.random.split(jax.random.key(20), 2 * seeds)
+    first, second = seeds_of_arms(jax.random.key(20), seeds)
     ours = make_train(env, envs, updates, rate=rate)
     sorting = make_train(env, envs, updates, rate=rate, shuffle=jax.random.permutation)
     return (
-        Curves(f"{name}-sort-free", lambda key: ours(key)[1], keys[:seeds], keep),
-        Curves(f"{name}-sorting", lambda key: sorting(key)[1], keys[seeds:], keep),
+        Curves(f"{name}-sort-free", lambda key: ours(key)[1], first, keep),
+        Curves(f"{name}-sorting", lambda key: sorting(key)[1], second, keep),
     )
 
 
@@ -114,10 +120,10 @@ def peer_arms(checkout, seeds, keep):
         info = theirs(key)["metrics"]
         return info["returned_episode_returns"], info["returned_episode"]
 
-    keys = jax.random.split(jax.random.key(30), 2 * seeds)
+    first, second = seeds_of_arms(jax.random.key(30), seeds)
     return (
-        Curves("peer-rlfx", lambda key: ours(key)[1], keys[:seeds], keep),
-        Curves("peer-purejaxrl", their_episodes, jax.random.key_data(keys[seeds:]), keep),
+        Curves("peer-rlfx", lambda key: ours(key)[1], first, keep),
+        Curves("peer-purejaxrl", their_episodes, jax.random.key_data(second), keep),
     )
 
 

@@ -95,13 +95,18 @@ def ppo(params, state, t):
     return point_loss(logits, value, log_prob, jax.lax.stop_gradient(log_prob), scaled, target), state
 
 
-def hand_written(batch, chunk=None):
-    """The same mathematics by hand; ``chunk`` timesteps of the learner at a time."""
-    environments = jnp.arange(batch)
+def hand_written(batch, chunk=None, mesh=None):
+    """The same mathematics by hand; ``chunk`` timesteps of the learner at a time; the environments split over a mesh."""
+    devices = 1 if mesh is None else mesh.size
+    local = batch // devices
+
+    def over_devices(x):
+        return x if mesh is None else jax.lax.pmean(x, "b")
 
     def keys(key, name, t):
+        first = 0 if mesh is None else jax.lax.axis_index("b") * local
         named = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        return jax.vmap(lambda b: jax.random.fold_in(jax.random.fold_in(named, b), t))(environments)
+        return jax.vmap(lambda b: jax.random.fold_in(jax.random.fold_in(named, b), t))(first + jnp.arange(local))
 
     def iteration(params, state, key):
         def act(state, t):
@@ -123,28 +128,34 @@ def hand_written(batch, chunk=None):
         delta = reward + GAMMA * (1 - terminated.astype(jnp.float32)) * following - value
         going = GAMMA * LAM * (1 - (terminated | truncated).astype(jnp.float32))
         _, advantage = jax.lax.scan(
-            lambda a, dg: (dg[0] + dg[1] * a,) * 2, jnp.zeros(batch), (delta, going), reverse=True
+            lambda a, dg: (dg[0] + dg[1] * a,) * 2, jnp.zeros(local), (delta, going), reverse=True
         )
-        scaled = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        mean = over_devices(advantage.mean())
+        scaled = (advantage - mean) / (jnp.sqrt(over_devices(((advantage - mean) ** 2).mean())) + 1e-8)
         data = (obs, action, old, scaled, advantage + value)
 
         def loss(params, data):
             obs, action, old, scaled, target = data
             logits, value = mlp(params["pi"], obs), critic(params, obs)
             log_prob = jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], -1)[..., 0]
-            return jnp.sum(point_loss(logits, value, log_prob, old, scaled, target)) / (LENGTH * batch)
+            return jnp.sum(point_loss(logits, value, log_prob, old, scaled, target)) / (LENGTH * local)
 
         if chunk is None:
-            return jax.value_and_grad(loss)(params, data), state
+            return over_devices(jax.value_and_grad(loss)(params, data)), state
 
         def add(total, part):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, part)), None
 
         parts = jax.tree.map(lambda x: x.reshape((LENGTH // chunk, chunk) + x.shape[1:]), data)
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        return jax.lax.scan(add, zero, parts)[0], state
+        return over_devices(jax.lax.scan(add, zero, parts)[0]), state
 
-    return iteration
+    if mesh is None:
+        return iteration
+    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("b")
+    return jax.shard_map(
+        iteration, mesh=mesh, in_specs=(whole, split, whole), out_specs=(whole, split), check_vma=False
+    )
 
 
 def compiled_by_rlfx(batch, mesh=None):

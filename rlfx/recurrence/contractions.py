@@ -28,9 +28,9 @@ def transposed_contractions(fn: Callable) -> Callable:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> weight_gradient = lambda x, g: x.T @ g
-      >>> transposed_contractions(weight_gradient)(jnp.ones((512, 3)), jnp.ones((512, 2)))[0]
-      Array([512., 512.], dtype=float32)
+      >>> gradient = jax.grad(lambda w, x: (x @ w).sum())
+      >>> transposed_contractions(gradient)(jnp.ones((2, 3)), jnp.ones((512, 2)))[0]
+      Array([512., 512., 512.], dtype=float32)
     """
     if jax.default_backend() != "cpu":
         return fn

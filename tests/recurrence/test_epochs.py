@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.errors import DomainError
+from rlfx.errors import DomainError, ScheduleError
 
 KEY = jax.random.key(0)
 DATA = {"x": jnp.arange(12).reshape(3, 4), "y": jnp.arange(24.0).reshape(3, 4, 2)}
@@ -76,3 +76,70 @@ def test_leaves_with_other_axes_are_refused():
         rlfx.minibatch_epochs(
             lambda c, m: (c, m), 0, {"a": jnp.zeros((2, 3)), "b": jnp.zeros((3, 2))}, epochs=1, minibatches=1, key=KEY
         )
+
+
+# -- the shuffle
+
+
+def test_another_shuffle():
+    _, backwards = seen(epochs=1, minibatches=1, shuffle=lambda _key, n: jnp.arange(n)[::-1])
+    np.testing.assert_array_equal(backwards["x"].ravel(), np.arange(12)[::-1])
+    _, sorting = seen(epochs=1, minibatches=3, shuffle=jax.random.permutation)
+    np.testing.assert_array_equal(np.sort(sorting["x"].ravel()), np.arange(12))
+
+
+def test_a_sorting_shuffle_gets_jaxs_numbers():
+    """Keys become unrolled threefry, which draws the same."""
+    _, out = seen(epochs=2, minibatches=1, shuffle=jax.random.permutation)
+    for row, key in zip(out["x"].reshape(2, 12), jax.random.split(KEY, 2), strict=True):
+        np.testing.assert_array_equal(row, jax.random.permutation(key, 12))
+
+
+def test_the_shuffled_data_never_exist_as_a_whole():
+    data = jnp.zeros((64, 64, 32))
+    run = lambda data, key: rlfx.minibatch_epochs(  # noqa: E731
+        lambda c, m: (c + jnp.tanh(m).sum(), None), 0.0, data, epochs=2, minibatches=16, key=key
+    )
+    temp = jax.jit(run).lower(data, KEY).compile().memory_analysis().temp_size_in_bytes
+    assert temp < data.nbytes / 4
+
+
+def test_no_sort():
+    text = jax.jit(lambda key: rlfx.minibatch_epochs(lambda c, m: (c, None), 0, DATA, epochs=1, minibatches=2, key=key))
+    assert "stablehlo.sort" not in text.lower(KEY).as_text()
+
+
+# -- over the devices of a mesh
+
+
+def regression(carry, batch):
+    grads = jax.grad(lambda w: jnp.mean((batch["x"] @ w - batch["y"]) ** 2))(carry)
+    return carry - 0.1 * grads, batch["y"].mean()
+
+
+@pytest.mark.parametrize("axis", ["tb", "b"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_mesh_changes_nothing(axis, devices):
+    mesh = jax.make_mesh((devices,), ("b",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    x = jax.random.normal(jax.random.key(1), (64, 16, 3))
+    data = {"x": x, "y": x.sum(-1)}
+    run = lambda mesh: jax.jit(  # noqa: E731
+        lambda key: rlfx.minibatch_epochs(
+            regression, jnp.zeros(3), data, epochs=2, minibatches=4, key=key, axis=axis, mesh=mesh
+        )
+    )
+    (got, got_aux), (expected, expected_aux) = run(mesh)(KEY), run(None)(KEY)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got_aux, expected_aux, rtol=1e-5, atol=1e-6)
+    text = run(mesh).lower(KEY).compile().as_text()
+    rows = 64 * 16 // 4 // devices if axis == "tb" else 64
+    assert "all-reduce" in text
+    assert f"f32[{rows},3]" in text if axis == "tb" else f"f32[64,{16 // 4 // devices},3]" in text  # a part each
+
+
+def test_minibatches_that_do_not_divide_over_the_mesh():
+    mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    with pytest.raises(ScheduleError, match=r"Minibatches of 6 cannot be split over the 4 devices of mesh axis 'b'"):
+        seen(epochs=1, minibatches=2, mesh=mesh)
+    with pytest.raises(ScheduleError, match="mesh_axis='x' is not an axis of the mesh"):
+        seen(epochs=1, minibatches=3, mesh=mesh, mesh_axis="x")

@@ -1,0 +1,74 @@
+"""Weight gradients from a transposed copy: the same numbers, another program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.recurrence.contractions import transposed_contractions
+
+X = jax.random.normal(jax.random.key(0), (600, 5))
+PARAMS = [jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 16), (16, 16), (16, 1)], 1)]
+
+
+def loss(params, x):
+    for w in params[:-1]:
+        x = jnp.tanh(x @ w)
+    return jnp.mean((x @ params[-1]) ** 2)
+
+
+def copies(fn, *args):
+    return str(jax.make_jaxpr(fn)(*args)).count("optimization_barrier")
+
+
+def test_gradients_are_the_same():
+    got = jax.jit(transposed_contractions(jax.grad(loss)))(PARAMS, X)
+    for a, b in zip(got, jax.grad(loss)(PARAMS, X), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_every_weight_gradient_is_changed_and_nothing_else():
+    assert copies(transposed_contractions(jax.grad(loss)), PARAMS, X) == 3
+    assert copies(transposed_contractions(jax.grad(jax.jit(loss))), PARAMS, X) == 3
+    assert copies(transposed_contractions(loss), PARAMS, X) == 0
+    assert copies(transposed_contractions(jax.grad(loss)), PARAMS, X[:100]) == 0
+
+
+def test_it_is_the_residual_that_is_copied():
+    """Differentiation writes g.T @ x; the transposed operand is x, of 5 columns, not g, of 16."""
+    contract = lambda g, x: jax.lax.dot_general(g, x, (((0,), (0,)), ((), ())))  # noqa: E731
+    g = jnp.ones((600, 16))
+    text = jax.jit(transposed_contractions(contract)).lower(g, X).as_text()
+    assert "optimization_barrier %" in text.replace("stablehlo.", "")
+    assert "tensor<5x600xf32>" in text
+    np.testing.assert_allclose(transposed_contractions(contract)(g, X), g.T @ X, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("under", [jax.jit, jax.vmap])
+def test_under_transformations(under):
+    stacked = [jnp.stack([w, 2 * w]) for w in PARAMS], jnp.stack([X, X + 1])
+    args = stacked if under is jax.vmap else (PARAMS, X)
+    got, expected = under(transposed_contractions(jax.grad(loss)))(*args), under(jax.grad(loss))(*args)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_differentiable_and_structured():
+    def step(params, batch):
+        return {"params": [w - g for w, g in zip(params, jax.grad(loss)(params, batch), strict=True)]}, None
+
+    def after(step):
+        return lambda params: loss(step(params, X)[0]["params"], X)
+
+    got, expected = jax.grad(after(transposed_contractions(step)))(PARAMS), jax.grad(after(step))(PARAMS)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_names_of_scopes_survive():
+    def named(params, x):
+        with jax.named_scope("the_learner"):
+            return jax.grad(loss)(params, x)
+
+    text = jax.jit(transposed_contractions(named)).lower(PARAMS, X).compile().as_text()
+    assert "the_learner" in text
