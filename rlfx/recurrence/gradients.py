@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx.recurrence.convolution import CONVOLUTION, with_channels_last
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.host import fetched
 from rlfx.recurrence.learner import Learner
@@ -72,7 +73,9 @@ class Pass:
             run = execute(self.learner.region, own, self.t0, tails, part)
             return self.loss_sum(run) * share
 
-        return jax.value_and_grad(loss)(self.leaves)
+        evaluated = jax.value_and_grad(loss)
+        convolves = any(e.op is CONVOLUTION for e in self.learner.region.graph.equations)
+        return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)
 
     def tile_gradient(
         self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None

@@ -10,11 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.convolution import channels_last
 from rlfx.transforms._blocks import PARTIAL, Axis, Block, Blockwise, Equation, Fold
 
 Axes = Sequence[Axis | None]
@@ -326,7 +325,7 @@ def _dot_general(equation: Equation, axes: Axes, n: int) -> Blockwise | None:
 def _convolution(equation: Equation, axes: Axes, n: int) -> Blockwise | None:
     numbers, params = equation.params["dimension_numbers"], equation.params
     lhs, rhs, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-    run = lambda block, ins: [_channels_last(ins[0], ins[1], params)]  # noqa: E731
+    run = lambda block, ins: [channels_last(ins[0], ins[1], params)]  # noqa: E731
     groups = (params["feature_group_count"], params["batch_group_count"])
     x, w = axes
     if groups[1] == 1 and x is not None and x.dim == lhs[0]:
@@ -337,16 +336,3 @@ def _convolution(equation: Equation, axes: Axes, n: int) -> Blockwise | None:
     if groups == (1, 1) and x is None and w is not None and w.dim == rhs[0]:
         return Blockwise((None, w), (w.at(out[1]),), run)
     return None
-
-
-def _channels_last(x: Any, w: Any, params: dict) -> Any:
-    """A convolution as NHWC, HWIO -> NHWC: other layouts are an order of magnitude slower in loops on a CPU (jax#12868)."""
-    numbers = params["dimension_numbers"]
-    lhs, rhs, out = (tuple(map(int, spec)) for spec in (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
-    d = len(lhs)
-    spatial = tuple(range(1, d - 1))
-    last = type(numbers)((0, d - 1, *spatial), (d - 1, d - 2, *range(d - 2)), (0, d - 1, *spatial))
-    x = jax.lax.transpose(x, (lhs[0], *lhs[2:], lhs[1]))
-    w = jax.lax.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
-    y = J.bind(J.primitive("conv_general_dilated"), {**params, "dimension_numbers": last}, x, w)[0]
-    return jax.lax.transpose(y, tuple(np.argsort((out[0], *out[2:], out[1]))))
