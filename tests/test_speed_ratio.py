@@ -16,9 +16,9 @@ import rlfx
 ROUNDS = 7
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def lenient():
-    """optax counts on implicit dtype promotion, as jax allows by default."""
+    """optax and the benchmarks count on implicit promotion, as jax allows by default."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -59,7 +59,6 @@ def test_one_epoch_ppo_is_no_slower_than_by_hand(monkeypatch):
     assert found < 1.5, f"rlfx takes {found:.2f}x the CPU time of the hand-written program; it was 0.97x."
 
 
-@pytest.mark.usefixtures("lenient")
 def test_minibatch_epochs_are_faster_than_by_hand():
     """Against what is usually written: a sorting permutation, all data gathered, a scan over minibatches."""
     keys = jax.random.split(jax.random.key(0), 4)

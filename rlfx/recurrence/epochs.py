@@ -104,8 +104,8 @@ def _placement(mesh: Mesh | None, axis: str, size: int) -> Callable[..., Callabl
     if size % mesh.shape[axis]:
         fact = f"Minibatches of {size} cannot be split over the {mesh.shape[axis]} devices of mesh axis {axis!r}."
         raise ScheduleError(located(fact, fix="Choose fewer minibatches, or a batch that divides."))
-    return lambda *partition: lambda x: jax.lax.with_sharding_constraint(
-        x, NamedSharding(mesh, PartitionSpec(*partition))
+    return lambda *partition: (
+        lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*partition)))
     )
 
 

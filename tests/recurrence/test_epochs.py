@@ -143,3 +143,18 @@ def test_minibatches_that_do_not_divide_over_the_mesh():
         seen(epochs=1, minibatches=2, mesh=mesh)
     with pytest.raises(ScheduleError, match="mesh_axis='x' is not an axis of the mesh"):
         seen(epochs=1, minibatches=3, mesh=mesh, mesh_axis="x")
+
+
+def test_minibatches_in_blocks():
+    x = jax.random.normal(jax.random.key(1), (64, 16, 3))
+    data = {"x": x, "y": x.sum(-1)}
+
+    def loss(w, batch):
+        return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+    def run(gradient):
+        update = lambda w, batch: (w - 0.1 * gradient(w, batch), None)  # noqa: E731
+        return rlfx.minibatch_epochs(update, jnp.zeros(3), data, epochs=2, minibatches=4, key=KEY)[0]
+
+    blocked = jax.grad(rlfx.incrementalize(loss, block_size=64))
+    np.testing.assert_allclose(run(blocked), run(jax.grad(loss)), rtol=1e-5, atol=1e-6)
