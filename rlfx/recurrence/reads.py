@@ -102,7 +102,7 @@ def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, 
     width = widest(domain, size)
     lo = access.first.evaluate(times, domain.length, low=jnp.minimum, high=jnp.maximum)
     base = jnp.clip(jnp.broadcast_to(jnp.asarray(lo, jnp.int32), np.shape(times)), 0, domain.length - width)
-    data = jnp.take(source.data, base[:, None] + np.arange(width, dtype=np.int32), axis=0)  # [n, W, B?, ...]
+    data = jnp.take(source.data, base[:, None] + np.arange(width, dtype=np.int32)[None], axis=0)  # [n, W, B?, ...]
     data = jnp.moveaxis(data, 1, 2) if "b" in source.dims else data
     if not J.is_symbolic(size):
         return Value(data, source.dims)
