@@ -90,7 +90,11 @@ _REDUCTIONS = _names(
 _REDUCED_WITH = _names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 _LOOPS = frozenset({J.SCAN, J.WHILE})
 _COPY = J.primitive("copy")
-_IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | _names("scatter", "scatter_add", "scatter_mul", "dynamic_update_slice")
+#: A copy into another layout.
+_RELAYOUT = "relayout"
+#: They write into their first operand.
+_UPDATES = _names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
+_IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | _UPDATES
 
 
 def _bytes(aval: Any) -> int:
@@ -129,6 +133,8 @@ def _flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = run(body, ins, [new(v.aval) for v in body.constvars] if body_consts else [])
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
+            elif (same := _times_one(equation)) is not None:
+                outs = [ins[same]]
             else:
                 key = _identity(equation, ins)
                 outs = known.get(key) if key else None
@@ -174,9 +180,9 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[N
     """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs."""
     op, before = equation.primitive, []
 
-    def copied(value: Value | None, like: Value) -> Value:
+    def copied(op: Any, value: Value | None, like: Value) -> Value:
         twin = Value(like.bytes, like.shape, like.dtype)
-        before.append(_made(_COPY, [value], [twin], equation))
+        before.append(_made(op, [value], [twin], equation))
         return twin
 
     pairs: list[tuple[Value, Value]] = []
@@ -185,14 +191,17 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[N
         for i, out in enumerate(outs):
             if i < carry and ins[start + i] is None:
                 continue
-            init = copied(ins[start + i] if i < carry else None, out)
+            init = copied(_COPY, ins[start + i] if i < carry else None, out)
             if i < carry:
                 ins[start + i] = init
             else:
                 ins.append(init)
             pairs.append((init, out))
     elif op in _LAYOUTS:
-        ins = [copied(v, v) if v is not None and bad else v for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)]
+        ins = [
+            copied(_RELAYOUT, v, v) if v is not None and bad else v
+            for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)
+        ]
     return [*before, _made(op, ins, outs, equation, pairs)]
 
 
@@ -243,6 +252,16 @@ def _is_view(equation: Any) -> bool:
             and (equation.primitive is not J.primitive("transpose") or _order_kept(equation, before))
         )
     return equation.primitive is J.primitive("convert_element_type") and before.dtype == after.dtype
+
+
+def _times_one(equation: Any) -> int | None:
+    """The operand that a product with 1, as differentiation makes them, returns."""
+    if equation.primitive is not J.primitive("mul"):
+        return None
+    for i, v in enumerate(equation.invars):
+        if J.is_literal(v) and np.ndim(v.val) == 0 and v.val == 1 and not J.is_literal(equation.invars[1 - i]):
+            return 1 - i
+    return None
 
 
 def _order_kept(equation: Any, before: Any) -> bool:
@@ -300,10 +319,10 @@ def _units(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         if id(node) in roots
         and node.op in _CHEAP - _EXPENSIVE
         and not any(id(out) in needing_buffer for out in node.outs)
-        and all(user.op in (_COPY, J.primitive("dot_general")) for out in node.outs for user in consumers[id(out)])
+        and all(user.op in (_RELAYOUT, J.primitive("dot_general")) for out in node.outs for user in consumers[id(out)])
     }
     return [
-        Unit(node, *_reads(node, roots - twice if node.op is _COPY else roots))
+        Unit(node, *_reads(node, roots - twice if node.op is _RELAYOUT else roots))
         for node in flat.nodes
         if id(node) in roots
     ]
@@ -417,6 +436,11 @@ def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapp
             last.setdefault(id(value), i)
     cost = {}
     taken_over = {id(out): init for unit in units for init, out in unit.node.pairs}
+    for i, unit in enumerate(units):
+        target = unit.node.ins[0] if unit.node.op in _UPDATES and unit.node.ins else None
+        fits = target is not None and target.node is not None and target.bytes == unit.node.outs[0].bytes
+        if target is not None and fits and last.get(id(target)) == i:
+            taken_over[id(unit.node.outs[0])] = target
     for i, unit in reversed(list(enumerate(units))):
         for value in unit.node.outs:
             cost.setdefault(id(value), 0 if id(value) in outside else value.bytes)

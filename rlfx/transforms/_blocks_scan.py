@@ -22,6 +22,7 @@ from rlfx.transforms._blocks import (
     Equation,
     Flat,
     Partial,
+    Same,
     flatten,
     take,
 )
@@ -119,7 +120,8 @@ def propagate(flat: Flat, inputs: Sequence[Kind], n: int, settled: bool = True) 
         if any(kind is not None and kind != demand for kind, demand in zip(ins, found.demands, strict=True)):
             return None
         body.rules[equation] = found
-        kinds.update((v, None if k is SAME else k) for v, k in zip(equation.outs, found.outs, strict=True))
+        for value, kind in zip(equation.outs, found.outs, strict=True):
+            kinds[value] = None if isinstance(kind, Same) else kind
     return body
 
 

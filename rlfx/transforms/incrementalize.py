@@ -36,7 +36,7 @@ def incrementalize(
     *,
     over: str | None = None,
     batch_argnums: int | Sequence[int] = 1,
-    block_size: int | None = None,
+    block_size: int | tuple[int, int] | None = None,
     blocks: int | None = None,
     strict: bool = False,
 ) -> Any:
@@ -100,7 +100,7 @@ def incrementalize(
     return InBlocks(target, checked_blocks(batch_argnums, block_size, blocks), strict)
 
 
-def checked_blocks(batch_argnums: int | Sequence[int], block_size: int | None, blocks: int | None) -> Blocks:
+def checked_blocks(batch_argnums: int | Sequence[int], block_size: Any, blocks: int | None) -> Blocks:
     """How to cut a batch, from the arguments of the public functions."""
     if (block_size is None) == (blocks is None):
         fix = "block_size=64 is 64 examples at a time, blocks=8 an eighth."
