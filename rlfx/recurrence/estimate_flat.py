@@ -1,0 +1,230 @@
+"""The flattened jaxpr of the estimate: calls inlined, views dropped, the copies that XLA makes spelled out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlfx import _jaxpr as J
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array of the flattened program.
+
+    Attributes:
+      bytes: what its buffer takes.
+      node: the operation that computes it; None for an input.
+    """
+
+    bytes: int
+    shape: tuple
+    dtype: Any
+    node: Node | None = None
+    varying: frozenset | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An operation: ``outs = op(ins)``, with its equation for parameters and the source line.
+
+    Attributes:
+      pairs: of a loop, the buffers it takes over: ``(initial value, result)``.
+    """
+
+    op: Any
+    ins: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    equation: Any
+    pairs: tuple[tuple[Value, Value], ...] = ()
+
+
+def names(*names: str) -> frozenset:
+    return frozenset(p for n in names if (p := getattr(J.primitives, n + "_p", None)) is not None)
+
+
+#: The same bytes in another shape: no buffer of their own.
+_VIEWS = names(
+    "reshape", "squeeze", "stop_gradient", "copy", "bitcast_convert_type", "sharding_constraint", "device_put", "name",
+) | {J.OPTIMIZATION_BARRIER, J.RANDOM_WRAP, J.RANDOM_UNWRAP}  # fmt: skip
+LOOPS = frozenset({J.SCAN, J.WHILE})
+COPY = J.primitive("copy")
+#: A copy into another layout.
+RELAYOUT = "relayout"
+
+
+def bytes_of(aval: Any) -> int:
+    if J.short_dtype(aval.dtype) == "key":
+        return 8 * math.prod(aval.shape)
+    return math.prod(int(d) for d in aval.shape) * np.dtype(aval.dtype).itemsize
+
+
+@dataclass
+class Flat:
+    """A jaxpr without calls and views: what is computed, in program order."""
+
+    inputs: list[Value]
+    outputs: list[Value | None]
+    nodes: list[Node]
+
+
+def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
+    nodes: list[Node] = []
+    known: dict[Any, list[Value]] = {}
+
+    def new(aval: Any) -> Value:
+        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype)
+
+    def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
+        env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        read = lambda atom: None if J.is_literal(atom) else env[atom]  # noqa: E731
+        for equation in jaxpr.eqns:
+            op, ins = equation.primitive, [read(v) for v in equation.invars]
+            if J.is_call(op):
+                body, body_consts = J.call_body(op, equation.params)
+                outs = run(body, ins, [new(v.aval) for v in body.constvars] if body_consts else [])
+            elif _is_view(equation):
+                outs = ins[: len(equation.outvars)]
+            elif (same := _times_one(equation)) is not None:
+                outs = [ins[same]]
+            else:
+                key = _identity(equation, ins)
+                outs = known.get(key) if key else None
+                if outs is None:
+                    outs = [new(v.aval) for v in equation.outvars]
+                    nodes.extend(_expand(equation, ins, outs))
+                    if key:
+                        known[key] = outs
+            env.update(zip(equation.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    inputs = [new(v.aval) for v in jaxpr.invars]
+    outputs = run(jaxpr, inputs, [new(v.aval) for v in jaxpr.constvars])
+    needed, kept = {id(v) for v in outputs if v}, []
+    for node in reversed(nodes):
+        if any(id(v) in needed for v in node.outs):
+            needed |= {id(v) for v in node.ins}
+            kept.append(node)
+    return Flat(inputs, outputs, kept[::-1])
+
+
+def _identity(equation: Any, ins: Sequence[Value | None]) -> Any:
+    """What two equations have in common that XLA computes once; None if it cannot be compared."""
+    if equation.primitive in LOOPS or equation.primitive is J.COND:
+        return None
+    values = tuple(id(v) if v is not None else str(atom) for v, atom in zip(ins, equation.invars, strict=True))
+    try:
+        key = (equation.primitive, values, tuple(sorted(equation.params.items())))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: Any, pairs: Sequence = ()) -> Node:
+    node = Node(op, tuple(i for i in ins if i is not None), tuple(outs), equation, tuple(pairs))
+    for out in outs:
+        out.node = node
+    return node
+
+
+def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
+    """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs."""
+    op, before = equation.primitive, []
+
+    def copied(op: Any, value: Value | None, like: Value) -> Value:
+        twin = Value(like.bytes, like.shape, like.dtype)
+        before.append(made(op, [value], [twin], equation))
+        return twin
+
+    pairs: list[tuple[Value, Value]] = []
+    if op in LOOPS:
+        start, carry = _carries(equation)
+        for i, out in enumerate(outs):
+            if i < carry and ins[start + i] is None:
+                continue
+            init = copied(COPY, ins[start + i] if i < carry else None, out)
+            if i < carry:
+                ins[start + i] = init
+            else:
+                ins.append(init)
+            pairs.append((init, out))
+    elif op in _LAYOUTS:
+        ins = [
+            copied(RELAYOUT, v, v) if v is not None and bad else v
+            for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)
+        ]
+    return [*before, made(op, ins, outs, equation, pairs)]
+
+
+def _carries(equation: Any) -> tuple[int, int]:
+    """``(first carry among the inputs, number of carries)``."""
+    params = equation.params
+    if equation.primitive is J.SCAN:
+        return J.scan_counts(params)
+    consts = params["cond_nconsts"] + params["body_nconsts"]
+    return consts, len(equation.outvars)
+
+
+def _dot_layout(equation: Any) -> tuple[bool, bool]:
+    """Which operands of a contraction XLA transposes into a matrix first."""
+    (contract, batch) = equation.params["dimension_numbers"]
+    shapes = [v.aval.shape for v in equation.invars]
+    real = [[d for d in dims if shape[d] != 1] for dims, shape in zip(contract, shapes, strict=True)]
+    if any(batch):
+        return tuple(_scattered(shape, b, c) for shape, b, c in zip(shapes, batch, contract, strict=True))  # type: ignore
+    return len(real[0]) > 1 and len(shapes[0]) > len(contract[0]), False
+
+
+def _scattered(shape: tuple, batch: Sequence[int], contract: Sequence[int]) -> bool:
+    free = [d for d in range(len(shape)) if d not in batch and d not in contract]
+    orders = [[*batch, *free, *contract], [*batch, *contract, *free]]
+    return not any((o := [d for d in order if shape[d] != 1]) == sorted(o) for order in orders)
+
+
+def _conv_layout(equation: Any) -> tuple[bool, bool]:
+    numbers = equation.params["dimension_numbers"]
+    n = len(numbers.lhs_spec)
+    inner = tuple(range(1, n - 1))
+    return numbers.lhs_spec != (0, n - 1, *inner), numbers.rhs_spec != (n - 1, n - 2, *range(n - 2))
+
+
+def _is_view(equation: Any) -> bool:
+    if equation.primitive in _VIEWS:
+        return True
+    ins, outs = equation.invars, equation.outvars
+    if not ins or len(outs) != 1 or J.is_literal(ins[0]):
+        return False
+    before, after = ins[0].aval, outs[0].aval
+    if equation.primitive in _RESHAPING:
+        squeezed = [[d for d in a.shape if d != 1] for a in (before, after)]
+        return (
+            before.dtype == after.dtype
+            and squeezed[0] == squeezed[1]
+            and (equation.primitive is not J.primitive("transpose") or _order_kept(equation, before))
+        )
+    return equation.primitive is J.primitive("convert_element_type") and before.dtype == after.dtype
+
+
+def _times_one(equation: Any) -> int | None:
+    """The operand that a product with 1, as differentiation makes them, returns."""
+    if equation.primitive is not J.primitive("mul"):
+        return None
+    for i, v in enumerate(equation.invars):
+        if J.is_literal(v) and np.ndim(v.val) == 0 and v.val == 1 and not J.is_literal(equation.invars[1 - i]):
+            return 1 - i
+    return None
+
+
+def _order_kept(equation: Any, before: Any) -> bool:
+    moved = [d for d in equation.params["permutation"] if before.shape[d] != 1]
+    return moved == sorted(moved)
+
+
+_LAYOUTS = {J.primitive("dot_general"): _dot_layout, J.primitive("conv_general_dilated"): _conv_layout}
+_RESHAPING = names("broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min", "slice", "concatenate")

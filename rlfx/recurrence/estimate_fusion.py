@@ -1,0 +1,167 @@
+"""Which values get a buffer, and in which order they are computed: a model of XLA:CPU's fusion and scheduling."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.estimate_flat import COPY, LOOPS, RELAYOUT, Flat, Node, Value, names
+
+#: Computed inside the loop that reads them, as often as they are read.
+_CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | names(
+    "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
+    "dynamic_update_slice", "random_seed",
+)  # fmt: skip
+#: Computed inside the loop that reads them if there is only one.
+_EXPENSIVE = names(
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "div", "erf",
+    "erf_inv", "erfc", "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
+    "regularized_incomplete_beta", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "polygamma",
+)  # fmt: skip
+_REDUCTIONS = names(
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"
+)
+#: Operations that a reduction computes while it reads.
+_REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
+#: They write into their first operand.
+UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
+IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """What runs as one piece: an operation with buffers for its results, and everything fused into it.
+
+    Attributes:
+      reads: the values it reads from memory.
+      aligned: those of which it reads the element that it writes, and no other: it may be written over them.
+    """
+
+    node: Node
+    reads: list[Value]
+    aligned: set[int]
+
+
+def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
+    consumers: dict[int, list[Node]] = {}
+    for node in flat.nodes:
+        for value in node.ins:
+            consumers.setdefault(id(value), []).append(node)
+    places: dict[int, int] = {}  # how often a fused value is computed
+    roots: set[int] = set()
+    for node in reversed(flat.nodes):
+        count = 0
+        for out in node.outs:
+            for user in consumers.get(id(out), ()):
+                count += 1 if id(user) in roots else places[id(user)]
+        fused = (
+            node.op in _CHEAP
+            and node.op is not COPY
+            and not any(id(out) in needing_buffer for out in node.outs)
+            and all(_fuses(user, out) for out in node.outs for user in consumers.get(id(out), ()))
+            and not (node.op in _EXPENSIVE and count > 1)
+        )
+        places[id(node)] = max(count, 1)
+        if not fused:
+            roots.add(id(node))
+    # A copy into another layout computes its operand again, if that is needed in memory for contractions only.
+    twice = {
+        id(node)
+        for node in flat.nodes
+        if id(node) in roots
+        and node.op in _CHEAP - _EXPENSIVE
+        and not any(id(out) in needing_buffer for out in node.outs)
+        and all(user.op in (RELAYOUT, J.primitive("dot_general")) for out in node.outs for user in consumers[id(out)])
+    }
+    return [
+        Unit(node, *_reads(node, roots - twice if node.op is RELAYOUT else roots))
+        for node in flat.nodes
+        if id(node) in roots
+    ]
+
+
+def _fuses(user: Node, value: Value) -> bool:
+    """Whether an operation computes what it reads, instead of reading it from memory."""
+    if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
+        if value.node is None or _narrow(value):
+            return True
+        return value.node.op in _REDUCED_WITH and all(
+            _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP))
+            for v in value.node.ins
+        )
+    return user.op in _CHEAP
+
+
+def _narrow(value: Value) -> bool:
+    """Whether a value repeats fewer numbers: XLA reduces those, and broadcasts afterwards."""
+    return len(_varying(value)) < sum(d != 1 for d in value.shape)
+
+
+def _varying(value: Value) -> frozenset:
+    """The dimensions along which a value may vary."""
+    if value.varying is None:
+        value.varying = frozenset(d for d, size in enumerate(value.shape) if size != 1)
+        node = value.node
+        if node is not None and node.op is J.primitive("broadcast_in_dim"):
+            dims = node.equation.params["broadcast_dimensions"]
+            shape = node.equation.invars[0].aval.shape
+            value.varying = frozenset(int(d) for d, size in zip(dims, shape, strict=True) if size != 1)
+        elif node is not None and node.op in J.ELEMENTWISE and all(v.shape in (value.shape, ()) for v in node.ins):
+            value.varying = frozenset().union(*(_varying(v) for v in node.ins))
+    return value.varying
+
+
+def _reads(root: Node, roots: set[int]) -> tuple[list[Value], set[int]]:
+    found: dict[int, Value] = {}
+    elsewhere: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
+
+    def visit(node: Node, aligned: bool) -> None:
+        aligned = aligned and (node.op in IN_PLACE or (node.op in LOOPS))
+        for value in node.ins:
+            if value.node is None or id(value.node) in roots:
+                found[id(value)] = value
+                if not aligned:
+                    elsewhere.add(id(value))
+            elif (id(value.node), aligned) not in seen:
+                seen.add((id(value.node), aligned))
+                visit(value.node, aligned)
+
+    visit(root, True)
+    return list(found.values()), set(found) - elsewhere
+
+
+# -- schedule --------------------------------------------------------------------------------------------------------
+
+
+def schedule(units: list[Unit]) -> list[Unit]:
+    """First come, first served: XLA:CPU's order, which favours concurrency over memory."""
+    owner = {id(v): unit for unit in units for v in unit.node.outs}
+    waiting: dict[int, int] = {}
+    users: dict[int, list[Unit]] = {}
+    for unit in units:
+        needs = {id(o): o for v in unit.reads if (o := owner.get(id(v))) is not None and o is not unit}
+        waiting[id(unit)] = len(needs)
+        for key in needs:
+            users.setdefault(key, []).append(unit)
+    for later in users.values():
+        later.sort(key=_is_weight_gradient)
+    ready = deque(u for u in units if waiting[id(u)] == 0)
+    order = []
+    while ready:
+        unit = ready.popleft()
+        order.append(unit)
+        for user in users.get(id(unit), ()):
+            waiting[id(user)] -= 1
+            if waiting[id(user)] == 0:
+                ready.append(user)
+    return order
+
+
+def _is_weight_gradient(unit: Unit) -> bool:
+    """Contractions over leading axes: XLA makes them anew when it folds transposes, so they come last."""
+    if unit.node.op is not J.primitive("dot_general"):
+        return False
+    (contract, _), batch = unit.node.equation.params["dimension_numbers"]
+    return not any(batch) and 0 in contract
