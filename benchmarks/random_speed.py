@@ -94,7 +94,7 @@ def main():
         shuffles[n] = measure({name: (permute(fn, n), key) for name, fn in arms.items()}, args.rounds)
         show(f"8 permutations of {n}", shuffles[n])
     for envs in args.envs:
-        keys = {"threefry2x32": key} | {i.name: jax.random.key(0, impl=i) for i in (threefry, fast_prng)}
+        keys = {"jax": key, "unrolled": jax.random.key(0, impl=threefry), "fast": jax.random.key(0, impl=fast_prng)}
         draws[envs] = measure({name: (rollout_draws(envs), k) for name, k in keys.items()}, args.rounds)
         show(f"draws of 128 steps of {envs} environments", draws[envs])
     if args.out:
