@@ -1,7 +1,7 @@
 """Environment steps per second on one core: gymnax's scan(vmap(step)), ours unfused and fused, a vectorised C loop.
 
     python benchmarks/envs_throughput.py                # every environment, N = 16 ... 65536
-    python benchmarks/envs_throughput.py --envs CartPole-v1 --sizes 64 4096 --study
+    python benchmarks/envs_throughput.py --envs CartPole-v1 --sizes 64 4096
 
 Seconds are process CPU time, the median of several interleaved runs, on one core (XLA's own threads are off); ratios
 come first. Random actions and automatic resets everywhere; each candidate returns statistics, no trajectory.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -125,49 +126,26 @@ def throughput(name, n, repeat, budget):
     return row
 
 
-def study(repeat):
-    """The paper's studies on this device: K steps in one call (Fig. 8), factors S and C (Fig. 9), calls (Fig. 6)."""
-    rows = []
-    n = 1024
-    for k in (1, 10, 100, 1000):
-        calls = 1000 // k
-        runs = {b: ours("CartPole-v1", n, k, impl=fast_prng, backend=b) for b in ("vmap", "tile")}
-        timed = seconds({b: (lambda r=r: [r() for _ in range(calls)]) for b, r in runs.items()}, repeat)
-        rows.append({"study": "K", "N": n, "K": k, "steps/s": {b: n * 1000 / s for b, s in timed.items()},
-                     "Python to XLA calls": calls})
-        print(rows[-1], flush=True)
-    for state_factor in (1, 4, 16):
-        for compute_factor in (1, 4, 16):
-            factors = {"state_factor": state_factor, "compute_factor": compute_factor}
-            runs = {b: ours("CartPole-parametric", n, 100, impl=fast_prng, backend=b, **factors)
-                    for b in ("vmap", "tile")}
-            timed = seconds(runs, repeat)
-            rows.append({"study": "S, C", "N": n, "K": 100, **factors,
-                         "steps/s": {b: n * 100 / s for b, s in timed.items()}})
-            print(rows[-1], flush=True)
-    return rows
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", default=ENVS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--budget", type=int, default=2_000_000, help="environment steps in one run")
-    parser.add_argument("--study", action="store_true", help="K, S, C and transitions instead of throughput against N")
     parser.add_argument("--out", type=pathlib.Path, default=None)
     args = parser.parse_args()
-    if args.study:
-        rows = study(args.repeat)
-    else:
-        rows = [throughput(name, n, args.repeat, args.budget) for name in args.envs for n in args.sizes]
-    out = args.out or HERE / "results" / ("envs_study.json" if args.study else "envs_throughput.json")
-    report = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "device": platform.processor()
-              or platform.machine(), "cpu": cpu_name(), "load average": os.getloadavg(), "jax": jax.__version__,
-              "gymnax": __import__("importlib.metadata").metadata.version("gymnax"), "clock": "process CPU time",
-              "rows": rows}
+    rows = [throughput(name, n, args.repeat, args.budget) for name in args.envs for n in args.sizes]
+    out = args.out or HERE / "results" / "envs_throughput.json"
     out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
+    out.write_text(json.dumps(report(rows), indent=1) + "\n")
+
+
+def report(rows):
+    """What was measured, and on what."""
+    return {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "device": platform.processor() or platform.machine(), "cpu": cpu_name(),
+            "load average": os.getloadavg(), "jax": jax.__version__,
+            "gymnax": importlib.metadata.version("gymnax"), "clock": "process CPU time", "rows": rows}
 
 
 def cpu_name() -> str:

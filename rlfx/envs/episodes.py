@@ -83,7 +83,40 @@ class _CachedReset(Wrapper):
         return CachedResetState(select(done, begin, after), state.first, following), step
 
 
-def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1) -> Environment:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OptimisticReset(Wrapper):
+    ratio: int = 16
+
+    def transition(self, key, state, action):
+        key_step, key_reset = jax.random.split(key)
+        after, step = self.env.step(key_step, state, action)
+        return self._begin(step.terminated | step.truncated, key_reset, after), step
+
+    @property
+    def _begin(self):
+        """``(done, key, state) -> state``: how a batch begins its new episodes is a rule of ``vmap``."""
+        begin = jax.custom_batching.custom_vmap(lambda done, key, after: select(done, self.env.reset(key), after))
+
+        @begin.def_vmap
+        def few_for_all(size, batched, done, keys, after):
+            done, keys, after = (x if all(jax.tree.leaves(b)) else _spread(x, b, size)
+                                 for x, b in zip((done, keys, after), batched, strict=True))  # fmt: skip
+            count = -(-size // self.ratio)
+            (first,) = jnp.nonzero(done, size=count, fill_value=0)
+            fresh = jax.vmap(self.env.reset)(keys[first])
+            place = (jnp.cumsum(done) - 1) % count
+            begun = jax.vmap(select)(done, jax.tree.map(lambda x: x[place], fresh), after)
+            return begun, jax.tree.map(lambda _: True, begun)
+
+        return begin
+
+
+def _spread(tree: Any, batched: Any, size: int) -> Any:
+    """With a leading axis also where a leaf is the same for the whole batch."""
+    return jax.tree.map(lambda x, b: x if b else jnp.broadcast_to(x[None], (size, *x.shape)), tree, batched)
+
+
+def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1, ratio: int = 16) -> Environment:
     """``env``, beginning a new episode in the step in which the last one ended.
 
     ``Step.final_obs`` stays the true last observation; the state returned, and what is observed in it, belong to the
@@ -92,8 +125,14 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1) -> Env
     Args:
       env: an environment without automatic reset.
       reset: ``"fresh"`` draws a new first state at every end; ``"cached"`` draws ``cache`` first states once, at
-        ``reset``, and goes round them (for environments whose reset costs more than a step, such as brax).
+        ``reset``, and goes round them (for environments whose reset costs more than a step, such as brax);
+        ``"optimistic"`` draws N / ``ratio`` first states at each step of N environments under ``vmap``, fresh ones as
+        long as no more episodes end in that step; beyond that, episodes that end together begin alike (Craftax).
       cache: how many first states are kept per environment.
+      ratio: environments for each first state that is drawn.
+
+    Raises:
+      EnvError: no such ``reset``; ``cache`` or ``ratio`` is not positive.
 
     Example:
       >>> from rlfx.envs import make, time_limit
@@ -108,8 +147,11 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1) -> Env
         return _FreshReset(env)
     if reset == "cached" and cache >= 1:
         return _CachedReset(env, cache)
-    fact = f"auto_reset does not know reset={reset!r}, cache={cache}."
-    raise EnvError(located(fact, fix='Use reset="fresh", or reset="cached" with cache >= 1.'))
+    if reset == "optimistic" and ratio >= 1:
+        return _OptimisticReset(env, ratio)
+    fact = f"auto_reset does not know reset={reset!r}, cache={cache}, ratio={ratio}."
+    fix = 'Use reset="fresh", reset="cached" with cache >= 1, or reset="optimistic" with ratio >= 1.'
+    raise EnvError(located(fact, fix=fix))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -129,6 +129,8 @@ def _split(loop: Loop) -> tuple[Loop, Loop] | str:
 
     The rest cannot be said of one environment, or depends on what cannot, and the recurrence does not use it.
     """
+    if loop.direction != "forward":
+        return "it runs backwards"
     reasons: dict[Equation, str] = {}
     behind: dict[Var, str] = {}
     for e in loop.body:
@@ -165,6 +167,7 @@ def _not_pointwise(e: Equation, loop: Loop) -> str | None:
 
 def _primitives(body: _Body) -> str | None:
     """Which primitive has no scalar form, and where; or that the program is too large."""
+
     def struct(v, lead=()):
         return jax.ShapeDtypeStruct((*lead, *v.shape), v.dtype)
 

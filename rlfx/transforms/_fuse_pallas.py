@@ -32,8 +32,18 @@ class Backend:
     interpret: bool = False
 
 
-def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat,
-           *, block: int, target: Backend):
+def kernel(
+    program: StepProgram,
+    length: int,
+    shared: Flat,
+    t: jax.Array,
+    b: jax.Array,
+    carry: Flat,
+    xs: Flat,
+    *,
+    block: int,
+    target: Backend,
+):
     """One ``pallas_call`` with a grid of ``N / block`` programs.
 
     Scalars of the carry are loaded once, carried through the loop over K as values, and stored once. ``xs`` and ``ys``
@@ -44,8 +54,13 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
     step = program.scalar_step(Target(block=(block,), rewrites=target.rewrites))
     stored = [_storage(d) for d in program.carry.dtypes]
     outputs = [_storage(d) for d in program.ys.dtypes]
-    inputs = [jnp.broadcast_to(t, b.shape), b, *vectors, *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
-              *[x.astype(_storage(x.dtype)) for x in xs]]
+    inputs = [
+        jnp.broadcast_to(t, b.shape),
+        b,
+        *vectors,
+        *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
+        *[x.astype(_storage(x.dtype)) for x in xs],
+    ]
     sizes = np.cumsum([2, len(vectors), len(stored), len(xs), len(stored)])
 
     def run(*refs):
@@ -68,8 +83,13 @@ def kernel(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax
     states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
     shapes = [*states, *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
     call = pl.pallas_call(
-        run, out_shape=shapes, grid=(n // block,), in_specs=[target.spec] * len(inputs),
-        out_specs=[target.spec] * len(shapes), interpret=target.interpret, compiler_params=target.compiler,
+        run,
+        out_shape=shapes,
+        grid=(n // block,),
+        in_specs=[target.spec] * len(inputs),
+        out_specs=[target.spec] * len(shapes),
+        interpret=target.interpret,
+        compiler_params=target.compiler,
         name="rlfx_fused_steps",
     )
     results = call(*inputs)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
 from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_rules import RULES
@@ -40,8 +41,11 @@ class Layout:
     @property
     def dtypes(self) -> list[np.dtype]:
         """The dtype of each scalar."""
-        return [d for a, s in zip(self.avals, self.shapes, strict=True)
-                for d in [np.dtype("uint32") if F.is_key(a) else np.dtype(a.dtype)] * math.prod(s)]
+        return [
+            d
+            for a, s in zip(self.avals, self.shapes, strict=True)
+            for d in [np.dtype("uint32") if F.is_key(a) else np.dtype(a.dtype)] * math.prod(s)
+        ]
 
     @property
     def structs(self) -> Any:
@@ -77,19 +81,27 @@ class Layout:
 
     def flatten(self, ip: Interpreter, outputs: Sequence[Any]) -> list[jax.Array]:
         """Elements as a flat list of blocks, each of the scalar's dtype."""
-        flat = [e for x in outputs for key in ip.elements(x).reshape(-1)
-                for e in (key if isinstance(key, tuple) else (key,))]
+        flat = [
+            e
+            for x in outputs
+            for key in ip.elements(x).reshape(-1)
+            for e in (key if isinstance(key, tuple) else (key,))
+        ]
         return [ip.full(e).astype(d) for e, d in zip(flat, self.dtypes, strict=True)]
 
     def flatten_leaves(self, ip: Interpreter, outputs: Sequence[Any]) -> list[Any]:
         """For each leaf, its scalars; or one array ``[..., *block]``, where it is kept as one."""
-        return [x.array if isinstance(x, Dense) and not x.uniform else Layout(None, (aval,)).flatten(ip, [x])
-                for x, aval in zip(outputs, self.avals, strict=True)]
+        return [
+            x.array if isinstance(x, Dense) and not x.uniform else Layout(None, (aval,)).flatten(ip, [x])
+            for x, aval in zip(outputs, self.avals, strict=True)
+        ]
 
     def join_leaves(self, leaves: Sequence[Any]) -> Any:
         """The inverse of :meth:`flatten_leaves`, the block as a leading axis behind those of ``lead``."""
-        out = [jnp.moveaxis(x, -1, x.ndim - 1 - len(aval.shape)) if hasattr(x, "ndim") else
-               Layout(_LEAF, (aval,)).join(x) for x, aval in zip(leaves, self.avals, strict=True)]
+        out = [
+            jnp.moveaxis(x, -1, x.ndim - 1 - len(aval.shape)) if hasattr(x, "ndim") else Layout(_LEAF, (aval,)).join(x)
+            for x, aval in zip(leaves, self.avals, strict=True)
+        ]
         return jax.tree.unflatten(self.tree, out)
 
 
@@ -140,7 +152,7 @@ def trace_step(body: Callable, shared: Any, carry: Any, xs: Any) -> StepProgram:
     """Trace ``body(shared, t, b, carry, x) -> (carry, y)`` at the types of batched arguments.
 
     Raises:
-      ProgramError: the carry that comes back differs in structure, shape or dtype.
+      ProgramError: the carry that comes back differs in structure, shape or dtype, or a value leaked from another trace.
     """
     layouts = Layout.of(shared, 0), Layout.of(carry, 1), Layout.of(xs, 2)
     index = jax.ShapeDtypeStruct((), jnp.int32)
@@ -151,14 +163,23 @@ def trace_step(body: Callable, shared: Any, carry: Any, xs: Any) -> StepProgram:
     def flat(*leaves):
         first, second, third = sizes
         t, b = leaves[first:second]
-        new, y = body(jax.tree.unflatten(layouts[0].tree, leaves[:first]), t, b,
-                      jax.tree.unflatten(layouts[1].tree, leaves[second:third]),
-                      jax.tree.unflatten(layouts[2].tree, leaves[third:]))
+        new, y = body(
+            jax.tree.unflatten(layouts[0].tree, leaves[:first]),
+            t,
+            b,
+            jax.tree.unflatten(layouts[1].tree, leaves[second:third]),
+            jax.tree.unflatten(layouts[2].tree, leaves[third:]),
+        )
         y = jax.tree.map(jnp.asarray, y)
         trees.extend([jax.tree.structure(new), jax.tree.structure(y)])
         return [*jax.tree.leaves(new), *jax.tree.leaves(y)]
 
-    closed = F.trace(flat, *avals)
+    try:
+        closed = F.trace(flat, *avals)
+    except J.UnexpectedTracerError as error:
+        fact = "fuse_steps: the step uses a value that leaked from another trace, so it is not pure."
+        fix = "Keep what the next step needs in the state, and nothing outside."
+        raise ProgramError(located(fact, where=J.leaked_from(error), fix=fix)) from error
     new_tree, y_tree = trees[:2]
     if new_tree != layouts[1].tree:
         fact = f"The step returns a carry of structure {new_tree}, and it was given {layouts[1].tree}."
@@ -168,7 +189,9 @@ def trace_step(body: Callable, shared: Any, carry: Any, xs: Any) -> StepProgram:
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(layouts[1].structs)[0]]
     for path, given, returned in zip(paths, layouts[1].avals, out, strict=False):
         if (given.shape, given.dtype) != (returned.shape, returned.dtype):
-            fact = f"carry{path} is {given.dtype}{list(given.shape)} and comes back as " \
-                   f"{returned.dtype}{list(returned.shape)}."
+            fact = (
+                f"carry{path} is {given.dtype}{list(given.shape)} and comes back as "
+                f"{returned.dtype}{list(returned.shape)}."
+            )
             raise ProgramError(located(fact, fix="Return it with the type it came in (astype, reshape)."))
     return StepProgram(closed, *layouts, Layout(y_tree, tuple(out[size:])))

@@ -64,8 +64,9 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
         padding = -n % size if size else 0
         flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
         flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
-        out, ys = _EXECUTORS[chosen](program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry,
-                                     flat_xs, size)
+        out, ys = _EXECUTORS[chosen](
+            program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry, flat_xs, size
+        )
         return program.carry.join([x[:n] for x in out]), program.ys.join_leaves(jax.tree.map(lambda y: y[..., :n], ys))
 
     return run
@@ -82,15 +83,22 @@ def _batch_of(carry: Any, xs: Any, length: int) -> int:
     sizes = {x.shape[0] if x.ndim else -1 for x in leaves}
     sizes |= {x.shape[1] if x.ndim > 1 else -1 for x in jax.tree.leaves(xs)}
     if len(sizes) != 1 or -1 in sizes:
-        raise ProgramError(located(f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
-                                   fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...]."))
+        raise ProgramError(
+            located(
+                f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
+                fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...].",
+            )
+        )
     (n,) = sizes
     if n < 1:
         raise ProgramError(located(f"fuse_steps: N = {n} environments.", fix="Step at least one environment."))
     lengths = {x.shape[0] for x in jax.tree.leaves(xs)}
     if lengths - {length}:
-        raise ProgramError(located(f"fuse_steps: K = {length} steps, and xs has {sorted(lengths)}.",
-                                   fix="Every leaf of xs is [K, N, ...]."))
+        raise ProgramError(
+            located(
+                f"fuse_steps: K = {length} steps, and xs has {sorted(lengths)}.", fix="Every leaf of xs is [K, N, ...]."
+            )
+        )
     return n
 
 

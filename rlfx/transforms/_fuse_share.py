@@ -30,7 +30,12 @@ def one_function(fn: Callable) -> Callable:
     XLA's own attributes for small loops. Without them every operation of every iteration is looked up and called, which
     costs as much as thousands of scalar operations. No matrix products inside; elsewhere than on CPU this is a call.
     """
+    call = _call(fn)
+    # Without the barrier XLA dies where a constant is both an argument here and the counter of a small loop elsewhere.
+    return lambda *args: call(*jax.lax.optimization_barrier(args))
 
+
+def _call(fn: Callable) -> Callable:
     def inner(*args):
         with set_xla_metadata(**dict.fromkeys(_ONE_FUNCTION)):  # calls inside are inlined as ever
             return fn(*args)
@@ -53,11 +58,14 @@ class Staged:
       closed: the function.
       tree: the structure of what it returns.
       kept: for each stage, the variables that it returns.
+      fixed: how many of the first leaves are the same at each call: what depends on them alone (transposed weights) is
+        left outside of the stages, so that XLA moves it out of the loop.
     """
 
     closed: Any
     tree: Any
     kept: tuple[tuple[Any, ...], ...]
+    fixed: int
 
     @property
     def has_products(self) -> bool:
@@ -68,20 +76,21 @@ class Staged:
         jaxpr = self.closed.jaxpr
         env = dict(zip(jaxpr.invars, jax.tree.leaves(args), strict=True))
         env |= dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
+        _advance(jaxpr.eqns, {v: env[v] for v in jaxpr.invars[: self.fixed]}, env)
         products = {v: e for e in jaxpr.eqns if e.primitive in _PRODUCTS for v in e.outvars}
-        for kept in self.kept:
-            wanted = [v for v in kept if v not in products]
-            needed = _needed(jaxpr.eqns, env, wanted)
-            given = list(dict.fromkeys(x for e in needed for x in e.invars if not J.is_literal(x) and x in env))
-            stage = one_function(functools.partial(_stage, needed, given, wanted))
-            env.update(zip(wanted, stage(*[env[v] for v in given]), strict=True))
-            for v in set(kept) - set(wanted):
-                env[v] = _bind(products[v], env)[0]
+        for has_products, stages in itertools.groupby(self.kept, key=lambda kept: any(v in products for v in kept)):
+            if has_products:
+                env |= {v: _bind(products[v], env)[0] for kept in stages for v in kept}
+            else:
+                env |= _between(jaxpr.eqns, list(stages), env)
         return jax.tree.unflatten(self.tree, [x.val if J.is_literal(x) else env[x] for x in jaxpr.outvars])
 
 
 def staged(fn: Callable, avals: Sequence[Any], block: int) -> Staged:
-    """``fn`` at these types, cut where computing a value again costs more than to store it, for ``block`` environments."""
+    """``fn`` at these types, cut where computing a value again costs more than to store it, for ``block`` environments.
+
+    Its first argument is the same at each call.
+    """
     leaves, tree = jax.tree.flatten(tuple(avals))
     outputs: list = []
 
@@ -91,20 +100,27 @@ def staged(fn: Callable, avals: Sequence[Any], block: int) -> Staged:
         return jax.tree.leaves(out)
 
     closed = F.trace(flat, *leaves)
-    return Staged(closed, outputs[0], _stages(closed.jaxpr, _STORE + _LOOP / block))
+    fixed = len(jax.tree.leaves(avals[0]))
+    return Staged(closed, outputs[0], _stages(closed.jaxpr, fixed, _STORE + _LOOP / block), fixed)
 
 
-def _stages(jaxpr: Any, price: float) -> tuple[tuple[Any, ...], ...]:
+def _stages(jaxpr: Any, fixed: int, price: float) -> tuple[tuple[Any, ...], ...]:
     """The variables that each stage keeps; the last one keeps the outputs."""
-    kept = _worth_keeping(jaxpr, price)
-    computed = {v for e in jaxpr.eqns for v in e.outvars}
+    varying = set(jaxpr.invars[fixed:])
     for e in jaxpr.eqns:
-        if e.primitive in _PRODUCTS:
+        if any(not J.is_literal(x) and x in varying for x in e.invars):
+            varying.update(e.outvars)
+    kept = _worth_keeping(jaxpr, price) & varying
+    computed = {v for e in jaxpr.eqns for v in e.outvars if v in varying}
+    for e in jaxpr.eqns:
+        if e.primitive in _PRODUCTS and e.outvars[0] in varying:
             kept |= {*e.outvars, *(x for x in e.invars if not J.is_literal(x) and x in computed)}
     level: dict = {}
-    for e in jaxpr.eqns:
+    for e in jaxpr.eqns:  # products have levels of their own, odd ones
         before = max((level.get(x, 0) for x in e.invars if not J.is_literal(x)), default=0)
-        level.update({v: before + (v in kept) for v in e.outvars})
+        is_kept, product = any(v in kept for v in e.outvars), e.primitive in _PRODUCTS
+        after = before + 1 + (before + 1 + product) % 2 if is_kept else before
+        level.update(dict.fromkeys(e.outvars, after))
     ordered = sorted((v for e in jaxpr.eqns for v in e.outvars if v in kept), key=level.__getitem__)
     stages = [tuple(vs) for _, vs in itertools.groupby(ordered, key=level.__getitem__)]
     outputs = dict.fromkeys(x for x in jaxpr.outvars if not J.is_literal(x) and x in computed and x not in kept)
@@ -150,17 +166,43 @@ def _bind(eqn: Any, env: dict) -> list:
     return J.bind(eqn.primitive, eqn.params, *[x.val if J.is_literal(x) else env[x] for x in eqn.invars])
 
 
-def _needed(eqns: Sequence[Any], known: dict, wanted: Iterable[Any]) -> list:
-    """The equations behind ``wanted``, down to what is known."""
+def _advance(eqns: Sequence[Any], known: dict, env: dict) -> None:
+    """Add to ``env`` what can be computed from ``known`` alone."""
+    for e in eqns:
+        inputs = [x for x in e.invars if not J.is_literal(x)]
+        if all(x in known for x in inputs):
+            known.update(zip(e.outvars, _bind(e, known), strict=True))
+    env.update(known)
+
+
+def _between(eqns: Sequence[Any], stages: Sequence[tuple], env: dict) -> dict:
+    """The values of consecutive stages, in one function that calls a function for each."""
+    wanted = [v for kept in stages for v in kept]
+
+    def run(*args):
+        here = dict(zip(given, args, strict=True))
+        for kept in stages:
+            needed, used = _needed(eqns, here, kept)
+            stage = _call(functools.partial(_values, needed, used, kept))
+            here.update(zip(kept, stage(*[here[v] for v in used]), strict=True))
+        return [here[v] for v in wanted]
+
+    _, given = _needed(eqns, env, wanted)
+    return dict(zip(wanted, one_function(run)(*[env[v] for v in given]), strict=True))
+
+
+def _needed(eqns: Sequence[Any], known: dict, wanted: Iterable[Any]) -> tuple[list, list]:
+    """The equations behind ``wanted``, down to what is known; and what they use of it."""
     missing, needed = set(wanted), []
     for e in reversed(eqns):
         if missing.intersection(e.outvars):
             needed.append(e)
             missing |= {x for x in e.invars if not J.is_literal(x) and x not in known}
-    return needed[::-1]
+    used = dict.fromkeys(x for e in needed for x in e.invars if not J.is_literal(x) and x in known)
+    return needed[::-1], list(used)
 
 
-def _stage(eqns: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], *args: Any) -> list:
+def _values(eqns: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], *args: Any) -> list:
     env = dict(zip(given, args, strict=True))
     for e in eqns:
         env.update(zip(e.outvars, _bind(e, env), strict=True))

@@ -22,11 +22,12 @@ def scan(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.A
     ``[K, ..., N]``.
     """
     advance, whole = _loop(program, length, shared, b.size)
-    return whole(lambda *args: advance(t, *args))(b, list(carry), list(xs))
+    return whole(advance)(list(shared), t, b, list(carry), list(xs))
 
 
-def tiles(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat,
-          *, tile: int):
+def tiles(
+    program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.Array, carry: Flat, xs: Flat, *, tile: int
+):
     """Tiles of environments one after the other, each for all K steps, so that the state stays in the nearest cache."""
     count = b.shape[0] // tile
     advance, whole = _loop(program, length, shared, tile)
@@ -35,23 +36,23 @@ def tiles(program: StepProgram, length: int, shared: Flat, t: jax.Array, b: jax.
         return x.reshape(count, tile)
 
     per_tile = [x.reshape(length, count, tile).swapaxes(0, 1) for x in xs]
-    run = whole(lambda *args: jax.lax.map(lambda one: advance(t, *one), args))
-    carry, ys = run(folded(b), [folded(x) for x in carry], per_tile)
+    run = whole(lambda shared, t, *args: jax.lax.map(lambda one: advance(shared, t, *one), args))
+    carry, ys = run(list(shared), t, folded(b), [folded(x) for x in carry], per_tile)
     joined = jax.tree.map(lambda y: jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], count * tile), ys)
     return [x.reshape(-1) for x in carry], joined
 
 
 def _loop(program: StepProgram, length: int, shared: Flat, n: int) -> tuple[Callable, Callable]:
-    """``(t, b, carry, xs) -> (carry, ys)`` for n environments, and what is to be put around it."""
+    """``(shared, t, b, carry, xs) -> (carry, ys)`` for n environments, and what is to be put around it."""
     step = program.scalar_step(Target(block=(n,), dense_matmul=True))
     whole: Callable[[Callable], Callable] = lambda fn: fn  # noqa: E731
     if jax.default_backend() == "cpu":
         step = staged(step, _avals(program, shared, n), n)
         whole = whole if step.has_products else one_function
 
-    def advance(t, b, carry, xs):
+    def advance(shared, t, b, carry, xs):
         times = t + jnp.arange(length, dtype=jnp.int32)
-        return jax.lax.scan(lambda c, x: step(list(shared), x[0], b, c, x[1]), carry, (times, xs))
+        return jax.lax.scan(lambda c, x: step(shared, x[0], b, c, x[1]), carry, (times, xs))
 
     return advance, whole
 

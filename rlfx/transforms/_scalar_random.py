@@ -26,16 +26,17 @@ def _expand(ip: Interpreter, fn: Any, *args: np.ndarray, dtypes: tuple) -> np.nd
 def random_bits(ip: Interpreter, eqn: Any, args: list) -> list:
     key = eqn.invars[0].aval
     width, shape, bits = eqn.params["bit_width"], tuple(eqn.params["shape"]), F.key_function(key, "random_bits")
-    rows = [_expand(ip, lambda w: bits(w, width, shape), words, dtypes=(_UINT32,))
-            for words in _each_key(args[0], key)]
+    rows = [_expand(ip, lambda w: bits(w, width, shape), words, dtypes=(_UINT32,)) for words in _each_key(args[0], key)]
     return [array_of([e for row in rows for e in row.reshape(-1)], eqn.outvars[0].aval.shape)]
 
 
 def random_split(ip: Interpreter, eqn: Any, args: list) -> list:
     key, shape = eqn.invars[0].aval, tuple(eqn.params["shape"])
     split = F.key_function(key, "split")
-    rows = [keys_of(_expand(ip, lambda w: split(w, shape), words, dtypes=(_UINT32,)), shape)
-            for words in _each_key(args[0], key)]
+    rows = [
+        keys_of(_expand(ip, lambda w: split(w, shape), words, dtypes=(_UINT32,)), shape)
+        for words in _each_key(args[0], key)
+    ]
     return [array_of([k for row in rows for k in row.reshape(-1)], eqn.outvars[0].aval.shape)]
 
 
@@ -43,8 +44,10 @@ def random_fold_in(ip: Interpreter, eqn: Any, args: list) -> list:
     key, data = (v.aval for v in eqn.invars)
     shape, fold_in = eqn.outvars[0].aval.shape, F.key_function(key, "fold_in")
     keys, messages = np.broadcast_to(args[0], shape), np.broadcast_to(ip.elements(args[1]), shape)
-    out = [_expand(ip, fold_in, words, array_of([m], ()), dtypes=(_UINT32, data.dtype))
-           for words, m in zip(_each_key(keys, key), messages.reshape(-1), strict=True)]
+    out = [
+        _expand(ip, fold_in, words, array_of([m], ()), dtypes=(_UINT32, data.dtype))
+        for words, m in zip(_each_key(keys, key), messages.reshape(-1), strict=True)
+    ]
     return [array_of([tuple(words.reshape(-1)) for words in out], shape)]
 
 

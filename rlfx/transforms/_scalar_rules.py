@@ -170,8 +170,8 @@ def dot_general(ip: Interpreter, eqn: Any, args: list) -> list:
     lhs, rhs = args
     weights = isinstance(rhs, Dense) and rhs.uniform and rhs.size >= DENSE_FROM
     if ip.target.dense_matmul and weights and len(lhs.shape) == 1 and len(rhs.shape) == 2 and not batch[0]:
-        kernel = rhs.array if contract[1] == (0,) else rhs.array.T
-        out = jnp.tensordot(kernel.T, ip.dense(lhs), axes=1, precision=eqn.params["precision"])
+        kernel = rhs.array.T if contract[1] == (0,) else rhs.array
+        out = jax.lax.dot_general(kernel, ip.dense(lhs), (((1,), (0,)), ((), ())), eqn.params["precision"])
         return [Dense(out.astype(aval.dtype), aval.shape)]
     positions = [_operand_positions(x.shape, c, b) for x, c, b in zip(args, contract, batch, strict=True)]
     left, right = (ip.elements(x).reshape(-1) for x in args)
@@ -181,8 +181,11 @@ def dot_general(ip: Interpreter, eqn: Any, args: list) -> list:
             pairs = zip(positions[0][b, i], positions[1][b, j], strict=True)
             products = [_product(ip, left[p], right[q], aval.dtype) for p, q in pairs]
             kept = [x for x in products if not (isinstance(x, np.generic) and x == 0)]
-            out.append(functools.reduce(lambda x, y: ip.apply(jax.lax.add, x, y), kept)
-                       if kept else np.zeros((), aval.dtype)[()])
+            out.append(
+                functools.reduce(lambda x, y: ip.apply(jax.lax.add, x, y), kept)
+                if kept
+                else np.zeros((), aval.dtype)[()]
+            )
     return [tidy(array_of(out, aval.shape), aval)]
 
 
@@ -264,12 +267,14 @@ def gather(ip: Interpreter, eqn: Any, args: list) -> list:
     out = np.empty(aval.shape, object)
     batch_axes = [a for a in range(len(aval.shape)) if a not in d.offset_dims]
     for where in np.ndindex(*indices.shape[:-1]):
-        starts = _full_starts(x.ndim, indices[where], where, d.start_index_map, d.operand_batching_dims,
-                              d.start_indices_batching_dims)
+        starts = _full_starts(
+            x.ndim, indices[where], where, d.start_index_map, d.operand_batching_dims, d.start_indices_batching_dims
+        )
         inside = [_clamped(ip, s, n - k) for s, n, k in zip(starts, x.shape, sizes, strict=True)]
         window = _window(ip, x, inside, sizes)
-        window = window.reshape([k for a, k in enumerate(sizes)
-                                 if a not in (*d.collapsed_slice_dims, *d.operand_batching_dims)])
+        window = window.reshape(
+            [k for a, k in enumerate(sizes) if a not in (*d.collapsed_slice_dims, *d.operand_batching_dims)]
+        )
         if mode == jax.lax.GatherScatterMode.FILL_OR_DROP:
             window = _filled(ip, eqn, window, starts, [n - k for n, k in zip(x.shape, sizes, strict=True)])
         at: list = [slice(None)] * out.ndim
@@ -294,8 +299,9 @@ def _filled(ip: Interpreter, eqn: Any, window: np.ndarray, starts: list, highs: 
     dtype = eqn.outvars[0].aval.dtype
     fill = eqn.params["fill_value"]
     fill = _default_fill(dtype) if fill is None else fill
-    valid = ip.logical_and([ip.apply(lambda s, high=high: (s >= 0) & (s <= high), s)
-                            for s, high in zip(starts, highs, strict=True)])
+    valid = ip.logical_and(
+        [ip.apply(lambda s, high=high: (s >= 0) & (s <= high), s) for s, high in zip(starts, highs, strict=True)]
+    )
     return array_of([ip.select(valid, e, np.asarray(fill, dtype)[()]) for e in window.reshape(-1)], window.shape)
 
 
@@ -317,8 +323,14 @@ def scatter(ip: Interpreter, eqn: Any, args: list) -> list:
             at[axis] = i
         window = np.asarray(updates[tuple(at)], object) if updates.ndim > len(where) else array_of([updates[where]], ())
         window = np.expand_dims(window, inserted) if inserted else window
-        starts = _full_starts(x.ndim, indices[where], where, d.scatter_dims_to_operand_dims, d.operand_batching_dims,
-                              d.scatter_indices_batching_dims)
+        starts = _full_starts(
+            x.ndim,
+            indices[where],
+            where,
+            d.scatter_dims_to_operand_dims,
+            d.operand_batching_dims,
+            d.scatter_indices_batching_dims,
+        )
         if mode == jax.lax.GatherScatterMode.CLIP:
             starts = [_clamped(ip, s, n - k) for s, n, k in zip(starts, x.shape, window.shape, strict=True)]
         x = _write(ip, x, window, starts, combine)
@@ -337,8 +349,10 @@ def cond(ip: Interpreter, eqn: Any, args: list) -> list:
     chosen = outs[-1]
     for i in reversed(range(len(branches) - 1)):
         here = ip.equals(index, i) if i else ip.apply(lambda x: x <= 0, index)
-        chosen = [_map_any(ip, lambda a, b, here=here: ip.select(here, a, b), [x, y], v.aval)
-                  for x, y, v in zip(outs[i], chosen, eqn.outvars, strict=True)]
+        chosen = [
+            _map_any(ip, lambda a, b, here=here: ip.select(here, a, b), [x, y], v.aval)
+            for x, y, v in zip(outs[i], chosen, eqn.outvars, strict=True)
+        ]
     return chosen
 
 
@@ -358,8 +372,11 @@ def scan(ip: Interpreter, eqn: Any, args: list) -> list:
         carry, y = out[: q["num_carry"]], out[q["num_carry"] :]
         ys.append([ip.elements(v) for v in y])
     ys = ys[::-1] if q["reverse"] else ys
-    stacked = [np.stack([y.astype(object) for y in column]) for column in zip(*ys, strict=True)] if ys else [
-        np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars[q["num_carry"] :]]
+    stacked = (
+        [np.stack([y.astype(object) for y in column]) for column in zip(*ys, strict=True)]
+        if ys
+        else [np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars[q["num_carry"] :]]
+    )
     return [*carry, *[tidy(y, v.aval) for y, v in zip(stacked, eqn.outvars[q["num_carry"] :], strict=True)]]
 
 
@@ -378,8 +395,12 @@ def _loop(ip: Interpreter, eqn: Any, body: Any, carry: list) -> list:
     layout = [(x.shape, v.aval) for x, v in zip(arrays, eqn.outvars, strict=True)]
 
     def pack(xs):
-        return [ip.full(e) for x in xs for key in ip.elements(x).reshape(-1)
-                for e in (key if isinstance(key, tuple) else (key,))]
+        return [
+            ip.full(e)
+            for x in xs
+            for key in ip.elements(x).reshape(-1)
+            for e in (key if isinstance(key, tuple) else (key,))
+        ]
 
     def unpack(flat):
         out, flat = [], iter(flat)
@@ -415,8 +436,10 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys(J.STOP_GRADIENT, identity),
     **dict.fromkeys([*F.named("optimization_barrier", "name", "sharding_constraint", "copy")], identity),
     **dict.fromkeys(_STRUCTURAL, structural),
-    **dict.fromkeys(F.named("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or",
-                            "reduce_xor"), reduction),
+    **dict.fromkeys(
+        F.named("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"),
+        reduction,
+    ),
     **dict.fromkeys(F.named("argmax", "argmin"), arg_reduction),
     **dict.fromkeys(F.named("cumsum", "cumprod", "cummax", "cummin"), cumulative),
     **dict.fromkeys(F.named("scatter", "scatter_add", "scatter_mul", "scatter_max", "scatter_min"), scatter),

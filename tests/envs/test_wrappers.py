@@ -71,7 +71,7 @@ def test_every_wrapper_keeps_the_protocol(name):
     assert all(rlfx.envs.STEP_SCOPE in str(e.source_info.name_stack) for e in jaxpr.jaxpr.eqns)
 
 
-@pytest.mark.parametrize("reset", ["fresh", "cached"])
+@pytest.mark.parametrize("reset", ["fresh", "cached", "optimistic"])
 def test_auto_reset(reset):
     env = rlfx.envs.auto_reset(Counter(), reset=reset)
     _, (obs, step) = run(env, np.ones(7))
@@ -92,6 +92,44 @@ def test_cached_resets_go_round():
     np.testing.assert_array_equal(seen[0], seen[2])
     np.testing.assert_array_equal(seen[1], seen[3])
     assert not np.array_equal(seen[0], seen[1])
+
+
+def test_optimistic_resets_are_fresh_until_too_many_end_together():
+    bare = rlfx.envs.make("CartPole-v1", auto_reset=False)
+    fresh, few = rlfx.envs.auto_reset(bare), rlfx.envs.auto_reset(bare, reset="optimistic", ratio=4)
+    n, seen = 8, set()
+    states = jax.vmap(few.reset)(jax.random.split(jax.random.key(0), n))
+    steps = [jax.jit(jax.vmap(env.step)) for env in (fresh, few)]
+    for t in range(60):
+        keys = jax.random.split(jax.random.key(t), n)
+        (expected, one), (states, other) = (step(keys, states, jnp.arange(n) % 2) for step in steps)
+        assert_same(one, other)
+        done = np.flatnonzero(other.terminated)
+        seen.add(len(done) > 2)
+        for i, b in enumerate(done):  # the third that ends begins as the first, and so on
+            source = expected if i < 2 else states
+            row = b if i < 2 else done[i % 2]
+            assert_same(jax.tree.map(lambda x: x[b], states), jax.tree.map(lambda x: x[row], source))
+        going = np.flatnonzero(~np.asarray(other.terminated))
+        assert_same(*(jax.tree.map(lambda x: x[going], s) for s in (states, expected)))
+    assert seen == {False, True}
+
+
+def test_optimistic_resets_draw_few_states():
+    """A sixteenth of the random numbers; and a nested vmap, and one environment alone."""
+    env = rlfx.envs.auto_reset(rlfx.envs.make("CartPole-v1", auto_reset=False), reset="optimistic")
+    keys = jax.random.split(jax.random.key(0), 64)
+    states = jax.vmap(env.reset)(keys)
+    jaxpr = str(jax.make_jaxpr(jax.vmap(env.step))(keys, states, jnp.zeros(64, jnp.int32)))
+    assert "u32[4,4]" in jaxpr
+    assert "u32[64,4]" not in jaxpr
+    folded = jax.tree.map(lambda x: x.reshape(4, 16), (keys, states, jnp.zeros(64, jnp.int32)))
+    assert jax.vmap(jax.vmap(env.step))(*folded)[1].reward.shape == (4, 16)
+    assert jax.jit(env.step)(keys[0], env.reset(keys[1]), jnp.int32(0))[1].reward.shape == ()
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 def test_time_limit_truncates_and_does_not_terminate():
@@ -255,6 +293,7 @@ def test_check_finds_what_is_wrong(env, message):
     (lambda: rlfx.envs.action_repeat(Counter(), 0), "at least once"),
     (lambda: rlfx.envs.clip_action(cartpole), "Only the actions of a Box"),
     (lambda: rlfx.envs.auto_reset(Counter(), reset="often"), "does not know reset='often'"),
+    (lambda: rlfx.envs.auto_reset(Counter(), reset="optimistic", ratio=0), "ratio=0"),
     (lambda: rlfx.envs.random_rollout("CartPole-v1", 0, 5), "0 environments"),
     (lambda: rlfx.envs.random_rollout("CartPole-v1", 5, 0), "0 steps"),
 ])  # fmt: skip

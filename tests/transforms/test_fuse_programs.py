@@ -1,0 +1,220 @@
+"""``fuse_steps`` of a compiled program: the same values and gradients, and reasons where a loop is left as it is."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+import rlfx.envs
+from rlfx.envs import fast_prng
+from rlfx.errors import ProgramError
+from rlfx.transforms.fuse_steps import fuse_loops, fuse_steps
+from tests import strategies
+from tests.recurrence.test_generated import QUICK, mismatches, outcome
+
+FUSED = "fused: its steps are one scalarised program"
+ENV = rlfx.envs.make("CartPole-v1")
+PENDULUM = rlfx.envs.make("Pendulum-v1")
+
+
+def init(hidden=8):
+    keys = jax.random.split(jax.random.key(4), 3)
+    return {"in": jax.random.normal(keys[0], (4, hidden)) * 0.5, "pi": jax.random.normal(keys[1], (hidden, 2)),
+            "v": jax.random.normal(keys[2], (hidden,))}
+
+
+def heads(params, obs):
+    hidden = jnp.tanh(obs @ params["in"])
+    return jax.nn.log_softmax(hidden @ params["pi"]), hidden @ params["v"]
+
+
+def ppo(params, state, t):
+    """One timestep of one environment: acting, advantages, a loss with bootstrapping at truncations."""
+    log_probs, value = heads(params, ENV.observe(state))
+    action = jax.random.categorical(t.key_for("action"), log_probs)
+    state, step = ENV.step(t.key_for("env"), state, action)
+    next_value = rlfx.next_value(lambda obs: heads(params, obs)[1], step, value)
+    advantage = jax.lax.stop_gradient(rlfx.gae(step, value, next_value, gamma=0.99, lam=0.9))
+    loss = (value - advantage - jax.lax.stop_gradient(value)) ** 2 - advantage * log_probs[action]
+    return loss, state, {"advantage": advantage, "action": action, "done": step.done}
+
+
+def start(n, impl="threefry2x32"):
+    key = jax.random.key(0, impl=impl)
+    states = jax.vmap(ENV.reset)(jax.random.split(key, n))
+    late = jnp.arange(n) % 3 == 0  # some episodes are about to be truncated
+    return states.__class__(states.x, states.x_dot, states.theta, states.theta_dot, jnp.where(late, 497, 0))
+
+
+def assert_close(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4)
+
+
+def both(f, compiler=rlfx.compile, **options):
+    return compiler(f, **options), compiler(f, transform=fuse_steps, **options)
+
+
+def gradient(fn):
+    return jax.jit(jax.value_and_grad(fn, has_aux=True))
+
+
+@pytest.mark.parametrize(("length", "n", "hidden", "impl"), [
+    (1, 1, 8, "threefry2x32"), (7, 21, 8, fast_prng), (5, 300, 64, fast_prng)])  # fmt: skip
+def test_ppo_has_the_same_values_and_gradients(length, n, hidden, impl):
+    plain, fused = both(ppo, length=length, batch=n)
+    arguments = init(hidden), start(n, impl), jax.random.key(1, impl=impl)
+    assert FUSED in str(fused.explain(*arguments))
+    assert FUSED not in str(plain.explain(*arguments))
+    expected = gradient(plain)(*arguments)
+    assert_close(expected, gradient(fused)(*arguments))
+    assert length < 4 or bool(expected[0][1][1]["done"].any())
+
+
+def test_the_loss_alone_and_a_time_offset():
+    plain, fused = both(ppo, length=6, batch=5)
+    arguments = init(), start(5), jax.random.key(1)
+    assert_close(jax.jit(partial(plain, t0=3))(*arguments), jax.jit(partial(fused, t0=3))(*arguments))
+
+
+def test_unrolled_programs_composed():
+    """vmap over seeds, and a gradient through an unrolled program."""
+    def f(params, state, t):
+        _, state, aux = ppo(params, state, t)
+        return state, aux
+
+    plain, fused = both(f, rlfx.unroll, length=5, batch=4)
+    keys = jax.random.split(jax.random.key(1), 3)
+    run = lambda fn: jax.jit(jax.vmap(lambda k: fn(init(), start(4), k)))(keys)  # noqa: E731
+    assert_close(run(plain), run(fused))
+
+
+def test_through_the_recurrence():
+    """What is differentiated keeps its own loops."""
+    def f(w, x, t):
+        x = jnp.tanh(w * x + 0.1)
+        return x**2, x
+
+    plain, fused = both(f, length=9, batch=3)
+    assert_close(gradient(plain)(0.7, jnp.ones(3)), gradient(fused)(0.7, jnp.ones(3)))
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_shared_carries_and_programs_without_environments(batch):
+    def f(w, carry, t):
+        x, count = carry
+        return (x * w + t.index * 0.1, count + 1), (x, count)
+
+    lead = () if batch is None else (batch,)
+    carry = jnp.ones(lead), jnp.int32(0) if batch is None else rlfx.Shared(jnp.int32(0))
+    plain, fused = both(f, rlfx.unroll, length=5, batch=batch)
+    assert_close(plain(0.5, carry), fused(0.5, carry))
+
+
+def test_until():
+    def f(w, x, t):
+        return w * x, x + 0.6 * jax.random.uniform(t.key)
+
+    plain, fused = both(f, length=12, batch=6, until=lambda x: x > 2.0)
+    arguments = 0.5, jnp.linspace(0.0, 2.0, 6), jax.random.key(2)
+    assert_close(gradient(plain)(*arguments), gradient(fused)(*arguments))
+
+
+def test_on_a_mesh():
+    mesh = jax.make_mesh((2,), ("b",))
+    plain, fused = rlfx.compile(ppo, length=6, batch=8), rlfx.compile(ppo, length=6, batch=8, mesh=mesh,
+                                                                      transform=fuse_steps)  # fmt: skip
+    arguments = init(), start(8), jax.random.key(1)
+    assert_close(gradient(plain)(*arguments), gradient(fused)(*arguments))
+
+
+def test_generated_programs():
+    fused_loops = 0
+    for seed in range(40):
+        p = strategies.program(seed, 2)
+        plain, fused = both(p.function, **p.options())
+        one, other = (outcome(fn, p, jit=True, options=QUICK) for fn in (plain, fused))
+        assert not mismatches(other, one), p
+        if not isinstance(one, Exception):
+            fused_loops += str(fused.explain(*p.arguments())).count(FUSED)
+    assert fused_loops >= 10
+
+
+def test_lowers_for_cuda():
+    fused = rlfx.unroll(lambda w, s, t: ppo(w, s, t)[1:], length=5, batch=64,
+                        transform=partial(fuse_steps, backend="triton"))  # fmt: skip
+    lowered = jax.jit(fused).trace(init(), start(64), jax.random.key(0)).lower(lowering_platforms=("cuda",))
+    assert "triton" in lowered.as_text()
+
+
+def test_interpreted_kernel():
+    plain = rlfx.unroll(lambda w, s, t: ppo(w, s, t)[1:], length=4, batch=5)
+    fused = rlfx.unroll(lambda w, s, t: ppo(w, s, t)[1:], length=4, batch=5,
+                        transform=partial(fuse_steps, backend="interpret", tile=8))  # fmt: skip
+    arguments = init(), start(5), jax.random.key(1)
+    assert_close(jax.jit(plain)(*arguments), jax.jit(fused)(*arguments))
+
+
+def coupled(w, x, t):
+    return x, x - rlfx.mean(x, "b")
+
+
+def far(w, x, t):
+    y = rlfx.series(jnp.tanh(w * x), start=0.0)
+    return y[t], y[t - 1] + y[t - 3]
+
+
+def searching(w, x, t):
+    return x, jax.lax.while_loop(lambda v: v < 0, lambda v: v + 1.0, x - w)
+
+
+def printing(w, x, t):
+    jax.debug.print("{}", x)
+    return x, x + w
+
+
+REFUSED = {
+    "reductions": (coupled, "not fused: it reduces over the environments"),
+    "rings": (far, "not fused: it reads more than one timestep back"),
+    "loops on data": (searching, "not fused: the primitive 'while' has no scalar form here"),
+    "callbacks": (printing, "not fused: it has an effect, debug_"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_fused_is_explained_and_runs(case, capsys):
+    f, reason = REFUSED[case]
+    plain, fused = both(f, length=5, batch=3)
+    text = str(fused.explain(0.5, jnp.arange(3.0)))
+    assert reason in text
+    assert "test_fuse_programs.py" in text[text.index(reason) :]
+    assert FUSED not in text
+    assert_close(plain(0.5, jnp.arange(3.0)), fused(0.5, jnp.arange(3.0)))
+
+
+def test_a_large_program_is_left(monkeypatch):
+    def f(w, x, t):
+        return x.sum(), jnp.sort(x * w)
+
+    plain, fused = both(f, length=3, batch=2)
+    x = jax.random.normal(jax.random.key(0), (2, 40))
+    assert "not fused: the primitive 'sort' has no scalar form here" in str(fused.explain(0.5, x))
+    assert_close(plain(0.5, x), fused(0.5, x))
+
+
+def test_there_is_no_such_backend():
+    program = rlfx.trace(lambda w, x, t: (w * x, x), 1.0, jnp.float32(1.0), length=2)
+    with pytest.raises(ProgramError, match="there is no backend 'cuda'"):
+        fuse_loops(program, backend="cuda")
+
+
+def test_twice_is_once():
+    program = rlfx.trace(lambda w, x, t: (w * x, x + 1.0), 1.0, jnp.ones(2), length=3, batch=2)
+    once, twice = fuse_steps(program), fuse_steps(fuse_steps(program))
+    assert once.directives == twice.directives
+    assert_close(rlfx.lower(once)(2.0, jnp.ones(2)), rlfx.lower(program)(2.0, jnp.ones(2)))
