@@ -64,10 +64,10 @@ Slot = Whole | Part | Sum
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One equation in a loop: ``outs = run(block, ins)``; without a rule, a slice of a value kept as a whole."""
+    """One equation in a loop: ``outs = run(block, ins)``; without a rule, its operand, or a slice of it."""
 
     rule: Blockwise | None
-    ins: tuple[Whole | Part | Const, ...]
+    ins: tuple[Slot | Const, ...]
     outs: tuple[Any, ...]
     equation: Equation | None = None
 
@@ -90,8 +90,9 @@ class Loop:
     made: set[Slot] = field(default_factory=set)
 
     def wholes(self) -> list[Whole]:
-        """What every block reads as a whole."""
-        found = (s for step in (*self.steps, *self.folds) if step.rule is not None for s in step.ins)
+        """What every block reads as a whole, and not sliced."""
+        sliced = [step for step in self.steps if step.rule is None and isinstance(step.outs[0], Part)]
+        found = (s for step in (*self.steps, *self.folds) if step not in sliced for s in step.ins)
         return list(dict.fromkeys(s for s in found if isinstance(s, Whole)))
 
 
@@ -129,8 +130,9 @@ class _Planner:
         self.rules: dict[Equation, Blockwise | None] = {}
         self.maker: dict[Array, Equation] = {}
         self.barriers: list[Equation] = []
-        self.levels: dict[Whole | Part, int] = {}
+        self.levels: dict[Slot, int] = {}
         self.reemitted: dict[Part, Blockwise | None] = {}
+        self.same: set[Array] = set()  # results of steps that every block computes alike
         self.needed: set[Array] = set()
         self.loops: dict[int, Loop] = {}
         for equation in flat.equations:
@@ -150,10 +152,25 @@ class _Planner:
         for value, kind in zip(equation.outs, outs, strict=True):
             self.axes[value] = kind if isinstance(kind, Axis) else None
             self.maker[value] = equation
+            if kind is SAME:
+                self.same.add(value)
 
     # -- when a value is available
 
-    def level(self, slot: Whole | Part | Const) -> int:
+    def slots(self, equation: Equation, rule: Blockwise) -> tuple[Slot | Const, ...]:
+        """What an equation reads on a block."""
+        early = rule.fold is not None  # a fold may need it before the first block
+
+        def slot(atom: Atom, demand: Any) -> Slot | Const:
+            if isinstance(atom, Const):
+                return atom
+            if isinstance(demand, Axis):
+                return Part(atom, demand)
+            return Sum(atom, True) if atom in self.same and not early else Whole(atom)
+
+        return tuple(slot(v, demand) for v, demand in zip(equation.ins, rule.demands, strict=True))
+
+    def level(self, slot: Slot | Const) -> int:
         """How many loops are complete before a value can be read (whole), or the loop in which it is computed (part)."""
         if isinstance(slot, Const):
             return 0
@@ -161,23 +178,28 @@ class _Planner:
             self.levels[slot] = self._level(slot)
         return self.levels[slot]
 
-    def _level(self, slot: Whole | Part) -> int:
+    def _level(self, slot: Slot) -> int:
         equation = self.maker.get(slot.value)
         if equation is None:
             return 0
         rule, own = self.rules[equation], self.axes[slot.value]
+        if isinstance(slot, Sum):
+            assert rule is not None
+            return max(map(self.level, self.slots(equation, rule)))
         if isinstance(slot, Whole):
             if own is not None:
                 return self.level(Part(slot.value, own)) + 1
             if rule is None:
                 return max((self.level(v) for v in _wholes(equation)), default=0)
-            return max(self.level(s) for s in slots(equation, rule)) + 1
+            return max(map(self.level, self.slots(equation, rule))) + 1
         if slot.axis == own and rule is not None:
-            return max(self.level(s) for s in slots(equation, rule))
+            return max(map(self.level, self.slots(equation, rule)))
+        if slot.value in self.same:
+            return self.level(Sum(slot.value, True))
         again = self.again(slot)
-        return (
-            self.level(Whole(slot.value)) if again is None else max(map(self.level, slots(equation, again)), default=0)
-        )
+        if again is None:
+            return self.level(Whole(slot.value))
+        return max(map(self.level, self.slots(equation, again)), default=0)
 
     def again(self, slot: Part) -> Blockwise | None:
         """A rule that computes a block of a value without the batch, instead of slicing it."""
@@ -235,14 +257,14 @@ class _Planner:
         else:
             loop = self.loops.setdefault(level - 1, Loop())
             if not any(step.equation is equation for step in loop.folds):
-                loop.folds.append(Step(rule, slots(equation, rule), tuple(map(Whole, equation.outs)), equation))
+                loop.folds.append(Step(rule, self.slots(equation, rule), tuple(map(Whole, equation.outs)), equation))
 
     def need_equation(self, equation: Equation) -> None:
         for value in equation.ins:
             self.need_whole(value)
 
-    def need(self, slot: Whole | Part | Const, loop: int) -> None:
-        if isinstance(slot, Part):
+    def need(self, slot: Slot | Const, loop: int) -> None:
+        if isinstance(slot, Part | Sum):
             self.need_part(slot, loop)
         elif isinstance(slot, Whole):
             self.need_whole(slot.value)
@@ -261,13 +283,11 @@ class _Planner:
             if slot in loop.made:
                 continue
             step = self.step_for(slot, i)
-            if step.rule is None:
-                self.need_whole(slot.value)
             stack.append((slot, step))
             for operand in step.ins:
-                if isinstance(operand, Part):
+                if isinstance(operand, Part | Sum):
                     stack.append((operand, None))
-                elif isinstance(operand, Whole) and step.rule is not None:
+                elif isinstance(operand, Whole):
                     self.need_whole(operand.value)
 
     def step_for(self, slot: Part | Sum, i: int) -> Step:
@@ -277,32 +297,23 @@ class _Planner:
             return slice_
         rule = self.rules[equation]
         if rule is not None and (isinstance(slot, Sum) or self.axes[slot.value] == slot.axis):
-            if isinstance(slot, Part) and self.level(slot) < i and equation.op not in _CHEAP:
+            kept = isinstance(slot, Part) or slot.same
+            if kept and self.level(slot) < i and equation.op not in _CHEAP:
                 return slice_  # kept by the loop that computed it
             outs = tuple(
                 Part(v, kind) if isinstance(kind, Axis) else Sum(v, kind is SAME)
                 for v, kind in zip(equation.outs, rule.outs, strict=True)
             )
-            return Step(rule, slots(equation, rule), outs, equation)
+            return Step(rule, self.slots(equation, rule), outs, equation)
         assert isinstance(slot, Part)
+        if slot.value in self.same:
+            return Step(None, (Sum(slot.value, True),), (slot,))
         again = self.again(slot)
-        return slice_ if again is None else Step(again, slots(equation, again), (slot,), equation)
+        return slice_ if again is None else Step(again, self.slots(equation, again), (slot,), equation)
 
 
 def _wholes(equation: Equation) -> list[Whole]:
     return [Whole(v) for v in equation.ins if isinstance(v, Array)]
-
-
-def slots(equation: Equation, rule: Blockwise) -> tuple[Whole | Part | Const, ...]:
-    """What an equation reads on a block."""
-    return tuple(
-        Part(v, demand) if isinstance(v, Array) and isinstance(demand, Axis) else _whole(v, demand)
-        for v, demand in zip(equation.ins, rule.demands, strict=True)
-    )
-
-
-def _whole(atom: Atom, demand: Any) -> Whole | Const:
-    return atom if isinstance(atom, Const) else Whole(atom)
 
 
 def _again(equation: Equation, axis: Axis, n: int) -> Blockwise | None:

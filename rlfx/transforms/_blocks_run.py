@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx.transforms._blocks import Array, Axis, Block, Const, Equation, join, take, unstack
 from rlfx.transforms._blocks_plan import Loop, Part, Plan, Whole
 
@@ -46,7 +47,7 @@ def results(plan: Plan, env: Mapping[Array, Any]) -> list:
 
 def start(loop: Loop, env: Mapping[Array, Any]) -> tuple[list, list]:
     """The accumulators before the first block."""
-    sums = [jnp.zeros(s.value.shape, s.value.aval.dtype) for s in loop.sums]
+    sums = [_zeros(s.value.aval) for s in loop.sums]
     return sums, [_start(step, env) for step in loop.folds]
 
 
@@ -66,7 +67,8 @@ def advance(
         if step.rule is None:
             (slot,) = step.outs
             if slot not in local:
-                local[slot] = take(env[slot.value], slot.axis, block)
+                value = read(step.ins[0], None)
+                local[slot] = take(value, slot.axis, block) if isinstance(slot, Part) else value
             continue
         assert step.rule.run is not None
         ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
@@ -130,7 +132,7 @@ def _run_loop(plan: Plan, loop: Loop, size: int, env: dict[Array, Any], fetch: M
 
 def slices_of(loop: Loop, values: set[Array]) -> list[Part]:
     """The blocks of ``values`` that a loop reads."""
-    found = (slot for step in loop.steps if step.rule is None for slot in step.outs)
+    found = (step.outs[0] for step in loop.steps if step.rule is None and isinstance(step.ins[0], Whole))
     return [slot for slot in found if isinstance(slot, Part) and slot.value in values]
 
 
@@ -139,6 +141,12 @@ def axis_of(plan: Plan, value: Array) -> Axis:
     axis = plan.axes[value]
     assert axis is not None
     return axis
+
+
+def _zeros(aval: Any) -> Any:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return J.zero_keys(aval.shape, aval.dtype)
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
 def _start(step: Any, env: Mapping[Array, Any]) -> Any:

@@ -224,6 +224,20 @@ def checkpointed_loop():
     return loss, normal(0, 3, 4, 4), normal(1, N, 4)
 
 
+def scan_over_layers():
+    """What the backward scan reads of the forward one depends on the batch in part."""
+
+    def loss(p, x):
+        def layer(x, w):
+            centred = (x - x.mean(1, keepdims=True)) * jnp.exp(w["g"])[None]
+            return x + jnp.tanh(centred @ (w["w"] * 2.0)), jnp.sum(w["g"] ** 2)
+
+        x, norms = jax.lax.scan(layer, x, p)
+        return jnp.mean(x**2) + 0.1 * norms.sum(), norms
+
+    return loss, {"w": normal(0, 5, 4, 4), "g": normal(1, 5, 4)}, normal(2, N, 4)
+
+
 def branches():
     def loss(p, x):
         y = jax.lax.cond(p["s"] > 0, lambda x: jnp.sin(x @ p["w"]), lambda x: jnp.cos(x @ p["w"]), x)
@@ -261,7 +275,7 @@ def solves():
 LOSSES = [
     mlp, scalar_features, advantage_normalisation, batch_norm, convolution_nhwc, convolution_nchw_pooled,
     depthwise_convolution, transformer, gru, vmapped_rnn_with_embedding, shuffled, shuffled_hidden, indexed_by_arange,
-    contrastive, median, keys_in_the_batch, dropout, checkpointed_loop, branches, while_loop, tracked_statistics, solves,
+    contrastive, median, keys_in_the_batch, dropout, checkpointed_loop, scan_over_layers, branches, while_loop, tracked_statistics, solves,
 ]  # fmt: skip
 
 
@@ -469,7 +483,8 @@ def test_no_array_of_the_whole_batch_is_made_in_the_loop():
 
 
 @pytest.mark.parametrize(
-    ("make", "passes"), [(mlp, 1), (gru, 1), (transformer, 1), (convolution_nhwc, 1), (advantage_normalisation, 3)]
+    ("make", "passes"),
+    [(mlp, 1), (gru, 1), (transformer, 1), (convolution_nhwc, 1), (scan_over_layers, 1), (advantage_normalisation, 3)],
 )
 def test_passes_over_the_batch(make, passes):
     loss, params, batch = make()
