@@ -76,7 +76,9 @@ are unrolled, with a barrier after every four. Bit-identical to jax's (with ``ja
 
 
 def unrolled(key: jax.Array) -> jax.Array:
-    """``key``, if it is one of jax's threefry keys, as one of the same numbers computed sooner; other keys as they are.
+    """``key``, if it is one of jax's threefry keys, as one of the same numbers computed sooner; else ``key``.
+
+    On GPUs jax has a kernel of its own for threefry: there it is ``key``, too.
 
     Example:
       >>> import jax
@@ -84,6 +86,7 @@ def unrolled(key: jax.Array) -> jax.Array:
       >>> bool(jax.random.uniform(unrolled(key)) == jax.random.uniform(key))
       True
     """
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or str(jax.random.key_impl(key)) != "threefry2x32":
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if jax.default_backend() != "cpu" or not typed or str(jax.random.key_impl(key)) != "threefry2x32":
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=threefry)
