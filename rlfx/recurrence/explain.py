@@ -6,15 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from rlfx import _jaxpr as J
 from rlfx.errors import RlfxError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.cost import bytes_of, flops_of, points
+from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.host import hosted
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Schedule, Stage
+from rlfx.recurrence.sections import sections_note
+from rlfx.recurrence.tiling import Blocked, divide
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def _summaries(
                 _kind(stage, program),
                 _content(equations),
                 tuple(_describe(v, program) + (" (host)" if v in on_host else "") for v in values),
-                tuple(_notes(stage, program, part)),
+                (*_notes(stage, program, part), *_pieces(stage, schedule.graph)),
                 sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
                 sum(
                     flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs
@@ -218,6 +223,15 @@ def _notes(stage: Stage, program: Program, part: str) -> list[str]:
     if said is not None:
         notes.append(said)
     return notes
+
+
+def _pieces(stage: Stage, graph: Graph) -> list[str]:
+    """Which slices of symbolic length run in blocks, or in sections of the loop."""
+    program = graph.program
+    if isinstance(stage, Loop):
+        return sections_note(stage, program)
+    parts = divide(stage.equations, graph, program.domain.batch or 1, jax.default_backend())
+    return [str(part) for part in parts if isinstance(part, Blocked)]
 
 
 def _bytes(n: int) -> str:

@@ -25,7 +25,7 @@ from rlfx.recurrence.values import Value, zeros
 #: A section compiles the loop's body once more; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
 #: Below this length of a tile there is nothing to gain.
-SMALLEST_TILE = 128
+SMALLEST_TILE = 256
 
 
 def tile_size(length: int) -> int:
@@ -54,6 +54,18 @@ def tiled_series(loop: Loop, program: Program) -> frozenset[Var]:
     for e in loop.reads:
         readers.setdefault(e.source, []).append(e)
     return frozenset(v for v, found in readers.items() if all(map(is_prefix, found)))
+
+
+def sections_note(loop: Loop, program: Program) -> list[str]:
+    """What ``explain`` says of a loop in sections."""
+    length = program.domain.length
+    size = tile_size(length)
+    read = dict.fromkeys(f"x[{e.access}]" for e in loop.reads if e.source in tiled_series(loop, program))
+    if not read or size == length:
+        return []
+    return [
+        f"{', '.join(read)}: {-(-length // size)} sections of {size} timesteps, each reads only the past that is there"
+    ]
 
 
 @dataclass(frozen=True, eq=False)

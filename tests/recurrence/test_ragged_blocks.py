@@ -1,0 +1,196 @@
+"""Slices of symbolic length in blocks, and over one's own past in sections: the same results, without ``[T, T]``."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.recurrence import sections, tiling
+
+WIDTH = 3
+SLICES = [
+    lambda x, t: x[: t + 1],
+    lambda x, t: x[t:],
+    lambda x, t: x[t - 2 : t + 1],
+    lambda x, t: x[t // 2 : t + 1],
+    lambda x, t: x[t : t + 4],
+    lambda x, t: x[t - t % 3 : t - t % 3 + 3],
+    lambda x, t: x[:],
+    lambda x, t: x[t - 1 : t + 3],
+]
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Everything runs in blocks and sections, however small it is."""
+
+    def choose(room: int, tile: int = 2):
+        monkeypatch.setattr(tiling, "AT_ONCE", {"cpu": 0})
+        monkeypatch.setattr(tiling, "IN_BLOCK", {"cpu": room})
+        monkeypatch.setattr(tiling, "SMALLEST_BLOCK", 1)
+        monkeypatch.setattr(sections, "SMALLEST_TILE", tile)
+
+    return choose
+
+
+def attend(slice_, q, kind):
+    keys, values = slice_
+    if kind == 0:
+        return jax.nn.softmax(keys @ q) @ values
+    if kind == 1:
+        return jnp.sum(jnp.exp(-jnp.abs(keys - q[None])) * values, 0)
+    weights = jax.nn.softmax(jnp.einsum("td,d->t", jnp.tanh(keys), q))
+    return jnp.einsum("td,t->d", values, weights) + jnp.max(keys, 0) + 0.1 * values[-1] + jnp.sort(keys @ q)[0]
+
+
+def learner(slices, kinds):
+    """Attention over inputs and, twice, over what attention found; the carry is not attended to."""
+
+    def f(params, carry, t):
+        obs = rlfx.inputs(params["obs"])[t]
+        x = jnp.tanh(obs @ params["w"][0] + carry)
+        found = obs
+        for slice_, kind in zip(slices, kinds, strict=True):
+            named = rlfx.series((found @ params["w"][1], x))
+            found = jnp.tanh(attend(slice_(named, t), found @ params["w"][2], kind))
+        return jnp.sum(jnp.cos(found + x)), 0.5 * carry + 0.1 * obs, found
+
+    return f
+
+
+def arguments(length, batch, seed):
+    k1, k2, k3 = jax.random.split(jax.random.key(seed), 3)
+    lead = () if batch is None else (batch,)
+    params = {
+        "obs": jax.random.normal(k1, (length, *lead, WIDTH)),
+        "w": jax.random.normal(k2, (3, WIDTH, WIDTH)) * 0.5,
+    }
+    return params, jax.random.normal(k3, (*lead, WIDTH))
+
+
+def value_and_gradient(fn, params, carry):
+    def objective(params, carry):
+        loss, (last, aux) = fn(params, carry)
+        return loss, (last, aux)
+
+    return jax.value_and_grad(objective, (0, 1), has_aux=True)(params, carry)
+
+
+def assert_close(got, expected):
+    for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_slices_in_blocks(seed, in_pieces):
+    """Blocked = at once = reference, values and gradients; block sizes that do not divide T; batch, and vmap."""
+    rng = np.random.default_rng(seed)
+    length, batch = int(rng.integers(5, 10)), [None, 2][seed % 2]
+    slices = [SLICES[i] for i in (seed, int(rng.integers(len(SLICES))))]
+    f = learner(slices, [int(k) for k in rng.integers(0, 3, 2)])
+    params, carry = arguments(length, batch, seed)
+    options = {"length": length, "batch": batch}
+    plain = jax.jit(lambda p, c: value_and_gradient(rlfx.compile(f, **options), p, c))(params, carry)
+    assert_close(plain, value_and_gradient(rlfx.reference(f, **options), params, carry))
+    in_pieces(int(rng.integers(1, 400)))
+    blocked = rlfx.compile(f, **options)
+    if seed % 4 < 2:
+        assert_close(jax.jit(lambda p, c: value_and_gradient(blocked, p, c))(params, carry), plain)
+        return
+    both = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), params)
+    got = jax.jit(jax.vmap(lambda p: value_and_gradient(blocked, p, carry)))(both)
+    assert_close(jax.tree.map(lambda x: x[0], got), plain)
+
+
+@pytest.mark.parametrize("tile", [1, 3, 8])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_ones_own_past_in_sections(tile, batch, in_pieces):
+    """Sections that do not divide T: values, gradients through the recurrence, and an episode that ends early."""
+    length = 7
+
+    def f(params, carry, t):
+        past = rlfx.series((carry @ params["w"][0], carry @ params["w"][1]))
+        query = carry @ params["w"][2]
+        found = attend(past[: t + 1], query, 0) + jnp.sum(past[:t][1], 0)
+        heads = jnp.einsum("thd,hd->h", past[: t + 1][0].reshape(-1, 1, WIDTH), query[None])
+        new = jnp.tanh(found + 0.1 * heads[0] + 0.1 * rlfx.inputs(params["obs"])[t])
+        return jnp.sum(new**2), new, new
+
+    params, carry = arguments(length, batch, 3)
+    options = {"length": length, "batch": batch}
+    in_pieces(100, tile)
+    compiled = rlfx.compile(f, **options)
+    expected = value_and_gradient(rlfx.reference(f, **options), params, carry)
+    assert_close(jax.jit(lambda p, c: value_and_gradient(compiled, p, c))(params, carry), expected)
+    assert_close(jax.jit(compiled)(params, carry)[0], expected[0][0])  # without gradients the loop is another one
+
+
+def test_sections_under_until(in_pieces):
+    def f(params, carry, t):
+        past = rlfx.series(carry["x"])[: t + 1]
+        x = jnp.tanh(jax.nn.softmax(past @ params) @ past + carry["x"])
+        return jnp.sum(x), {"x": x, "n": carry["n"] - 1}
+
+    options = {"length": 7, "batch": 3, "until": lambda c: c["n"] <= 0}
+    carry = {"x": jnp.ones((3, WIDTH)) * jnp.arange(1.0, 4)[:, None], "n": jnp.array([2, 7, 4])}
+    params = jnp.array([0.3, -0.2, 0.5])
+    in_pieces(100, 2)
+    objective = lambda fn: jax.value_and_grad(lambda p: fn(p, carry)[0])  # noqa: E731
+    got = jax.jit(objective(rlfx.compile(f, **options)))(params)
+    assert_close(got, objective(rlfx.reference(f, **options))(params))
+
+
+def causal_attention(length, scale=0.2):
+    def f(params, carry, t):
+        obs = rlfx.inputs(params["obs"])[t]
+        keys = rlfx.series(obs @ params["w"][0])
+        out = attend((keys[: t + 1], rlfx.series(obs @ params["w"][1])[: t + 1]), obs @ params["w"][2] * scale, 0)
+        return jnp.sum(out**2), carry
+
+    return rlfx.compile(f, length=length)
+
+
+def test_long_attention_without_a_square():
+    """At T = 2048 the gradient takes a quarter of the [T, T] program's memory, and is its gradient."""
+    length = 2048
+    params, _ = arguments(length, None, 0)
+
+    def square(params):
+        q, k, v = (params["obs"] @ params["w"][i] for i in (2, 0, 1))
+        scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), q @ k.T * 0.2, -jnp.inf)
+        return jnp.sum((jax.nn.softmax(scores) @ v) ** 2) / length
+
+    fn = causal_attention(length)
+    by_blocks, at_once = (
+        jax.jit(jax.grad(g)).lower(params).compile() for g in (lambda p: fn(p, jnp.float32(0))[0], square)
+    )
+    used, before = (p.memory_analysis().temp_size_in_bytes for p in (by_blocks, at_once))
+    assert used <= before / 4, (used, before)
+    for got, expected in zip(*(jax.tree.leaves(p(params)) for p in (by_blocks, at_once)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=2e-3, atol=1e-5)
+
+
+def test_small_attention_runs_at_once_and_explain_says_so():
+    params, _ = arguments(64, None, 0)
+    assert "blocks of" not in str(causal_attention(64).explain(params, jnp.float32(0)))
+    params, _ = arguments(2048, None, 0)
+    text = str(causal_attention(2048).explain(params, jnp.float32(0)))
+    assert "x[:t + 1]: blocks of 128 timesteps in 8 sections, a value of all of them would be 16 MiB" in text, text
+
+
+def test_the_cache_of_a_decoding_loop_is_one_buffer_and_explain_says_so():
+    length, batch = 1024, 4
+
+    def f(params, x, t):
+        past = rlfx.series((x @ params[0], x @ params[1]))[: t + 1]
+        new = jnp.tanh(attend(past, x @ params[2], 0))
+        return new, new
+
+    decode = rlfx.unroll(f, length=length, batch=batch)
+    params, x = jnp.ones((3, 16, 16)) * 0.1, jnp.ones((batch, 16))
+    used = jax.jit(decode).lower(params, x).compile().memory_analysis().temp_size_in_bytes
+    assert used <= 1.1 * 2 * length * batch * 16 * 4
+    assert "x[:t + 1]: 4 sections of 256 timesteps, each reads only the past that is there" in str(
+        decode.explain(params, x)
+    )
