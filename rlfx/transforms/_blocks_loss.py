@@ -15,8 +15,9 @@ from jax.custom_derivatives import SymbolicZero
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ScheduleError, located
 from rlfx.transforms._blocks import Axis, flatten
-from rlfx.transforms._blocks_plan import Plan, make_plan
+from rlfx.transforms._blocks_plan import Plan
 from rlfx.transforms._blocks_run import Fetch, run_plan
+from rlfx.transforms._blocks_schedule import make_plan
 
 
 @dataclass(frozen=True)

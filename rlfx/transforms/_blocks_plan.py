@@ -23,7 +23,7 @@ from rlfx.transforms._blocks_rules import RULES, _replaced, repeated
 RULE_MODULES = (_blocks_gather, _blocks_scan)
 
 #: Computed again in every loop that needs them.
-_CHEAP = (
+CHEAP = (
     J.ELEMENTWISE
     | {J.ADD_ANY, J.SPLIT}
     | {
@@ -89,6 +89,10 @@ class Loop:
     kept: list[Array] = field(default_factory=list)
     made: set[Slot] = field(default_factory=set)
 
+    def is_empty(self) -> bool:
+        """Whether it completes nothing."""
+        return not (self.folds or self.sums or self.kept)
+
     def wholes(self) -> list[Whole]:
         """What every block reads as a whole, and not sliced."""
         sliced = [step for step in self.steps if step.rule is None and isinstance(step.outs[0], Part)]
@@ -118,12 +122,9 @@ class Plan:
         return [v for loop in self.loops for v in loop.kept]
 
 
-def make_plan(flat: Flat, axes: Sequence[Axis | None], n: int) -> Plan:
-    """The plan of a program whose inputs have the batch at ``axes``."""
-    return _Planner(flat, axes, n).plan()
+class Analysis:
+    """Where the batch is in every value, and how many loops must be complete before it is available."""
 
-
-class _Planner:
     def __init__(self, flat: Flat, axes: Sequence[Axis | None], n: int):
         self.flat, self.n = flat, n
         self.axes: dict[Array, Axis | None] = dict(zip(flat.inputs, axes, strict=True))
@@ -133,10 +134,11 @@ class _Planner:
         self.levels: dict[Slot, int] = {}
         self.reemitted: dict[Part, Blockwise | None] = {}
         self.same: set[Array] = set()  # results of steps that every block computes alike
-        self.needed: set[Array] = set()
-        self.loops: dict[int, Loop] = {}
         for equation in flat.equations:
             self.propagate(equation)
+        for equation in flat.equations:  # in program order, so that levels never recurse deeply
+            for value in equation.outs:
+                self.level(Whole(value))
 
     def propagate(self, equation: Equation) -> None:
         axes = [self.axes.get(v) if isinstance(v, Array) else None for v in equation.ins]
@@ -208,108 +210,6 @@ class _Planner:
             whole = equation is not None and self.rules[equation] is None and equation not in self.barriers
             self.reemitted[slot] = _again(equation, slot.axis, self.n) if whole and equation is not None else None
         return self.reemitted[slot]
-
-    # -- what every loop computes
-
-    def plan(self) -> Plan:
-        for equation in self.flat.equations:  # in program order, so that levels never recurse deeply
-            for value in equation.outs:
-                self.level(Whole(value))
-        for value in self.flat.outputs:
-            self.need_whole(value)
-        for equation in self.flat.equations:
-            if equation.made_by.effects:
-                self.need_equation(equation)
-        for i in reversed(range(max(self.loops, default=-1) + 1)):
-            loop = self.loops.setdefault(i, Loop())
-            for value in list(loop.kept):
-                axis = self.axes[value]
-                assert axis is not None
-                self.need_part(Part(value, axis), i)
-            for contribution in list(loop.sums):
-                self.need_part(contribution, i)
-            for step in loop.folds:
-                for slot in step.ins:
-                    self.need(slot, i)
-        last = max(self.loops, default=-1) + 1
-        whole: list[list[Equation]] = [[] for _ in range(last + 1)]
-        for equation in self.flat.equations:
-            if self.rules[equation] is None and (self.needed.intersection(equation.outs) or equation.made_by.effects):
-                level = max((self.level(v) for v in _wholes(equation)), default=0)
-                whole[min(level, last)].append(equation)
-        loops = tuple(self.loops[i] for i in range(last))
-        return Plan(self.flat, self.n, self.axes, tuple(map(tuple, whole)), loops, tuple(self.barriers))
-
-    def need_whole(self, atom: Atom) -> None:
-        if isinstance(atom, Const) or atom in self.needed or atom not in self.maker:
-            return
-        self.needed.add(atom)
-        equation = self.maker[atom]
-        rule = self.rules[equation]
-        level = self.level(Whole(atom))
-        if self.axes[atom] is not None:
-            self.loops.setdefault(level - 1, Loop()).kept.append(atom)
-        elif rule is None:
-            self.need_equation(equation)
-        elif rule.fold is None:
-            kind = rule.outs[equation.outs.index(atom)]
-            self.loops.setdefault(level - 1, Loop()).sums.append(Sum(atom, kind is SAME))
-        else:
-            loop = self.loops.setdefault(level - 1, Loop())
-            if not any(step.equation is equation for step in loop.folds):
-                loop.folds.append(Step(rule, self.slots(equation, rule), tuple(map(Whole, equation.outs)), equation))
-
-    def need_equation(self, equation: Equation) -> None:
-        for value in equation.ins:
-            self.need_whole(value)
-
-    def need(self, slot: Slot | Const, loop: int) -> None:
-        if isinstance(slot, Part | Sum):
-            self.need_part(slot, loop)
-        elif isinstance(slot, Whole):
-            self.need_whole(slot.value)
-
-    def need_part(self, slot: Part | Sum, i: int) -> None:
-        """Add to loop ``i`` the steps that compute a block."""
-        loop = self.loops[i]
-        stack: list[tuple[Part | Sum, Step | None]] = [(slot, None)]
-        while stack:
-            slot, step = stack.pop()
-            if step is not None:  # its operands are there
-                if slot not in loop.made:
-                    loop.made.update(step.outs)
-                    loop.steps.append(step)
-                continue
-            if slot in loop.made:
-                continue
-            step = self.step_for(slot, i)
-            stack.append((slot, step))
-            for operand in step.ins:
-                if isinstance(operand, Part | Sum):
-                    stack.append((operand, None))
-                elif isinstance(operand, Whole):
-                    self.need_whole(operand.value)
-
-    def step_for(self, slot: Part | Sum, i: int) -> Step:
-        equation = self.maker.get(slot.value)
-        slice_ = Step(None, (Whole(slot.value),), (slot,))
-        if equation is None:
-            return slice_
-        rule = self.rules[equation]
-        if rule is not None and (isinstance(slot, Sum) or self.axes[slot.value] == slot.axis):
-            kept = isinstance(slot, Part) or slot.same
-            if kept and self.level(slot) < i and equation.op not in _CHEAP:
-                return slice_  # kept by the loop that computed it
-            outs = tuple(
-                Part(v, kind) if isinstance(kind, Axis) else Sum(v, kind is SAME)
-                for v, kind in zip(equation.outs, rule.outs, strict=True)
-            )
-            return Step(rule, self.slots(equation, rule), outs, equation)
-        assert isinstance(slot, Part)
-        if slot.value in self.same:
-            return Step(None, (Sum(slot.value, True),), (slot,))
-        again = self.again(slot)
-        return slice_ if again is None else Step(again, self.slots(equation, again), (slot,), equation)
 
 
 def _wholes(equation: Equation) -> list[Whole]:

@@ -275,7 +275,8 @@ def solves():
 LOSSES = [
     mlp, scalar_features, advantage_normalisation, batch_norm, convolution_nhwc, convolution_nchw_pooled,
     depthwise_convolution, transformer, gru, vmapped_rnn_with_embedding, shuffled, shuffled_hidden, indexed_by_arange,
-    contrastive, median, keys_in_the_batch, dropout, checkpointed_loop, scan_over_layers, branches, while_loop, tracked_statistics, solves,
+    contrastive, median, keys_in_the_batch, dropout, checkpointed_loop, scan_over_layers, branches, while_loop,
+    tracked_statistics, solves,
 ]  # fmt: skip
 
 
@@ -448,6 +449,26 @@ def test_memory_falls_as_one_over_the_number_of_blocks():
     whole = temp(jax.value_and_grad(loss), params, batch)
     for blocks in (2, 4, 8):
         assert temp(jax.value_and_grad(incrementalize(loss, blocks=blocks)), params, batch) < 1.35 * whole / blocks
+
+
+def test_statistics_of_the_batch_do_not_keep_the_network():
+    """What needs no statistic is computed in the last pass, with what does: the first ones only read the advantages."""
+
+    def loss(params, batch):
+        x, action, advantage, target = batch
+        for w in params[:-1]:
+            x = jnp.tanh(x @ w)
+        out = x @ params[-1]
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        return (nll(out[:, :4], action) * advantage).mean() + jnp.mean((out[:, 4] - target) ** 2), out.max()
+
+    params = [jnp.ones((16, 64)), jnp.ones((64, 64)), jnp.ones((64, 5))]
+    batch = jnp.ones((2048, 16)), labels(0, 4, 2048), normal(1, 2048), jnp.ones(2048)
+    blocked = incrementalize(loss, blocks=8)
+    report = blocked.explain(params, batch, gradient=True)
+    assert (report.loops, report.kept) == (3, ())
+    step = jax.value_and_grad(blocked, has_aux=True)
+    assert temp(step, params, batch) < temp(jax.value_and_grad(loss, has_aux=True), params, batch) / 5
 
 
 def equations(jaxpr):
