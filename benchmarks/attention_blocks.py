@@ -90,7 +90,7 @@ def decode_mask_t(length, batch):
 
 def loss_rlfx(length, batch):
     def step(params, carry, t):
-        xs, ys = (rlfx.inputs(carry_free)[t] for carry_free in params[1])
+        xs, ys = (rlfx.inputs(data)[t] for data in params[1])
         query, key, value = (xs @ w for w in params[0][:3])
         past = rlfx.series((key, value))[: t + 1]
         out = jax.nn.softmax(past[0] @ query * SCALE) @ past[1]
@@ -199,19 +199,19 @@ def main(argv=None):
     parser.add_argument("--out")
     args = parser.parse_args(argv)
     made = {"decode": decoding, "gradient": learning}
+    about = {
+        "date": datetime.date.today().isoformat(), "jax": jax.__version__, "python": platform.python_version(),
+        "device": str(jax.devices()[0]), "machine": platform.processor() or platform.machine(), "rounds": args.rounds,
+    }  # fmt: skip
     rows = []
-    for what in args.what:
-        for length in args.lengths:
+    for length in args.lengths:
+        for what in args.what:
             for batch in args.batch:
                 rows.append(made[what](length, batch or None, args.rounds))
                 show(rows[-1])
-    if args.out:
-        about = {
-            "date": datetime.date.today().isoformat(), "jax": jax.__version__, "python": platform.python_version(),
-            "device": str(jax.devices()[0]), "machine": platform.processor() or platform.machine(), "rounds": args.rounds,
-        }  # fmt: skip
-        with open(args.out, "w") as file:
-            json.dump({**about, "rows": rows}, file, indent=1)
+                if args.out:
+                    with open(args.out, "w") as file:
+                        json.dump({**about, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Attention over the episode's past, on CartPole-v1 without velocities.
 
 Notice `keys[:t + 1]`: every key so far, an array whose length grows with t. What is done with it is ordinary `jnp`:
-scores, a mask, `softmax`, a weighted sum. When acting, rlfx keeps the keys and values in a buffer and masks what is not
-there yet; when learning, the actions are known, and all timesteps attend at once, as a causal transformer's do.
+scores, a mask, `softmax`, a weighted sum. When acting, rlfx keeps the keys and values in a buffer and attends to what is
+there; when learning, the actions are known, and all timesteps attend at once, as a causal transformer's do, in blocks
+where `[T, T]` scores would be large.
 """
 
 import argparse
