@@ -233,6 +233,8 @@ class RunningLoop:
         else:
             value, position = reads.read_ring_point(stored, depth, access.index, run.domain, t)
         if future:
+            if not reach_in(access, run.domain).after_end:
+                return value
             late = reads.beyond(position, NO_DIMS, n, run.sizes)
             return value if late is None else reads.choose(late, run.end_value(equation), value, run.sizes)
         if equation.start is None:
