@@ -188,9 +188,9 @@ def test_the_cache_of_a_decoding_loop_is_one_buffer_and_explain_says_so():
         return new, new
 
     decode = rlfx.unroll(f, length=length, batch=batch)
-    params, x = jnp.ones((3, 16, 16)) * 0.1, jnp.ones((batch, 16))
+    params, x = jnp.ones((3, 64, 64)) * 0.1, jnp.ones((batch, 64))
     used = jax.jit(decode).lower(params, x).compile().memory_analysis().temp_size_in_bytes
-    assert used <= 1.1 * 2 * length * batch * 16 * 4
+    assert used <= 1.1 * 2 * length * batch * 64 * 4
     assert "x[:t + 1]: 4 sections of 256 timesteps, each reads only the past that is there" in str(
         decode.explain(params, x)
     )
