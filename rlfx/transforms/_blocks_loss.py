@@ -159,6 +159,16 @@ def spec(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def in_blocks(jaxpr: Any, batched: Sequence[bool], blocks: Blocks) -> Any:
+    """``jaxpr -> jaxpr`` that computes in blocks of the inputs that are ``batched``."""
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jaxpr.in_avals]
+    n = batch_size([[x for x, b in zip(specs, batched, strict=True) if b]], (0,))
+    size = blocks.block_size(n)
+    axes = [*(None,) * len(jaxpr.consts), *(Axis(0) if b else None for b in batched)]
+    plan = make_plan(flatten(jaxpr.jaxpr), axes, n)
+    return jax.make_jaxpr(lambda *args: run_plan(plan, size, [*jaxpr.consts, *args]))(*specs)
+
+
 def is_float(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 

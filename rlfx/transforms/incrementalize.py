@@ -9,7 +9,7 @@ from typing import Any, overload
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.directed import directed
 from rlfx.recurrence.program import Program
-from rlfx.transforms._blocks_loss import Blocks, InBlocks
+from rlfx.transforms._blocks_loss import Blocks, InBlocks, in_blocks
 
 
 @overload
@@ -98,6 +98,29 @@ def incrementalize(
     if over is not None:
         return directed(target, lambda program: _program(program, over, block_size))
     return InBlocks(target, checked_blocks(batch_argnums, block_size, blocks), strict)
+
+
+def incrementalize_jaxpr(
+    jaxpr: Any, batched: Sequence[bool], *, block_size: int | None = None, blocks: int | None = None
+) -> Any:
+    """``jaxpr -> jaxpr`` with the same results, computed in blocks of the batch; see :func:`incrementalize`.
+
+    Args:
+      jaxpr: a ``ClosedJaxpr``; to be fast, of the function *and* its gradient: it is not differentiated here.
+      batched: for each input whether its leading axis is the batch.
+      block_size: examples in a block.
+      blocks: how many blocks, instead of ``block_size``.
+
+    Raises:
+      DomainError: for bad block sizes, or batched inputs with different leading axes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> jaxpr = jax.make_jaxpr(lambda w, x: jnp.mean(jnp.sin(x * w)))(1.0, jnp.ones(6))
+      >>> jax.core.eval_jaxpr(incrementalize_jaxpr(jaxpr, [False, True], block_size=4).jaxpr, (), 2.0, jnp.zeros(6))
+      [Array(0., dtype=float32)]
+    """
+    return in_blocks(jaxpr, batched, checked_blocks((), block_size, blocks))
 
 
 def checked_blocks(batch_argnums: int | Sequence[int], block_size: Any, blocks: int | None) -> Blocks:

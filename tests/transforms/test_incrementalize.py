@@ -9,7 +9,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import DomainError, ScheduleError
-from rlfx.transforms.incrementalize import incrementalize
+from rlfx.transforms.incrementalize import incrementalize, incrementalize_jaxpr
 
 N = 24
 
@@ -307,6 +307,20 @@ def test_a_gradient_function_runs_in_blocks(make):
     loss, params, batch = make()
     step = incrementalize(jax.value_and_grad(loss, has_aux=True), blocks=4)
     close(jax.jit(step)(params, batch), jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch))
+
+
+def test_from_jaxpr_to_jaxpr():
+    loss, params, batch = mlp()
+    step = jax.value_and_grad(loss, has_aux=True)
+    args, structure = jax.tree.flatten((params, batch))
+    whole, out = jax.make_jaxpr(lambda *args: step(*jax.tree.unflatten(structure, args)), return_shape=True)(*args)
+    blocked = incrementalize_jaxpr(whole, [False] * 3 + [True] * 2, block_size=7)
+    assert blocked.in_avals == whole.in_avals
+    assert blocked.out_avals == whole.out_avals
+    got = jax.jit(lambda *args: jax.core.eval_jaxpr(blocked.jaxpr, blocked.consts, *args))(*args)
+    close(jax.tree.unflatten(jax.tree.structure(out), got), jax.jit(step)(params, batch))
+    with pytest.raises(DomainError, match=r"argument 0\[0\] has 8 examples, argument 0\[1\] has 24"):
+        incrementalize_jaxpr(whole, [False, True, False, True, False], block_size=7)
 
 
 @pytest.mark.parametrize("size", [1, 24])
