@@ -135,6 +135,8 @@ class Traced:
         self, fn: Callable[..., list], inputs: Sequence[Any], size: int, fetched: dict[int, Fetch] | None = None
     ) -> list:
         """``fn(*inputs)`` in blocks of ``size`` examples."""
+        if self.n == 1 and not fetched:  # an axis of size 1 could be anywhere
+            return fn(*inputs)
         made = jax.make_jaxpr(fn)(*map(spec, inputs))
         shift = len(made.consts)
         plan = make_plan(flatten(made.jaxpr), self.axes(shift), self.n)

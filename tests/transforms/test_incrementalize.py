@@ -309,6 +309,13 @@ def test_a_gradient_function_runs_in_blocks(make):
     close(jax.jit(step)(params, batch), jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch))
 
 
+def test_a_batch_of_one():
+    loss, params, batch = transformer()
+    one = jax.tree.map(lambda x: x[:1], batch)
+    step = jax.value_and_grad(incrementalize(loss, block_size=1), has_aux=True)
+    close(jax.jit(step)(params, one), jax.jit(jax.value_and_grad(loss, has_aux=True))(params, one))
+
+
 def test_from_jaxpr_to_jaxpr():
     loss, params, batch = mlp()
     step = jax.value_and_grad(loss, has_aux=True)
