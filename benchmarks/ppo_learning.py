@@ -3,7 +3,8 @@
     python benchmarks/ppo_learning.py shuffle [--seeds 20] [--envs CartPole-v1 Acrobot-v1 Catch-bsuite] [--out FILE]
     python benchmarks/ppo_learning.py peer --purejaxrl PATH [--seeds 20] [--out FILE]
 
-With `--keep DIR`, the curves of every five seeds are kept there, and an interrupted run goes on where it was.
+`--out` adds to what the file has. With `--keep DIR`, the curves of every five seeds are kept there, and an interrupted run
+goes on where it was.
 
 `shuffle` trains the program of `ppo_full.py` with rlfx's sort-free shuffle and with `jax.random.permutation`; `peer`
 trains it and PureJaxRL's own file on CartPole, both at PureJaxRL's own settings (4 environments, 500,000 steps). The area
@@ -134,7 +135,7 @@ def main():
     parser.add_argument("--keep", type=Path, help="a directory for the curves")
     parser.add_argument("--envs", nargs="+", default=["CartPole-v1", "Acrobot-v1", "Catch-bsuite"], choices=SETTINGS)
     parser.add_argument("--purejaxrl")
-    parser.add_argument("--out")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results = {}
     for name in args.envs if args.what == "shuffle" else ["CartPole-v1"]:
@@ -143,7 +144,7 @@ def main():
             arms = shuffle_arms(name, args.seeds, args.keep)
         else:
             arms = peer_arms(args.purejaxrl, args.seeds, args.keep)
-        row = compare(*(arm.all() for arm in arms))
+        row = {"seeds": args.seeds} | compare(*(arm.all() for arm in arms))
         low, high = row["interval"]
         print(
             f"{name}: difference of areas {row['difference']:+.1%}, 95% interval [{low:+.1%}, {high:+.1%}]; areas "
@@ -157,15 +158,13 @@ def main():
         record = {
             "benchmark": f"ppo_learning {args.what}",
             "arms": arms,
-            "seeds": args.seeds,
             "date": datetime.date.today().isoformat(),
             "versions": {"jax": jax.__version__, "python": platform.python_version()},
-            "results": results,
+            "results": (json.loads(args.out.read_text())["results"] if args.out.exists() else {}) | results,
         }
         if args.what == "peer":
             record["purejaxrl"] = purejaxrl.COMMIT
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        args.out.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

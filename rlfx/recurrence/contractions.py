@@ -58,12 +58,18 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
         with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names):
             if eqn.primitive is _JIT and _has_tall(eqn):
                 outs = _evaluate(*J.body_of(eqn.params["jaxpr"]), operands)
+            elif eqn.primitive is J.SCAN and _has_tall(eqn):
+                outs = J.bind(J.SCAN, eqn.params | {"jaxpr": _rewritten(eqn.params["jaxpr"])}, *operands)
             elif _is_tall(eqn):
                 outs = [_contract(eqn.params, *operands)]
             else:
                 outs = J.bind(eqn.primitive, eqn.params, *operands)
         values.update(zip(eqn.outvars, outs, strict=True))
     return [read(x) for x in jaxpr.outvars]
+
+
+def _rewritten(body: Any) -> Any:
+    return jax.make_jaxpr(lambda *xs: _evaluate(body.jaxpr, body.consts, xs))(*body.in_avals)
 
 
 def _contract(params: dict, g: jax.Array, x: jax.Array) -> jax.Array:
@@ -76,7 +82,7 @@ def _contract(params: dict, g: jax.Array, x: jax.Array) -> jax.Array:
 def _has_tall(scope: Any) -> bool:
     """Whether a jaxpr, or an equation's body, contains a contraction to change."""
     if hasattr(scope, "eqns"):
-        return any(_is_tall(e) or (e.primitive is _JIT and _has_tall(e)) for e in scope.eqns)
+        return any(_is_tall(e) or (e.primitive in (_JIT, J.SCAN) and _has_tall(e)) for e in scope.eqns)
     return _has_tall(J.body_of(scope.params["jaxpr"])[0])
 
 

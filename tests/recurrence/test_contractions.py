@@ -72,3 +72,16 @@ def test_names_of_scopes_survive():
 
     text = jax.jit(transposed_contractions(named)).lower(PARAMS, X).compile().as_text()
     assert "the_learner" in text
+
+
+def test_inside_a_scan():
+    """As in gradients accumulated over blocks."""
+
+    def accumulated(params, x):
+        add = lambda total, block: (jax.tree.map(jnp.add, total, jax.grad(loss)(params, block)), None)  # noqa: E731
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), x.reshape(2, 300, 5))[0]
+
+    assert copies(transposed_contractions(accumulated), PARAMS, X) == 3
+    got, expected = jax.jit(transposed_contractions(accumulated))(PARAMS, X), accumulated(PARAMS, X)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
