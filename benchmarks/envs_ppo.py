@@ -27,8 +27,6 @@ EXAMPLES = HERE.parent / "examples"
 KEYS = {"threefry": "threefry2x32", "fast": rlfx.envs.fast_prng}
 VARIANTS = [
     ("gymnax, plain, threefry", "gymnax/{}", None, "threefry"),
-    ("plain, threefry", "{}", None, "threefry"),
-    ("fused, threefry", "{}", fuse_steps, "threefry"),
     ("plain, fast", "{}", None, "fast"),
     ("fused, fast", "{}", fuse_steps, "fast"),
 ]
@@ -44,11 +42,13 @@ def example():
     return module
 
 
-def candidate(env, transform, impl, envs, learner):
+def candidate(env, transform, impl, envs, learner, hidden):
     """``(rollout, update)``: functions without arguments that block until they are done."""
     ppo = example()
     ppo.env = rlfx.envs.make(env)
     ppo.EPOCHS, ppo.MINIBATCHES = learner
+    init = ppo.init_actor_critic
+    ppo.init_actor_critic = lambda key, sizes: init(key, (sizes[0], *hidden, sizes[-1]))
     optimizer = ppo.make_optimizer(1000)
     agent = params, _, carry = ppo.init_agent(jax.random.key(0, impl=KEYS[impl]), optimizer, envs)
     program = rlfx.unroll(ppo.act, length=ppo.LENGTH, batch=envs, transform=transform)
@@ -62,13 +62,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", type=int, default=[64, 512, 4096])
     parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--hidden", nargs="+", type=int, default=[64, 64], help="hidden layers of actor and critic")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "envs_ppo.json")
     args = parser.parse_args()
     rows = []
     for envs in args.envs:
         for learner, sizes in LEARNERS.items():
-            made = {name: candidate(env.format(args.env), transform, impl, envs, sizes)
+            made = {name: candidate(env.format(args.env), transform, impl, envs, sizes, args.hidden)
                     for name, env, transform, impl in VARIANTS}
             steps = envs * 128
             rates = {}
@@ -80,8 +81,8 @@ def main():
                 base = rates[part]["gymnax, plain, threefry"]
                 print(f"envs={envs:5} {learner:26} {part:9}" + "  ".join(
                     f"{name} {rate / base:.2f}x ({rate / 1e6:.3f}M/s)" for name, rate in rates[part].items()), flush=True)
-            rows.append({"envs": envs, "learner": learner, "T": 128, "env": args.env, "steps/s": rates})
-    args.out.write_text(json.dumps(report(rows), indent=1) + "\n")
+            rows.append({"envs": envs, "learner": learner, "T": 128, "env": args.env, "hidden": args.hidden, "steps/s": rates})
+            args.out.write_text(json.dumps(report(rows), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx.recurrence.index import Point
 from rlfx.recurrence.loops import Iterate, RunningLoop
 from rlfx.recurrence.program import Equation, Lit, Program, Var
@@ -16,6 +18,7 @@ from rlfx.recurrence.schedule import REGISTER, Loop
 from rlfx.recurrence.values import Value, evaluate
 from rlfx.transforms._fuse_program import trace_step
 from rlfx.transforms._fuse_scan import fuse_scan
+from rlfx.transforms._scalar_rules import DENSE_FROM
 from rlfx.transforms._scalarize import UnsupportedPrimitive
 
 
@@ -34,27 +37,34 @@ class FusedLoops:
         """For ``explain``: that a forward loop is fused, or why it is not."""
         if loop.direction != "forward":
             return None
-        parts = _split(loop)
+        parts = self._parts(program, loop)
         why = parts if isinstance(parts, str) else _primitives(_Body.of(program, parts[0], program.dims_of))
         return "fused: its steps are one scalarised program" if why is None else f"not fused: {why}"
 
     def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence, iterate: Iterate) -> tuple:
         """The loop's final state and stacked values, as ``RunningLoop.advance`` gives them."""
-        run, loop = running.run, running.loop
-        parts = _split(loop)
-        if not isinstance(parts, str):
-            core, rest = (RunningLoop(run, part) for part in parts)
-            try:
-                final, stacked = self._fused(core, state, times)
-            except UnsupportedPrimitive:
-                pass  # `explain` says which
-            else:
-                run.env |= {v: Value(x, run.program.dims_of(v) | {"t"}) for v, x in zip(core.loop.stacked, stacked,
-                                                                                       strict=True)}  # fmt: skip
-                return final, _in_order(loop, core, stacked, rest, times)
-        return running.advance(state, times, slices, iterate)
+        parts = self._parts(running.run.program, running.loop)
+        if isinstance(parts, str):
+            return running.advance(state, times, slices, iterate)
+        core, rest = (RunningLoop(running.run, part) for part in parts)
+        known = dict(zip(running.operands[0], slices, strict=True))
+        try:
+            final, stacked = self._fused(core, state, times, known)
+        except UnsupportedPrimitive:  # `explain` says which
+            return running.advance(state, times, slices, iterate)
+        known.update(zip(core.loop.stacked, stacked, strict=True))
+        known.update(zip(rest.loop.stacked, _after(rest, core.loop.stacked, times, known), strict=True))
+        return final, [known[v] for v in running.loop.stacked]
 
-    def _fused(self, running: RunningLoop, state: Sequence, times: Any) -> tuple:
+    def _parts(self, program: Program, loop: Loop) -> tuple[Loop, Loop] | str:
+        parts = _split(loop)
+        if self.backend == "auto" and jax.default_backend() == "cpu" and not isinstance(parts, str):
+            large = next((e for e in parts[0].body if _is_large_product(e, program)), None)
+            if large is not None:
+                return f'on a CPU its matrix products are faster as they are ({large.where}); backend="scan" fuses around them'
+        return parts
+
+    def _fused(self, running: RunningLoop, state: Sequence, times: Any, slices: dict) -> tuple:
         run, loop = running.run, running.loop
         program, n = run.program, run.extent.batch
         body = _Body.of(program, loop, lambda v: run.env[v].dims)
@@ -64,7 +74,7 @@ class FusedLoops:
 
         kept = [each(x, running.slots[v]) for v, x in zip(loop.depth, state, strict=True)]
         own = [run.env[v].data for v in body.own]
-        xs = [each(run.env[v].data, run.env[v].dims, 1) for v in body.moving]
+        xs = [each(slices[v], run.env[v].dims, 1) for v in body.moving]
         scan = fuse_scan(body.point, times.shape[0], backend=self.backend, tile=self.tile)
         shared = [run.env[v].data for v in body.shared]
         (_, kept), ys = scan(shared, (own, kept), xs, t0=run.t0 + times[0], b0=run.extent.first)
@@ -73,13 +83,23 @@ class FusedLoops:
         return final, stacked
 
 
-def _in_order(loop: Loop, core: RunningLoop, stacked: Sequence, rest: RunningLoop, times: Any) -> list:
-    """The stacked values of the whole loop: those of its fused core, and of what runs after it."""
-    known = dict(zip(core.loop.stacked, stacked, strict=True))
-    if rest.loop.body:
-        slices = [(rest.run.now() if v is rest.run.program.now else rest.run.env[v]).data for v in rest.operands[0]]
-        known.update(zip(rest.loop.stacked, rest.advance([], times, slices)[1], strict=True))
-    return [known[v] for v in loop.stacked]
+def _is_large_product(e: Equation, program: Program) -> bool:
+    weights = [
+        v for v in e.inputs if isinstance(v, Var) and not program.dims_of(v) and e.op is J.primitive("dot_general")
+    ]
+    return any(math.prod(v.shape) >= DENSE_FROM for v in weights if not e.is_ragged)
+
+
+def _after(rest: RunningLoop, stacked: Sequence[Var], times: Any, known: dict) -> list:
+    """The stacked values of what runs after a fused loop, given the values of that loop at these timesteps."""
+    if not rest.loop.body:
+        return []
+    run, whole = rest.run, dict(rest.run.env)
+    run.env.update({v: Value(known[v], run.program.dims_of(v) | {"t"}) for v in stacked})
+    _, ys = rest.advance([], times, [known[v] for v in rest.operands[0]])
+    run.env.clear()
+    run.env.update(whole)
+    return ys
 
 
 def _widened(x: Any, axis: int, n: int) -> tuple[int, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -148,11 +149,22 @@ class StepProgram:
         return None
 
 
+@contextlib.contextmanager
+def reporting_leaks() -> Iterator[None]:
+    """Raise ProgramError where a step uses a value that leaked from another trace."""
+    try:
+        yield
+    except J.UnexpectedTracerError as error:
+        fact = "fuse_steps: the step uses a value that leaked from another trace, so it is not pure."
+        fix = "Keep what the next step needs in the state, and nothing outside."
+        raise ProgramError(located(fact, where=J.leaked_from(error), fix=fix)) from error
+
+
 def trace_step(body: Callable, shared: Any, carry: Any, xs: Any) -> StepProgram:
     """Trace ``body(shared, t, b, carry, x) -> (carry, y)`` at the types of batched arguments.
 
     Raises:
-      ProgramError: the carry that comes back differs in structure, shape or dtype, or a value leaked from another trace.
+      ProgramError: the carry that comes back differs in structure, shape or dtype.
     """
     layouts = Layout.of(shared, 0), Layout.of(carry, 1), Layout.of(xs, 2)
     index = jax.ShapeDtypeStruct((), jnp.int32)
@@ -174,12 +186,7 @@ def trace_step(body: Callable, shared: Any, carry: Any, xs: Any) -> StepProgram:
         trees.extend([jax.tree.structure(new), jax.tree.structure(y)])
         return [*jax.tree.leaves(new), *jax.tree.leaves(y)]
 
-    try:
-        closed = F.trace(flat, *avals)
-    except J.UnexpectedTracerError as error:
-        fact = "fuse_steps: the step uses a value that leaked from another trace, so it is not pure."
-        fix = "Keep what the next step needs in the state, and nothing outside."
-        raise ProgramError(located(fact, where=J.leaked_from(error), fix=fix)) from error
+    closed = F.trace(flat, *avals)
     new_tree, y_tree = trees[:2]
     if new_tree != layouts[1].tree:
         fact = f"The step returns a carry of structure {new_tree}, and it was given {layouts[1].tree}."

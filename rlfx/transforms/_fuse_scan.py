@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from rlfx.errors import ProgramError, located
 from rlfx.transforms import _fuse_xla
-from rlfx.transforms._fuse_program import trace_step
+from rlfx.transforms._fuse_program import reporting_leaks, trace_step
 
 BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "interpret")
 CPU_TILE = 256
@@ -38,7 +38,7 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       tile: environments in a tile, or in a kernel's block (a power of two).
 
     Raises:
-      ProgramError: K or N is not positive, or the carry changes type.
+      ProgramError: K or N is not positive, the carry changes type, or the body uses a value that leaked.
       UnsupportedPrimitive: the body has no scalar form.
 
     Example:
@@ -54,6 +54,7 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
         raise ProgramError(located(f"fuse_steps: K = {length} steps.", fix="Fuse at least one step."))
     check_backend(backend)
 
+    @reporting_leaks()
     def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
         n = _batch_of(carry, xs, length)
         program = trace_step(body, shared, carry, xs)

@@ -58,8 +58,8 @@ class Staged:
       closed: the function.
       tree: the structure of what it returns.
       kept: for each stage, the variables that it returns.
-      fixed: how many of the first leaves are the same at each call: what depends on them alone (transposed weights) is
-        left outside of the stages, so that XLA moves it out of the loop.
+      fixed: how many of the first leaves are the same at each call: operands of products that depend on them alone
+        (transposed weights) are left outside of the stages, so that XLA moves them out of the loop.
     """
 
     closed: Any
@@ -76,13 +76,14 @@ class Staged:
         jaxpr = self.closed.jaxpr
         env = dict(zip(jaxpr.invars, jax.tree.leaves(args), strict=True))
         env |= dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
-        _advance(jaxpr.eqns, {v: env[v] for v in jaxpr.invars[: self.fixed]}, env)
+        env |= _values_of(jaxpr.eqns, list(_weights(jaxpr, self.fixed)), env)
         products = {v: e for e in jaxpr.eqns if e.primitive in _PRODUCTS for v in e.outvars}
+        between = _between if products else _staged
         for has_products, stages in itertools.groupby(self.kept, key=lambda kept: any(v in products for v in kept)):
             if has_products:
                 env |= {v: _bind(products[v], env)[0] for kept in stages for v in kept}
             else:
-                env |= _between(jaxpr.eqns, list(stages), env)
+                env |= between(jaxpr.eqns, list(stages), env)
         return jax.tree.unflatten(self.tree, [x.val if J.is_literal(x) else env[x] for x in jaxpr.outvars])
 
 
@@ -106,15 +107,12 @@ def staged(fn: Callable, avals: Sequence[Any], block: int) -> Staged:
 
 def _stages(jaxpr: Any, fixed: int, price: float) -> tuple[tuple[Any, ...], ...]:
     """The variables that each stage keeps; the last one keeps the outputs."""
-    varying = set(jaxpr.invars[fixed:])
+    weights = _weights(jaxpr, fixed)
+    computed = {v for e in jaxpr.eqns for v in e.outvars if v not in weights}
+    kept = _worth_keeping(jaxpr, price) & computed
     for e in jaxpr.eqns:
-        if any(not J.is_literal(x) and x in varying for x in e.invars):
-            varying.update(e.outvars)
-    kept = _worth_keeping(jaxpr, price) & varying
-    computed = {v for e in jaxpr.eqns for v in e.outvars if v in varying}
-    for e in jaxpr.eqns:
-        if e.primitive in _PRODUCTS and e.outvars[0] in varying:
-            kept |= {*e.outvars, *(x for x in e.invars if not J.is_literal(x) and x in computed)}
+        if e.primitive in _PRODUCTS:
+            kept |= computed.intersection((*e.outvars, *(x for x in e.invars if not J.is_literal(x))))
     level: dict = {}
     for e in jaxpr.eqns:  # products have levels of their own, odd ones
         before = max((level.get(x, 0) for x in e.invars if not J.is_literal(x)), default=0)
@@ -166,29 +164,42 @@ def _bind(eqn: Any, env: dict) -> list:
     return J.bind(eqn.primitive, eqn.params, *[x.val if J.is_literal(x) else env[x] for x in eqn.invars])
 
 
-def _advance(eqns: Sequence[Any], known: dict, env: dict) -> None:
-    """Add to ``env`` what can be computed from ``known`` alone."""
-    for e in eqns:
-        inputs = [x for x in e.invars if not J.is_literal(x)]
-        if all(x in known for x in inputs):
-            known.update(zip(e.outvars, _bind(e, known), strict=True))
-    env.update(known)
+def _weights(jaxpr: Any, fixed: int) -> dict:
+    """The operands of products that are computed from the first ``fixed`` inputs alone."""
+    varying = set(jaxpr.invars[fixed:])
+    for e in jaxpr.eqns:
+        if any(not J.is_literal(x) and x in varying for x in e.invars):
+            varying.update(e.outvars)
+    computed = {v for e in jaxpr.eqns for v in e.outvars if v not in varying}
+    operands = (x for e in jaxpr.eqns if e.primitive in _PRODUCTS for x in e.invars if not J.is_literal(x))
+    return dict.fromkeys(x for x in operands if x in computed)
+
+
+def _values_of(eqns: Sequence[Any], wanted: Sequence[Any], env: dict) -> dict:
+    needed, given = _needed(eqns, env, wanted)
+    return dict(zip(wanted, _values(needed, given, wanted, *[env[v] for v in given]), strict=True))
 
 
 def _between(eqns: Sequence[Any], stages: Sequence[tuple], env: dict) -> dict:
-    """The values of consecutive stages, in one function that calls a function for each."""
+    """The values of consecutive stages between products, in one function that calls a function for each."""
     wanted = [v for kept in stages for v in kept]
-
-    def run(*args):
-        here = dict(zip(given, args, strict=True))
-        for kept in stages:
-            needed, used = _needed(eqns, here, kept)
-            stage = _call(functools.partial(_values, needed, used, kept))
-            here.update(zip(kept, stage(*[here[v] for v in used]), strict=True))
-        return [here[v] for v in wanted]
-
+    if not wanted:
+        return {}
     _, given = _needed(eqns, env, wanted)
-    return dict(zip(wanted, one_function(run)(*[env[v] for v in given]), strict=True))
+    run = one_function(lambda *args: list(_staged(eqns, stages, dict(zip(given, args, strict=True))).values()))
+    return dict(zip(wanted, run(*[env[v] for v in given]), strict=True))
+
+
+def _staged(eqns: Sequence[Any], stages: Sequence[tuple], known: dict) -> dict:
+    """The values of consecutive stages, each a call."""
+    here, found = dict(known), {}
+    for kept in stages:
+        needed, used = _needed(eqns, here, kept)
+        stage = _call(functools.partial(_values, needed, used, kept))
+        values = dict(zip(kept, stage(*[here[v] for v in used]), strict=True))
+        here.update(values)
+        found.update(values)
+    return found
 
 
 def _needed(eqns: Sequence[Any], known: dict, wanted: Iterable[Any]) -> tuple[list, list]:

@@ -99,8 +99,9 @@ class Support(NamedTuple):
 
 
 @functools.singledispatch
-def fuse_steps(env: Any, k: int, *, policy: Any = None, outputs: str = "final", backend: str = "auto",
-               tile: int | None = None) -> Callable:
+def fuse_steps(
+    env: Any, k: int, *, policy: Any = None, outputs: str = "final", backend: str = "auto", tile: int | None = None
+) -> Callable:
     """K steps of N environments as one program: ``run(key, states, extra=None, *, t0=0, b0=0)``.
 
     Given a traced program instead of an environment, ``fuse_steps(program, *, backend="auto", tile=None)`` is the program
@@ -187,6 +188,7 @@ def fuse_loops(program: Program, *, backend: str = "auto", tile: int | None = No
 
 def _actor(env: Any, policy: Any) -> Callable:
     """``(shared, key, state, given action) -> (observation, action)``."""
+
     def observed(act):
         def acting(shared, key, state, given):
             obs = env.observe(state)

@@ -67,9 +67,10 @@ def gradient(fn):
 @pytest.mark.parametrize(("length", "n", "hidden", "impl"), [
     (1, 1, 8, "threefry2x32"), (7, 21, 8, fast_prng), (5, 300, 64, fast_prng)])  # fmt: skip
 def test_ppo_has_the_same_values_and_gradients(length, n, hidden, impl):
-    plain, fused = both(ppo, length=length, batch=n)
+    plain = rlfx.compile(ppo, length=length, batch=n)
+    fused = rlfx.compile(ppo, length=length, batch=n, transform=partial(fuse_steps, backend="scan"))
     arguments = init(hidden), start(n, impl), jax.random.key(1, impl=impl)
-    assert FUSED in str(fused.explain(*arguments))
+    assert (FUSED in str(fused.explain(*arguments))) == (length > 1)  # one timestep is no loop
     assert FUSED not in str(plain.explain(*arguments))
     expected = gradient(plain)(*arguments)
     assert_close(expected, gradient(fused)(*arguments))
@@ -108,7 +109,7 @@ def test_through_the_recurrence():
 def test_shared_carries_and_programs_without_environments(batch):
     def f(w, carry, t):
         x, count = carry
-        return (x * w + t.index * 0.1, count + 1), (x, count)
+        return (x * w + 0.1 * jnp.asarray(t).astype(jnp.float32), count + 1), (x, count)
 
     lead = () if batch is None else (batch,)
     carry = jnp.ones(lead), jnp.int32(0) if batch is None else rlfx.Shared(jnp.int32(0))
@@ -173,21 +174,20 @@ def searching(w, x, t):
     return x, jax.lax.while_loop(lambda v: v < 0, lambda v: v + 1.0, x - w)
 
 
-def printing(w, x, t):
-    jax.debug.print("{}", x)
-    return x, x + w
+def on_the_host(w, x, t):
+    return x, jax.pure_callback(lambda v: v + 1, jax.ShapeDtypeStruct((), jnp.float32), x, vmap_method="sequential")
 
 
 REFUSED = {
     "reductions": (coupled, "not fused: it reduces over the environments"),
     "rings": (far, "not fused: it reads more than one timestep back"),
     "loops on data": (searching, "not fused: the primitive 'while' has no scalar form here"),
-    "callbacks": (printing, "not fused: it has an effect, debug_"),
+    "callbacks": (on_the_host, "not fused: the primitive 'pure_callback' has no scalar form here"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_fused_is_explained_and_runs(case, capsys):
+def test_what_is_not_fused_is_explained_and_runs(case):
     f, reason = REFUSED[case]
     plain, fused = both(f, length=5, batch=3)
     text = str(fused.explain(0.5, jnp.arange(3.0)))
@@ -197,7 +197,20 @@ def test_what_is_not_fused_is_explained_and_runs(case, capsys):
     assert_close(plain(0.5, jnp.arange(3.0)), fused(0.5, jnp.arange(3.0)))
 
 
-def test_a_large_program_is_left(monkeypatch):
+def test_prints_are_kept(capsys):
+    """What the recurrence does not need runs in a loop of its own."""
+    def f(w, x, t):
+        jax.debug.print("at {}", t, ordered=True)
+        return x + w, x
+
+    fused = rlfx.unroll(f, length=3, transform=fuse_steps)
+    assert FUSED in str(fused.explain(0.5, jnp.float32(1)))
+    jax.block_until_ready(fused(0.5, jnp.float32(1)))
+    jax.effects_barrier()
+    assert capsys.readouterr().out.split() == ["at", "0", "at", "1", "at", "2"]
+
+
+def test_a_large_program_is_left():
     def f(w, x, t):
         return x.sum(), jnp.sort(x * w)
 
@@ -205,6 +218,14 @@ def test_a_large_program_is_left(monkeypatch):
     x = jax.random.normal(jax.random.key(0), (2, 40))
     assert "not fused: the primitive 'sort' has no scalar form here" in str(fused.explain(0.5, x))
     assert_close(plain(0.5, x), fused(0.5, x))
+
+
+def test_large_products_are_left_to_a_cpu():
+    plain, fused = both(ppo, length=3, batch=4)
+    arguments = init(64), start(4), jax.random.key(1)
+    text = str(fused.explain(*arguments))
+    assert "not fused: on a CPU its matrix products are faster as they are (test_fuse_programs.py" in text
+    assert_close(jax.jit(plain)(*arguments), jax.jit(fused)(*arguments))
 
 
 def test_there_is_no_such_backend():
