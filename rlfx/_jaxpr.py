@@ -20,7 +20,7 @@ from jax._src import core, dispatch, dtypes, profiler, source_info_util, xla_bri
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
-from jax._src.lib import xla_client
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 from jax.extend.random import define_prng_impl

@@ -42,9 +42,10 @@ def _replay(jaxpr: Any, consts: Sequence, args: Sequence) -> list:
     for eqn in jaxpr.eqns:
         operands = [v.val if J.is_literal(v) else env[v] for v in eqn.invars]
         if eqn.primitive is CONVOLUTION:
-            outs = [channels_last(*operands, eqn.params)]
+            outs = [channels_last(operands[0], operands[1], eqn.params)]
         elif eqn.primitive in J.INLINED:
-            outs = _replay(*J.call_body(eqn.primitive, eqn.params), operands)
+            body, inner = J.call_body(eqn.primitive, eqn.params)
+            outs = _replay(body, inner, operands)
         else:
             outs = J.bind(eqn.primitive, eqn.params, *operands)
         env.update(zip(eqn.outvars, outs, strict=True))

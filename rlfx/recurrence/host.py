@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,9 @@ from rlfx.recurrence.program import Program, Var
 from rlfx.recurrence.values import Value
 
 NAME = J.primitive("name")
+
+#: The version of jaxlib that is installed.
+JAXLIB = importlib.metadata.version("jaxlib")
 
 #: Before, XLA:GPU read offloaded data of a loop in the wrong order when the index is not the loop's counter itself, and
 #: so computed wrong gradients without an error (openxla/xla#46231).

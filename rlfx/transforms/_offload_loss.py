@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from rlfx.errors import PlacementError, located
-from rlfx.recurrence.host import note, refuse, to_host
+from rlfx.recurrence.host import JAXLIB, note, refuse, to_host
 from rlfx.transforms._blocks import Axis, Block, take
 from rlfx.transforms._blocks_loss import Blocks, Report, check, differentiable, report, trace
 
@@ -79,7 +78,7 @@ class Offloaded:
         return self.fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        refuse(jax.default_backend(), jaxlib.__version__)
+        refuse(jax.default_backend(), JAXLIB)
         require_host_memory(jax.devices()[0])
         traced = trace(self.fn, args, kwargs, self.blocks.argnums)
         size = self.blocks.block_size(traced.n)
@@ -103,5 +102,5 @@ class Offloaded:
 
 def _bytes(value: Any) -> int:
     dtype = value.aval.dtype
-    width = 8 if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else np.dtype(dtype).itemsize
+    width = 8 if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) else np.dtype(dtype).itemsize
     return math.prod(value.shape) * width

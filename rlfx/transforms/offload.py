@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any, Literal, overload
 
 import jax
-import jaxlib
 
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.directed import directed
-from rlfx.recurrence.host import Hosting, checked_names, refuse
+from rlfx.recurrence.host import JAXLIB, Hosting, checked_names, refuse
 from rlfx.recurrence.program import Program
 from rlfx.transforms._blocks_loss import Blocks
 from rlfx.transforms._offload_driver import Driven
@@ -128,6 +127,6 @@ def _program(program: Program, hosting: Hosting) -> Program:
         )
     if program.loss is None:
         raise DomainError(located("An unrolled program stores nothing for a learner.", fix="Use rlfx.compile."))
-    refuse(jax.default_backend(), jaxlib.__version__)
+    refuse(jax.default_backend(), JAXLIB)
     checked_names(program, hosting.names)
     return replace(program, directives={**program.directives, "offload": hosting})

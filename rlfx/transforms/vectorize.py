@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import overload
+from typing import Any, overload
 
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.directed import directed
@@ -19,7 +19,7 @@ def vectorize(target: Program, *, over: str = "t") -> Program: ...
 def vectorize(target: Callable, *, over: str = "t") -> Callable: ...
 
 
-def vectorize(target, *, over="t"):
+def vectorize(target: Any, *, over: str = "t") -> Any:
     """``scan(recurrence; rest)  ->  scan(recurrence); vmap over t of the rest``.
 
     By default the compiler decides for each equation that could leave a loop over time, by what its operands cost to

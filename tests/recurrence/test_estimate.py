@@ -34,7 +34,7 @@ def scan_gradient():
 
 
 def accumulated_gradient():
-    step, (params, x) = mlp_gradient()
+    step, (params, _) = mlp_gradient()
 
     def accumulate(params, x):
         def add(total, part):
