@@ -170,7 +170,7 @@ def main() -> None:
         kind, *numbers = args.rest
         one_under_limit(kind, *map(int, numbers))
     elif args.part == "figures":
-        save("figures", figures(args.rounds, [(32, 128, 16), (64, 128, 8), (128, 128, 4)]))
+        save("figures", figures(args.rounds, [(32, 128, 16), (64, 128, 16), (128, 128, 16)]))
     else:
         save("limit", limited(320 << 20, 64, 16))
 
