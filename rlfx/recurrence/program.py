@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,6 +198,10 @@ class Program:
 
     def definitions(self) -> dict[Var, Equation]:
         """The equation that defines each value."""
+        return self._definitions
+
+    @functools.cached_property
+    def _definitions(self) -> dict[Var, Equation]:
         return {v: e for e in self.equations for v in e.outputs}
 
     def reads(self) -> Iterator[Equation]:

@@ -7,7 +7,7 @@ timestep). Every compiled program is tested against it, values and gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -315,23 +315,21 @@ def concretize(program: Program, t: int, stop: int) -> Program:
 
     many = lambda vs: tuple(map(var, vs))  # noqa: E731
     p = program
-    return Program(
-        **{
-            **p.__dict__,
-            "equations": tuple(map(equation, p.equations)),
-            "params": many(p.params),
-            "consts": many(p.consts),
-            "carry": many(p.carry),
-            "key": None if p.key is None else var(p.key),
-            "now": var(p.now),
-            "b": var(p.b),
-            "loss": None if p.loss is None else var(p.loss),
-            "next_carry": many(p.next_carry),
-            "aux": many(p.aux),
-            "ends": None if p.ends is None else var(p.ends),
-            "alive": None if p.alive is None else var(p.alive),
-            "dims": {},
-        }
+    return replace(
+        p,
+        equations=tuple(map(equation, p.equations)),
+        params=many(p.params),
+        consts=many(p.consts),
+        carry=many(p.carry),
+        key=None if p.key is None else var(p.key),
+        now=var(p.now),
+        b=var(p.b),
+        loss=None if p.loss is None else var(p.loss),
+        next_carry=many(p.next_carry),
+        aux=many(p.aux),
+        ends=None if p.ends is None else var(p.ends),
+        alive=None if p.alive is None else var(p.alive),
+        dims={},
     )
 
 
