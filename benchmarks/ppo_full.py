@@ -9,7 +9,6 @@ clipping, annealed Adam, and time limits treated as terminations. A run of eithe
 random parameters and trains for a number of updates; the programs are interleaved in one process. Figures are
 environment steps a second, per core (process CPU time; the process is pinned to one core) and, with `--cores 2`, by the
 clock. `rlfx` has rlfx's own CartPole and unrolled threefry keys, `rlfx, gymnax` gymnax's CartPole, as the peer does,
-and `blocks` computes the gradients of large minibatches in blocks (`rlfx.incrementalize`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from rlfx.threefry import threefry
 
 LENGTH, EPOCHS, MINIBATCHES = 128, 4, 4
 GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, NORM = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5
-BLOCK = 1024  # samples whose activations fit a core's cache
 
 
 # -- the program: one timestep of one environment, one minibatch
@@ -123,23 +121,16 @@ def make_train(
     *,
     rate: float = 2.5e-4,
     mesh: Any = None,
-    block: int | None = None,
     **epochs: Any,
 ) -> Callable:
-    """``train(key) -> (agent, (score, done))``; each of the latter is [updates, T, envs].
-
-    ``block``: compute the gradient of a minibatch in blocks of so many samples.
-    """
-    gradient = jax.grad(ppo_loss)
-    if block is not None:
-        gradient = rlfx.incrementalize(gradient, block_size=block)
+    """``train(key) -> (agent, (score, done))``; each of the latter is [updates, T, envs]."""
     rollout = rlfx.unroll(make_act(env), length=LENGTH, batch=envs, mesh=mesh)
     schedule = lambda count: rate * (1 - (count // (EPOCHS * MINIBATCHES)) / updates)  # noqa: E731
     optimizer = optax.chain(optax.clip_by_global_norm(NORM), optax.adam(schedule, eps=1e-5))
 
     def learn(learner, sample):
         params, state = learner
-        grads, state = optimizer.update(gradient(params, sample), state, params)
+        grads, state = optimizer.update(jax.grad(ppo_loss)(params, sample), state, params)
         return (optax.apply_updates(params, grads), state), None
 
     def update(agent, key):
@@ -181,8 +172,6 @@ def programs(checkout: str, envs: int, updates: int, mesh: Any) -> dict[str, tup
         "rlfx": (make_train(own, envs, updates), key),
         "rlfx, gymnax": (make_train(gymnax, envs, updates), key),
     }
-    if envs * LENGTH // MINIBATCHES >= 8 * BLOCK:
-        found[f"rlfx, blocks of {BLOCK}"] = (make_train(own, envs, updates, block=BLOCK), key)
     if mesh is not None:
         found[f"rlfx, {mesh.size} devices"] = (make_train(own, envs, updates, mesh=mesh), key)
     return found
