@@ -101,7 +101,7 @@ class Support(NamedTuple):
 @functools.singledispatch
 def fuse_steps(
     env: Any, k: int, *, policy: Any = None, outputs: str = "final", backend: str = "auto", tile: int | None = None
-) -> Callable:
+) -> Any:
     """K steps of N environments as one program: ``run(key, states, extra=None, *, t0=0, b0=0)``.
 
     Given a traced program instead of an environment, ``fuse_steps(program, *, backend="auto", tile=None)`` is the program
