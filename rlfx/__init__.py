@@ -27,6 +27,7 @@ from rlfx.recurrence.returns import vtrace as vtrace
 from rlfx.recurrence.series import inputs as inputs
 from rlfx.recurrence.series import series as series
 from rlfx.recurrence.series import solve as solve
+from rlfx.recurrence.shuffle import shuffle as shuffle
 from rlfx.recurrence.time import maximum as maximum
 from rlfx.recurrence.time import minimum as minimum
 from rlfx.transforms.incrementalize import incrementalize as incrementalize
