@@ -30,6 +30,7 @@ from rlfx.recurrence.series import solve as solve
 from rlfx.recurrence.shuffle import shuffle as shuffle
 from rlfx.recurrence.time import maximum as maximum
 from rlfx.recurrence.time import minimum as minimum
+from rlfx.transforms.fuse_steps import fuse_steps as fuse_steps
 from rlfx.transforms.incrementalize import incrementalize as incrementalize
 from rlfx.transforms.offload import offload as offload
 from rlfx.transforms.vectorize import vectorize as vectorize

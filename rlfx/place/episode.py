@@ -218,7 +218,7 @@ def _logits_at_once(
     onehot = (episode.device[..., None] == devices).astype(jnp.float32)  # [B, V, D]
     added = onehot[..., None] * encoding.placed[episode.task][:, :, None, :]  # [B, V, D, H]
     load = jnp.cumsum(added, axis=1) - added
-    place = policy.apply(params, encoding.task[episode.task], load, episode.state, method="devices")
+    place: Any = policy.apply(params, encoding.task[episode.task], load, episode.state, method="devices")
     return encoding.select[None, None], place
 
 
@@ -234,7 +234,8 @@ def _logits_by_step(
     def at(step: Array) -> tuple[Array, Array]:
         encoding, load = _encode_now(policy, params, f, step_of < step, mask[:, step], on)
         task = encoding.task[jnp.arange(B), episode.task[:, step]]
-        return encoding.select, policy.apply(params, task, load, episode.state[:, step], method="devices")
+        placed: Any = policy.apply(params, task, load, episode.state[:, step], method="devices")
+        return encoding.select, placed
 
     select, place = jax.lax.map(at, jnp.arange(V))
     return select.swapaxes(0, 1), place.swapaxes(0, 1)

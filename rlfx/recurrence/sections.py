@@ -105,7 +105,7 @@ def advance_in_sections(
     size = tile_size(length)
     complete: dict[Var, tuple] = dict.fromkeys(tiled, ())
     kept, outs = dict(zip(names, state, strict=True)), []
-    stacked = None
+    stacked: list | None = None
     for first in range(0, length, size):
         count = min(size, length - first)
         part = replace(running, section=Section(first, count, dict(complete)))
@@ -125,7 +125,9 @@ def advance_in_sections(
     for v in tiled:  # in the form in which the loop's state is known outside
         axis = int("b" in running.slots[v])
         kept[v] = jnp.moveaxis(jnp.concatenate(complete[v], axis=axis), axis, 0)
-    return [kept[v] for v in names], stacked if in_place else [jnp.concatenate(y) for y in zip(*outs, strict=True)]
+    if stacked is None:
+        stacked = [jnp.concatenate(y) for y in zip(*outs, strict=True)]
+    return [kept[v] for v in names], stacked
 
 
 def _writing(step: Any) -> Any:

@@ -222,8 +222,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
             return [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]
 
         found.append(_map_blocks(evaluate, blocked.block, begin, end, [inputs[v].data for v in moving], run.times.data))
-    for v, *pieces in zip(blocked.outputs, *found, strict=True):
-        data = jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    for v, pieces in zip(blocked.outputs, zip(*found, strict=True), strict=True):
+        data = _joined(list(pieces))
         run.env[v] = Value(data, run.program.dims_of(v) | {"t"})
 
 
@@ -248,4 +248,8 @@ def _map_blocks(fn: Any, block: int, begin: int, end: int, moving: Sequence, tim
     rest = begin + whole * block
     if rest < end:
         outs.append(jax.checkpoint(fn)(times[rest:end], [x[rest:end] for x in moving]))
-    return [jnp.concatenate(ys) if len(ys) > 1 else ys[0] for ys in zip(*outs, strict=True)]
+    return [_joined(list(ys)) for ys in zip(*outs, strict=True)]
+
+
+def _joined(parts: list) -> Any:
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
