@@ -182,8 +182,10 @@ def _families(program: Program, learner: Learner, order, fastest: Plan, batch: i
         if why_not(form, learner) is None:
             yield list(_tiles(form, start, length, batch if split else 1))
     if why_not("replay", learner) is None:
+        # A tile larger than that of the fastest plan, which fits the caches, only costs memory.
+        in_tile = length * batch if fastest.block is None else fastest.block * (fastest.environments or batch)
         for block in _replay_blocks(program, learner):
-            smaller = _divisors(batch)[::-1] if split else [None]
+            smaller = [m for m in _divisors(batch)[::-1] if m <= max(1, in_tile // block)] if split else [batch]
             yield [Plan("replay", block, None if m == batch else m) for m in smaller]
 
 
