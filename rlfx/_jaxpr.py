@@ -170,6 +170,12 @@ def lift_consts(jaxpr: Any) -> Any:
     return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(jaxpr), ())
 
 
+def without_dead_code(jaxpr: Any) -> Any:
+    """The closed jaxpr without the equations that no output needs, as XLA will see it."""
+    used, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars), instantiate=True)
+    return jaxpr.replace(jaxpr=used)
+
+
 def jaxpr_as_fun(jaxpr: Any, consts: Sequence) -> Callable:
     """A jaxpr as a function of its inputs, returning a list."""
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, list(consts)))

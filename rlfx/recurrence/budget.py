@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, MemoryBudgetError, located
 from rlfx.recurrence.choose import why_not, why_not_environments
 from rlfx.recurrence.cost import bytes_of, points
@@ -135,7 +136,7 @@ class _Trial:
         """Of the loss and its gradient."""
         if plan not in self.jaxprs:
             fn, arguments = self._function(plan)
-            self.jaxprs[plan] = jax.make_jaxpr(fn)(*arguments)
+            self.jaxprs[plan] = J.without_dead_code(jax.make_jaxpr(fn)(*arguments))
         return self.jaxprs[plan]
 
     def estimated(self, plan: Plan) -> int:

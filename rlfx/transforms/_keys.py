@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx._jaxpr import ClosedJaxpr, partial_eval, prng
+from rlfx import _jaxpr as J
+from rlfx._jaxpr import ClosedJaxpr, prng
 from rlfx._jaxpr import primitives as p
 
 
@@ -39,9 +40,7 @@ def wrap_key(words: Any, aval: Any) -> Any:
 
 def trace(fn: Callable, *avals: Any) -> ClosedJaxpr:
     """The closed jaxpr of a function at these types, without the equations that no output needs."""
-    closed = jax.make_jaxpr(fn)(*avals)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    return closed.replace(jaxpr=jaxpr)
+    return J.without_dead_code(jax.make_jaxpr(fn)(*avals))
 
 
 IOTA_2X32 = prng.iota_2x32_shape_p
