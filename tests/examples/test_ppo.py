@@ -84,7 +84,7 @@ def test_an_update_is_16_hand_written_gradient_steps(short_episodes):
 
     wanted = params
     for epoch_key in jax.random.split(shuffle_key, ppo.EPOCHS):
-        for rows_of_part in jax.random.permutation(epoch_key, T * B).reshape(ppo.MINIBATCHES, -1):
+        for rows_of_part in rlfx.shuffle(epoch_key, T * B).reshape(ppo.MINIBATCHES, -1):
             part = jax.tree.map(lambda x: x[rows_of_part], rows)
             wanted = jax.tree.map(lambda p, g: p - 0.05 * g, wanted, gradient(wanted, part))
     change = lambda new: jax.tree.map(lambda n, o: n - o, new, params)  # noqa: E731
