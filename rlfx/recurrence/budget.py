@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, MemoryBudgetError, located
 from rlfx.recurrence.choose import why_not, why_not_environments
-from rlfx.recurrence.cost import bytes_of, points
+from rlfx.recurrence.cost import bytes_of, points, show_bytes
 from rlfx.recurrence.estimate import estimate_temp_bytes, largest_values
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
@@ -86,8 +86,8 @@ def fit(program: Program, learner: Learner, order: Sequence[Var], fastest: Plan,
     kept = [str(v) for v in largest_values(trial.jaxpr(smallest), 3)]
     raise MemoryBudgetError(
         located(
-            f"{program.name} does not fit into memory_budget={budget} ({_show(budget)}). The smallest plan needs "
-            f"{needed} bytes ({_show(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}.",
+            f"{program.name} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
+            f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}.",
             where=program.where,
             fix=f"Give memory_budget={math.ceil(needed)}, fewer environments, or more devices (mesh=).",
         )
@@ -209,11 +209,3 @@ def _replay_blocks(program: Program, learner: Learner) -> list[int]:
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
-
-
-def _show(n: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024
-    return f"{n:.4g} GiB"

@@ -69,3 +69,12 @@ def _shape(atom: Any) -> tuple:
 
 
 _REDUCTIONS = frozenset(J.primitive(f"reduce_{r}") for r in ("sum", "max", "min", "prod", "and", "or"))
+
+
+def show_bytes(n: float) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} GiB"

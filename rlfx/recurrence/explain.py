@@ -11,7 +11,7 @@ import jax
 from rlfx import _jaxpr as J
 from rlfx.errors import RlfxError, located
 from rlfx.recurrence.access import reach_in
-from rlfx.recurrence.cost import bytes_of, flops_of, points
+from rlfx.recurrence.cost import bytes_of, flops_of, points, show_bytes
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.host import hosted
 from rlfx.recurrence.learner import Learner
@@ -85,7 +85,7 @@ class Explanation:
         domain = self.program.domain
         size = f"T={domain.length}" + (f" B={domain.batch}" if domain.batch else "")
         lines = [f"{self.program.name}   {size}   {len(self.program.equations)} equations, stored for the learner: "
-                 f"{_bytes(self.stored_bytes)}"]  # fmt: skip
+                 f"{show_bytes(self.stored_bytes)}"]  # fmt: skip
         previous = None
         for number, stage in enumerate(self.stages, 1):
             if stage.part != previous:
@@ -232,14 +232,6 @@ def _pieces(stage: Stage, graph: Graph) -> list[str]:
         return sections_note(stage, program)
     parts = divide(stage.equations, graph, program.domain.batch or 1, jax.default_backend())
     return [str(part) for part in parts if isinstance(part, Blocked)]
-
-
-def _bytes(n: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024  # type: ignore[assignment]
-    return f"{n:.4g} GiB"
 
 
 def _draw_graph(axis: Any, explanation: Explanation) -> None:
