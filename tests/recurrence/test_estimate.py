@@ -1,5 +1,6 @@
 """The static estimate of temporary bytes against XLA's own count."""
 
+import importlib.metadata
 import time
 
 import jax
@@ -60,15 +61,18 @@ def random_numbers():
     return draw, (jax.random.key(0),)
 
 
+@pytest.mark.skipif(
+    not importlib.metadata.version("jaxlib").startswith("0.10."), reason="the estimate models XLA:CPU of jaxlib 0.10"
+)
 @pytest.mark.parametrize(
     "program", [mlp_gradient, scan_gradient, accumulated_gradient, softmax_of_a_gather, random_numbers]
 )
 def test_within_a_fifth_of_what_xla_needs(program):
     fn, args = program()
     jaxpr = jax.make_jaxpr(fn)(*args)
-    begin = time.perf_counter()
+    begin = time.process_time()
     estimated = estimate_temp_bytes(jaxpr)
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
     exact = jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
     assert exact > 2**16
     assert 0.8 < estimated / exact < 1.2, (estimated, exact)
