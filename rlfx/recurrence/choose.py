@@ -15,7 +15,7 @@ from rlfx.recurrence.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.program import Equation, Var
 from rlfx.recurrence.replay import find_replay, replayed
 from rlfx.recurrence.schedule import Parallel
-from rlfx.recurrence.stream import find_stream, streamed
+from rlfx.recurrence.stream import Stream, find_stream, streamed
 
 #: Bytes of activations in one tile, by platform: about what the caches hold. None: as large as possible.
 CACHE_BYTES = {"cpu": 16 << 20}
@@ -96,8 +96,8 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) ->
     if why_not("blocks", learner) is not None:
         return checked(Plan("blocks", length, environments), learner, order, batch) if asked else Plan()
     block = asked.get("t") or cache_block(learner, batch if environments is None else environments, platform, length)
-    stream = None if why_not("stream", learner) else find_stream(learner)  # which stores nothing for all timesteps
-    if stream is not None and not isinstance(stream, str):
+    stream = find_stream(learner)  # which stores nothing for all timesteps
+    if isinstance(stream, Stream):
         room = length - stream.delay
         chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room)
         if chunk < room and block < length:
