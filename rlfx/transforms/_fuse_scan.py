@@ -58,7 +58,7 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
     def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
         n = _batch_of(carry, xs, length)
         program = trace_step(body, shared, carry, xs)
-        chosen, size = _choose(backend, tile, n)
+        chosen, size = _choose(backend, tile, n, program.has_products)
         t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
         if chosen == "vmap":
             return _vmapped(body, length, shared, t, b, carry, xs)
@@ -117,11 +117,12 @@ def _vmapped(body, length, shared, t, b, carry, xs):
     return jax.lax.scan(advance, carry, (t + jnp.arange(length, dtype=jnp.int32), xs), length=length)
 
 
-def _choose(backend: str, tile: int | None, n: int) -> tuple[str, int]:
-    """A backend and a tile; 0 where there are none."""
+def _choose(backend: str, tile: int | None, n: int, has_products: bool) -> tuple[str, int]:
+    """A backend and a tile; 0 where there are none. Matrix products are dispatched: of all environments at once."""
     if backend == "auto":
         platform = jax.default_backend()
-        backend = "triton" if platform == "gpu" else "scan" if platform != "cpu" or n <= CPU_TILE else "tile"
+        in_tiles = platform == "cpu" and n > CPU_TILE and not has_products
+        backend = "triton" if platform == "gpu" else "tile" if in_tiles else "scan"
     defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "interpret": 128}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
 

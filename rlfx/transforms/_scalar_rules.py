@@ -16,8 +16,8 @@ from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_random import RANDOM_RULES
 from rlfx.transforms._scalarize import Dense, Interpreter, array_of, is_known, tidy, unsupported
 
-DENSE_FROM = 128
-"""Products with at least this many weights are left to a matrix product, where the target has one."""
+DENSE_FROM = 48
+"""Products with at least this many weights, and those that follow one, are left to a matrix product, where there is one."""
 
 
 def elementwise(ip: Interpreter, eqn: Any, args: list) -> list:
@@ -168,7 +168,8 @@ def sort(ip: Interpreter, eqn: Any, args: list) -> list:
 def dot_general(ip: Interpreter, eqn: Any, args: list) -> list:
     (contract, batch), aval = eqn.params["dimension_numbers"], eqn.outvars[0].aval
     lhs, rhs = args
-    weights = isinstance(rhs, Dense) and rhs.uniform and rhs.size >= DENSE_FROM
+    after_another = isinstance(lhs, Dense) and not lhs.uniform
+    weights = isinstance(rhs, Dense) and rhs.uniform and (rhs.size >= DENSE_FROM or after_another)
     if ip.target.dense_matmul and weights and len(lhs.shape) == 1 and len(rhs.shape) == 2 and not batch[0]:
         kernel = rhs.array.T if contract[1] == (0,) else rhs.array
         out = jax.lax.dot_general(kernel, ip.dense(lhs), (((1,), (0,)), ((), ())), eqn.params["precision"])
