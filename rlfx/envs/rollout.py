@@ -12,7 +12,7 @@ from rlfx.envs.base import Environment, Step
 from rlfx.envs.registry import make
 from rlfx.envs.spaces import sample
 from rlfx.errors import EnvError, located
-from rlfx.prng import fast_prng
+from rlfx.prng import fast_prng, seeded
 from rlfx.transforms.fuse_steps import fuse_steps, supported
 
 
@@ -55,7 +55,7 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
 
     @jax.jit
     def run(key: jax.Array) -> RolloutStatistics:
-        key = jax.random.wrap_key_data(jax.random.bits(key, (2,)), impl=fast_prng)
+        key = seeded(key, fast_prng)
         states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
         _, s = steps(jax.random.fold_in(key, 0), states)
         episodes = s.episodes.sum()
