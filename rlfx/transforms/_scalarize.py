@@ -213,9 +213,16 @@ class Interpreter:
             return tuple(self.select(condition, x, y) for x, y in zip(on_true, on_false, strict=True))
         if isinstance(on_true, np.generic) and isinstance(on_false, np.generic) and same(on_true, on_false):
             return on_true
-        if on_true.dtype == bool:  # Mosaic GPU does not select predicates
-            return self.apply(lambda c, x, y: (c & x) | (~c & y), condition, on_true, on_false)
+        if on_true.dtype == bool:  # Mosaic GPU does not select predicates, and has no constant ones
+            return self._select_predicate(condition, on_true, on_false)
         return self.apply(lambda c, x, y: jax.lax.select(c, x, y), condition, on_true, on_false)
+
+    def _select_predicate(self, c: Any, x: Any, y: Any) -> Any:
+        if isinstance(x, np.generic):
+            return self.apply(jnp.logical_or, c, y) if x else self.apply(lambda c, y: ~c & y, c, y)
+        if isinstance(y, np.generic):
+            return self.apply(lambda c, x: ~c | x, c, x) if y else self.apply(jnp.logical_and, c, x)
+        return self.apply(lambda c, x, y: (c & x) | (~c & y), c, x, y)
 
     def logical_and(self, conditions: Sequence[Any]) -> Any:
         """The conjunction of boolean elements."""
@@ -264,6 +271,11 @@ def array_of(elements: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
     for i, element in enumerate(elements):
         out[i] = element
     return out.reshape(shape)
+
+
+def boxed(x: np.ndarray) -> np.ndarray:
+    """An array of elements that can be replaced one by one (``astype(object)`` makes Python numbers of known ones)."""
+    return array_of(list(x.flat), x.shape)
 
 
 def tidy(x: np.ndarray, aval: Any) -> np.ndarray:
