@@ -213,16 +213,9 @@ class Interpreter:
             return tuple(self.select(condition, x, y) for x, y in zip(on_true, on_false, strict=True))
         if isinstance(on_true, np.generic) and isinstance(on_false, np.generic) and same(on_true, on_false):
             return on_true
-        if on_true.dtype == bool:  # Mosaic GPU does not select predicates, and has no constant ones
-            return self._select_predicate(condition, on_true, on_false)
+        if on_true.dtype == bool:  # Mosaic GPU neither selects nor negates predicates
+            return self.apply(lambda c, x, y: jax.lax.select(c, _word(x), _word(y)) != 0, condition, on_true, on_false)
         return self.apply(lambda c, x, y: jax.lax.select(c, x, y), condition, on_true, on_false)
-
-    def _select_predicate(self, c: Any, x: Any, y: Any) -> Any:
-        if isinstance(x, np.generic):
-            return self.apply(jnp.logical_or, c, y) if x else self.apply(lambda c, y: ~c & y, c, y)
-        if isinstance(y, np.generic):
-            return self.apply(lambda c, x: ~c | x, c, x) if y else self.apply(jnp.logical_and, c, x)
-        return self.apply(lambda c, x, y: (c & x) | (~c & y), c, x, y)
 
     def logical_and(self, conditions: Sequence[Any]) -> Any:
         """The conjunction of boolean elements."""
@@ -283,6 +276,10 @@ def tidy(x: np.ndarray, aval: Any) -> np.ndarray:
     if x.dtype == object and not F.is_key(aval) and all(isinstance(e, np.generic) for e in x.flat):
         return np.array(list(x.flat), dtype=aval.dtype).reshape(x.shape)
     return x
+
+
+def _word(x: Any) -> jax.Array:
+    return x.astype(jnp.int32)
 
 
 def same(x: np.generic, y: np.generic) -> bool:

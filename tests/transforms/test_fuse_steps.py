@@ -56,6 +56,18 @@ def mlp_params(n_in=4, hidden=8, n_out=2):
             "w2": jax.random.normal(keys[1], (hidden, n_out)), "b2": jnp.zeros(n_out)}
 
 
+def test_known_elements_are_replaced_one_by_one():
+    """A known array that is written to at a place that depends on data, then chosen from."""
+    def body(shared, t, b, carry, x):
+        written = jnp.zeros(3).at[carry % 3].set(1.0)
+        flags = jnp.array([True, False, False]).at[carry % 2].set(carry > 4)
+        return carry + 1, (jnp.where(carry > 2, written, jnp.ones(3)), flags, ~flags[0], jnp.sort(written))
+
+    carry = jnp.arange(4, dtype=jnp.int32)
+    reference, fused = (fuse_scan(body, 5, backend=b)(None, carry) for b in ("vmap", "scan"))
+    assert_same(reference, fused)
+
+
 CASES = [
     ("CartPole-v1", "scan", "threefry"),
     ("CartPole-v1", "interpret", "fast"),
@@ -105,7 +117,7 @@ def test_lowers_for_cuda_and_interprets(name):
         assert_same(make("vmap")(key, states), make("interpret")(key, states), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["Catch-bsuite", *slow([*CLASSIC, "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
+@pytest.mark.parametrize("name", ["Catch-bsuite", *slow([*CLASSIC, "Breakout-MinAtar", "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
 @pytest.mark.filterwarnings("ignore:Using ``pl.pallas_call`` for Mosaic GPU:DeprecationWarning")
 def test_lowers_for_mosaic_gpu(name):
     env = rlfx.envs.make(name)
