@@ -31,8 +31,9 @@ def one_function(fn: Callable) -> Callable:
     costs as much as thousands of scalar operations. No matrix products inside; elsewhere than on CPU this is a call.
     """
     call = _call(fn)
-    # Without the barrier XLA dies where a constant is both an argument here and the counter of a small loop elsewhere.
-    return lambda *args: call(*jax.lax.optimization_barrier(args))
+    # Without the barrier XLA dies where a constant is both an argument here and the counter of a small loop elsewhere;
+    # without a function around the call, outside of any other, there is no call, and it dies of the calls inside.
+    return jax.jit(lambda *args: call(*jax.lax.optimization_barrier(args)))
 
 
 def _call(fn: Callable) -> Callable:
