@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx.envs.base import Environment, Step
 from rlfx.envs.registry import make
@@ -46,9 +47,9 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
       (1.0, True)
     """
     env = make(env) if isinstance(env, str) else env
-    if min(num_envs, num_steps) < 1:
-        fact = f"random_rollout of {num_envs} environments and {num_steps} steps."
-        raise EnvError(located(fact, fix="Both are at least 1."))
+    if not all(isinstance(n, (int, np.integer)) and n > 0 for n in (num_envs, num_steps)):
+        fact = f"random_rollout of {num_envs!r} environments and {num_steps!r} steps."
+        raise EnvError(located(fact, fix="Both are whole numbers, at least 1."))
     if not options and not supported(env, policy="random"):
         options = {"backend": "vmap"}
     steps = fuse_steps(env, num_steps, policy="random", outputs="statistics", **options)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx.errors import ProgramError, located
 from rlfx.transforms import _fuse_xla
@@ -50,13 +51,13 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       >>> carry, ys.shape
       (Array([6., 6.], dtype=float32), (3, 2))
     """
-    if length < 1:
-        raise ProgramError(located(f"fuse_steps: K = {length} steps.", fix="Fuse at least one step."))
-    check_backend(backend)
+    if not isinstance(length, (int, np.integer)) or length < 1:
+        raise ProgramError(located(f"fuse_steps: K = {length!r} steps.", fix="Fuse at least one step."))
+    check_backend(backend, tile)
 
     @reporting_leaks()
     def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
-        n = _batch_of(carry, xs, length)
+        n = batch_of(carry, xs, length)
         program = trace_step(body, shared, carry, xs)
         chosen, size = _choose(backend, tile, n, program.has_products)
         t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
@@ -73,13 +74,27 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
     return run
 
 
-def check_backend(backend: str) -> None:
-    """Raise ProgramError if there is no such backend."""
+def check_backend(backend: str, tile: int | None) -> None:
+    """Raise ProgramError if there is no such backend, or if it has no such tiles."""
     if backend not in BACKENDS:
         raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
+    if tile is None:
+        return
+    whole = isinstance(tile, (int, np.integer)) and tile > 0
+    fits, fix = _TILES.get(backend, (lambda tile: True, "A tile has at least one environment."))
+    if not whole or not fits(tile):
+        raise ProgramError(located(f"fuse_steps: tile={tile!r} with backend={backend!r}.", fix=fix))
 
 
-def _batch_of(carry: Any, xs: Any, length: int) -> int:
+_TILES: dict[str, tuple[Callable[[int], bool], str]] = {
+    "triton": (lambda tile: tile & (tile - 1) == 0, "A block of Triton is a power of two of environments."),
+    "mosaic_gpu": (lambda tile: tile % 128 == 0, "A block of Mosaic GPU is a multiple of 128 environments."),
+}
+"""Which tiles a backend has, and what to say of others."""
+
+
+def batch_of(carry: Any, xs: Any, length: int) -> int:
+    """N, of a carry with leaves ``[N, ...]`` and inputs with leaves ``[K, N, ...]``; or a ProgramError."""
     leaves = jax.tree.leaves(carry)
     sizes = {x.shape[0] if x.ndim else -1 for x in leaves}
     sizes |= {x.shape[1] if x.ndim > 1 else -1 for x in jax.tree.leaves(xs)}

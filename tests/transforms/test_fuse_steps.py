@@ -302,8 +302,28 @@ def test_too_large_is_unsupported():
     assert "makes the program too large" in answer.reason
 
 
+@pytest.mark.parametrize("backend", ["scan", "tile"])
+@pytest.mark.parametrize("outputs", ["final", "trajectory"])
+def test_outside_of_jit(backend, outputs):
+    """Small loops and calls that are the whole program: XLA has died of those."""
+    env = rlfx.envs.make("CartPole-v1")
+    key, states = start(env, 4)
+    run = fuse_steps(env, 2, policy="random", outputs=outputs, backend=backend)
+    assert_same(run(key, states), jax.jit(fuse_steps(env, 2, policy="random", outputs=outputs, backend="vmap"))(key, states),
+                atol=3e-6)
+
+
 BAD = {
     "K = 0": (lambda env, key, s: fuse_steps(env, 0, policy="random"), "K = 0 steps"),
+    "K is no integer": (lambda env, key, s: fuse_steps(env, 2.5, policy="random"), "K = 2.5 steps"),
+    "tile = 0": (lambda env, key, s: fuse_steps(env, 2, backend="tile", tile=0), "tile=0 with backend='tile'"),
+    "tile of Triton": (lambda env, key, s: fuse_steps(env, 2, backend="triton", tile=48), "is a power of two"),
+    "tile of Mosaic": (lambda env, key, s: fuse_steps(env, 2, backend="mosaic_gpu", tile=64), "a multiple of 128"),
+    "one state": (lambda env, key, s: fuse_steps(env, 2)(key, env.reset(key), jnp.zeros((2, 4), jnp.int32)),
+                  r"leading \[N\] axes differ"),
+    "no actions": (lambda env, key, s: fuse_steps(env, 2)(key, s), r"`extra` holds the actions \[K, N"),
+    "actions outside": (lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((2, 4), jnp.int32).at[1, 3].set(2)),
+                        "the action 2 of step 1 and environment 3 is outside Discrete"),
     "N = 0": (lambda env, key, s: fuse_steps(env, 2, policy="random")(key, jax.tree.map(lambda x: x[:0], s)),
               "N = 0 environments"),
     "policy": (lambda env, key, s: fuse_steps(env, 2, policy="best"), "policy='best'"),
