@@ -28,7 +28,9 @@ from envs_throughput import HERE, gymnax_scan, ours, report, seconds  # sets XLA
 
 from rlfx.envs import fast_prng
 
-DISPATCHED = re.compile(r" (fusion|dot|copy|call|conditional|custom-call|while|reduce|rng-bit-generator|dynamic-[a-z-]+)\(")
+DISPATCHED = re.compile(
+    r" (fusion|dot|copy|call|conditional|custom-call|while|reduce|rng-bit-generator|dynamic-[a-z-]+)\("
+)
 
 
 def jit_per_step(name, n, k):
@@ -75,9 +77,16 @@ def against_n(sizes, repeat, budget):
 def dispatched_in_loop(compiled_text):
     """Operations that XLA dispatches in one iteration of the largest loop; none in what is compiled as one function."""
     parts = {part.split(" ", 1)[0]: part for part in re.split(r"\n(?=%|ENTRY)", compiled_text)}
-    callers = {callee: name for name, part in parts.items() for callee in re.findall(r"(?:body|to_apply)=(%[\w.\-]+)", part)}
-    inside = {callee for part in parts.values() for line in part.splitlines() if "xla_cpu_small_call" in line
-              for callee in re.findall(r" call\(.*to_apply=(%[\w.\-]+)", line)}
+    callers = {
+        callee: name for name, part in parts.items() for callee in re.findall(r"(?:body|to_apply)=(%[\w.\-]+)", part)
+    }
+    inside = {
+        callee
+        for part in parts.values()
+        for line in part.splitlines()
+        if "xla_cpu_small_call" in line
+        for callee in re.findall(r" call\(.*to_apply=(%[\w.\-]+)", line)
+    }
 
     def compiled(name):
         return name in inside or (name in callers and compiled(callers[name]))
@@ -99,9 +108,11 @@ def transitions(n=1024, k=1000):
         return jax.jit(run).lower(key, states).compile().as_text()
 
     single = text(1, "vmap").split("ENTRY", 1)[1]
-    rows = [{"how": "jit a step", "calls": k, "dispatched": k * len(DISPATCHED.findall(single))},
-            {"how": "XLA scan", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "vmap"))},
-            {"how": "fused", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "auto")) + 1}]
+    rows = [
+        {"how": "jit a step", "calls": k, "dispatched": k * len(DISPATCHED.findall(single))},
+        {"how": "XLA scan", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "vmap"))},
+        {"how": "fused", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "auto")) + 1},
+    ]
     for row in rows:
         print(row, flush=True)
     return rows
@@ -130,8 +141,10 @@ def against_factors(repeat, n, ks=(1, 10, 100, 1000), budget=1_000_000):
     for s, c in itertools.product((1, 4, 16), (1, 4, 16)):
         for k in ks:
             run = ours("CartPole-parametric", n, k, impl=fast_prng, backend="auto", state_factor=s, compute_factor=c)
-            rows.append({"N": n, "K": k, "S": s, "C": c, "steps/s": each({"fused": run}, n, k, repeat, budget)["fused"]})
-        gain = " ".join(f"K={r['K']} {r['steps/s'] / rows[-len(ks)]['steps/s']:.1f}x" for r in rows[-len(ks):])
+            rows.append(
+                {"N": n, "K": k, "S": s, "C": c, "steps/s": each({"fused": run}, n, k, repeat, budget)["fused"]}
+            )
+        gain = " ".join(f"K={r['K']} {r['steps/s'] / rows[-len(ks)]['steps/s']:.1f}x" for r in rows[-len(ks) :])
         print(f"N={n} S={s} C={c}: {gain}", flush=True)
     return rows
 
@@ -146,18 +159,24 @@ def plot_throughput(study, peers, path):
     for name, points in lines.items():
         style = "-" if name.startswith(("gymnax", "rlfx")) else "--"
         top.plot(*zip(*points, strict=True), marker="o", markersize=3, linestyle=style, label=name)
-    top.set(xscale="log", yscale="log", xlabel="environments N", ylabel="environment steps/s", title="Throughput (Fig. 4)")
+    top.set(
+        xscale="log", yscale="log", xlabel="environments N", ylabel="environment steps/s", title="Throughput (Fig. 4)"
+    )
     top.legend(fontsize=7, ncols=2)
     at = range(len(study["transitions"]))
     moves.bar([i - 0.2 for i in at], [r["calls"] for r in study["transitions"]], 0.4, label="Python to XLA calls")
-    moves.bar([i + 0.2 for i in at], [r["dispatched"] for r in study["transitions"]], 0.4, label="dispatched operations")
+    moves.bar(
+        [i + 0.2 for i in at], [r["dispatched"] for r in study["transitions"]], 0.4, label="dispatched operations"
+    )
     moves.set(yscale="log", title="Transitions of 1000 steps (Fig. 6)")
     moves.set_xticks(list(at), [r["how"] for r in study["transitions"]])
     moves.legend(fontsize=7)
     for n in sorted({r["N"] for r in study["K"]}):
         rows = [r for r in study["K"] if r["N"] == n]
         for b, label, style in (("vmap", "XLA scan", "--"), ("auto", "fused", "-")):
-            many.plot([r["K"] for r in rows], [r["steps/s"][b] for r in rows], style, marker="o", label=f"{label}, N={n}")
+            many.plot(
+                [r["K"] for r in rows], [r["steps/s"][b] for r in rows], style, marker="o", label=f"{label}, N={n}"
+            )
     many.set(xscale="log", yscale="log", xlabel="steps K in one call", ylabel="environment steps/s", title="K (Fig. 8)")
     many.legend(fontsize=7)
     figure.savefig(path, dpi=80)
@@ -170,8 +189,9 @@ def plot_factors(rows, path):
 
     sizes, ks = sorted({r["N"] for r in rows}), sorted({r["K"] for r in rows} - {1})
     rate = {(r["N"], r["K"], r["S"], r["C"]): r["steps/s"] for r in rows}
-    figure, axes = plt.subplots(len(ks), len(sizes), figsize=(8, 7), layout="constrained", sharex=True, sharey=True,
-                                squeeze=False)
+    figure, axes = plt.subplots(
+        len(ks), len(sizes), figsize=(8, 7), layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
     for (i, k), (j, n) in itertools.product(enumerate(ks), enumerate(sizes)):
         for c in sorted({r["C"] for r in rows}):
             at = sorted({r["S"] for r in rows})

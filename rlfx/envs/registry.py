@@ -84,7 +84,9 @@ def _bare(name: str, kwargs: dict[str, Any]) -> Environment:
     if name in gymnax.available():
         return gymnax.make(name, **kwargs)
     missing = [f for f, module in _FAMILIES.items() if not module.available()]
-    without = f" Those of {', '.join(missing)} are not installed: pip install 'rlfx[envs,gymnasium]'." if missing else ""
+    without = (
+        f" Those of {', '.join(missing)} are not installed: pip install 'rlfx[envs,gymnasium]'." if missing else ""
+    )
     fact = f"There is no environment {name!r}.{without}"
     raise no_such(fact, name, list_envs(), "rlfx.envs.list_envs() names them.")
 

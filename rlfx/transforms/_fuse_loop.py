@@ -20,6 +20,7 @@ from rlfx.transforms._fuse_program import trace_step
 from rlfx.transforms._fuse_scan import fuse_scan
 from rlfx.transforms._scalarize import UnsupportedPrimitive
 
+
 def products_prevail(multiplications: int, n: int) -> bool:
     """Whether a CPU spends a timestep of n environments in matrix products of so many multiplications each.
 

@@ -121,6 +121,7 @@ def test_vmap_over_seeds():
 
 def test_a_generator_is_selected():
     """The key given seeds it; a key of that generator is used as it is; by default it is the key's own."""
+
     def f(w, c, t):
         return w * jax.random.uniform(t.key), c
 
@@ -139,11 +140,16 @@ def test_a_generator_is_selected():
 
 def test_a_generator_is_selected_for_unrolled_programs():
     out = rlfx.unroll(lambda p, c, t: (c, jax.random.uniform(t.key)), length=3, prng=fast_prng)(None, None, KEY)[1]
-    same(out, rlfx.unroll(lambda p, c, t: (c, jax.random.uniform(t.key)), length=3)(None, None, seeded(KEY, fast_prng))[1])
+    same(
+        out,
+        rlfx.unroll(lambda p, c, t: (c, jax.random.uniform(t.key)), length=3)(None, None, seeded(KEY, fast_prng))[1],
+    )
 
 
 @pytest.mark.parametrize("make", [rlfx.compile, rlfx.unroll])
 @pytest.mark.parametrize("prng", ["fast", 3])
 def test_there_is_no_such_generator(make, prng):
-    with pytest.raises(ProgramError, match=rf"prng={prng!r} is no random number generator(.|\n)*Fix: Give rlfx.envs.fast_prng"):
+    with pytest.raises(
+        ProgramError, match=rf"prng={prng!r} is no random number generator(.|\n)*Fix: Give rlfx.envs.fast_prng"
+    ):
         make(lambda p, c, t: (c, c), length=2, prng=prng)

@@ -24,8 +24,11 @@ PENDULUM = rlfx.envs.make("Pendulum-v1")
 
 def init(hidden=8):
     keys = jax.random.split(jax.random.key(4), 3)
-    return {"in": jax.random.normal(keys[0], (4, hidden)) * 0.5, "pi": jax.random.normal(keys[1], (hidden, 2)),
-            "v": jax.random.normal(keys[2], (hidden,))}
+    return {
+        "in": jax.random.normal(keys[0], (4, hidden)) * 0.5,
+        "pi": jax.random.normal(keys[1], (hidden, 2)),
+        "v": jax.random.normal(keys[2], (hidden,)),
+    }
 
 
 def heads(params, obs):
@@ -87,6 +90,7 @@ def test_the_loss_alone_and_a_time_offset():
 
 def test_unrolled_programs_composed():
     """vmap over seeds, and a gradient through an unrolled program."""
+
     def f(params, state, t):
         _, state, aux = ppo(params, state, t)
         return state, aux
@@ -99,6 +103,7 @@ def test_unrolled_programs_composed():
 
 def test_through_the_recurrence():
     """What is differentiated keeps its own loops."""
+
     def f(w, x, t):
         x = jnp.tanh(w * x + 0.1)
         return x**2, x
@@ -201,6 +206,7 @@ def test_what_is_not_fused_is_explained_and_runs(case):
 
 def test_prints_are_kept(capsys):
     """What the recurrence does not need runs in a loop of its own."""
+
     def f(w, x, t):
         jax.debug.print("at {}", jnp.asarray(t), ordered=True)
         return x + w, x
@@ -226,7 +232,10 @@ def test_where_products_prevail_a_cpu_is_left_alone():
     plain, fused = both(ppo, length=3, batch=64)
     arguments = init(16384), start(64), jax.random.key(1)
     text = str(fused.explain(*arguments))
-    assert re.search(r"not fused: on a CPU its time is that of matrix products, [67].\d million multiplications a timestep \(test_fuse", text)
+    assert re.search(
+        r"not fused: on a CPU its time is that of matrix products, [67].\d million multiplications a timestep \(test_fuse",
+        text,
+    )
     assert_close(jax.jit(plain)(*arguments), jax.jit(fused)(*arguments))
 
 
