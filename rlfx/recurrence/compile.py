@@ -161,7 +161,9 @@ class Compiled:
     def explain(self, params: Any, carry: Any, key: Any = None) -> Explanation:
         """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it."""
         lowered, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        return Explanation(lowered.program, self._learner(lowered), self._plan(lowered))
+        plan = self._plan(lowered)
+        lowered = lowered.caching(plan) if plan.cached else lowered
+        return Explanation(lowered.program, self._learner(lowered), plan)
 
     def plan(self, params: Any, carry: Any, key: Any = None) -> Plan:
         """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).

@@ -61,7 +61,7 @@ def span_of(access: Any, length: int) -> Span | None:
     return None
 
 
-class _Builder:
+class Builder:
     """Appends equations to a program."""
 
     def __init__(self, program: Program):
@@ -114,7 +114,7 @@ def lift(program: Program) -> Program:
     definition = program.definitions()
     rewritten: list[Equation] = []
     changed = False
-    builder = _Builder(program)
+    builder = Builder(program)
     for equation in program.equations:
         builder.equations = []
         result = _lift_one(equation, program, definition, builder)
@@ -149,7 +149,7 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     return tuple(e for e in equations if e in seen)
 
 
-def _lift_one(equation: Equation, program: Program, definition: dict, build: _Builder) -> Atom | None:
+def _lift_one(equation: Equation, program: Program, definition: dict, build: Builder) -> Atom | None:
     """The value of a reduction at one point, from equations that ``build`` received; None if it is not lifted."""
     if equation.op is discounted_sum_p:
         operands = equation.inputs
@@ -207,7 +207,7 @@ def _positionwise(var: Var, program: Program, definition: dict, spans: set[Span]
     return True
 
 
-def _at_point(atom: Atom, definition: dict, build: _Builder, memo: dict) -> Atom:
+def _at_point(atom: Atom, definition: dict, build: Builder, memo: dict) -> Atom:
     """The element of a position-wise slice at the reader's own time."""
     if atom in memo:
         return memo[atom]
@@ -233,7 +233,7 @@ def _at_point(atom: Atom, definition: dict, build: _Builder, memo: dict) -> Atom
     return out
 
 
-def _recurrence(points: list[Atom], span: Span, equation: Equation, build: _Builder) -> Atom:
+def _recurrence(points: list[Atom], span: Span, equation: Equation, build: Builder) -> Atom:
     """``g = r + d * g[t +- 1]``."""
     total = build.var(points[0].shape, equation.outputs[0].dtype)
     neighbour = build.read(total, TIME + span.sign, equation, boundary=0)
@@ -245,7 +245,7 @@ def _recurrence(points: list[Atom], span: Span, equation: Equation, build: _Buil
     return total
 
 
-def _extreme(x: Atom, span: Span, equation: Equation, build: _Builder) -> Atom:
+def _extreme(x: Atom, span: Span, equation: Equation, build: Builder) -> Atom:
     """``m = max(x, m[t +- 1])``. Its derivative is shared evenly by the timesteps that attain it, as that of a reduction is:
 
     the recurrences of how many they are, and of the sum of their derivatives, go beside it.
@@ -306,7 +306,7 @@ def _with_derivative(value: Any, slopes: Any, count: Any) -> Any:
 _with_derivative.defjvp(lambda primals, tangents: (primals[0], tangents[1] / primals[2]))
 
 
-def _doubling(points: list[Atom], span: Span, equation: Equation, build: _Builder) -> Atom:
+def _doubling(points: list[Atom], span: Span, equation: Equation, build: Builder) -> Atom:
     """Windows of n from windows of powers of two; beyond the domain there is nothing to add."""
     assert span.count is not None
     weight = points[1] if len(points) == 2 else None

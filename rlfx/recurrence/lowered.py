@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.across import reduce_value
 from rlfx.recurrence.budget import fit
+from rlfx.recurrence.caching import with_caching
 from rlfx.recurrence.check import whole_graph
 from rlfx.recurrence.choose import EVALUATION, checked, choose
 from rlfx.recurrence.cost import points
@@ -179,11 +180,13 @@ class Lowered:
             run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
-        env = self._env(flat, extent)
         order = self._ordered(perturbed)
+        plan = self.plan(learner, order, extent.batch)
+        if plan.cached:
+            return self.caching(plan)._loss_and_gradient(perturbed, flat, t0)
+        env = self._env(flat, extent)
         on_host = hosted(learner, self.program.directives.get("offload"))
         one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
-        plan = self.plan(learner, order, extent.batch)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
         return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)
 
@@ -198,6 +201,15 @@ class Lowered:
             return best
         key = ("fitted", learner.targets, tuple(order), batch)
         return self._plan(key, lambda: fit(self.program, learner, order, best, batch, budget)).plan
+
+    def caching(self, plan: Plan) -> Lowered:
+        """This program with wide products that are kept, under the rest of the plan."""
+
+        def lowered() -> Lowered:
+            directives = {**self.program.directives, "plan": replace(plan, cached=False)}
+            return Lowered(with_caching(replace(self.program, directives=directives)), self.sharding)
+
+        return self._plan(("caching", plan), lowered)
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
