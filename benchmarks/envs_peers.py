@@ -89,7 +89,13 @@ def c_loop(n, workers):
     subprocess.run(["gcc", *flags, str(HERE / "envs_cartpole.c"), "-o", str(folder / "c.so"), "-lm"], check=True)
     rollout = ctypes.CDLL(str(folder / "c.so")).rollout
     keys = np.random.default_rng(0).integers(0, 2**32, (2, n), dtype=np.uint32)
-    arrays = [*keys, *np.zeros((4, n), np.float32), np.zeros(n, np.int32), np.zeros(n, np.float32), np.zeros(n, np.int32)]
+    arrays = [
+        *keys,
+        *np.zeros((4, n), np.float32),
+        np.zeros(n, np.int32),
+        np.zeros(n, np.float32),
+        np.zeros(n, np.int32),
+    ]
     bounds = np.linspace(0, n, workers + 1).astype(int)
     pool = concurrent.futures.ThreadPoolExecutor(workers)
 
@@ -147,8 +153,14 @@ def main():
                 rows.append({"peer": name, "N": n, "steps/s": rate(make(n), n, args.seconds)})
                 print(f"{name:12} N={n:6} {rows[-1]['steps/s'] / 1e6:10.3f} M steps/s", flush=True)
     versions = {name: version(name) for name in ("numpy", *PEERS) if name not in missing}
-    report = {"cores": cores, "clock": "wall", "versions": versions, "not installed": missing, "rows": rows,
-              "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+    report = {
+        "cores": cores,
+        "clock": "wall",
+        "versions": versions,
+        "not installed": missing,
+        "rows": rows,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+    }
     args.out.parent.mkdir(exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")
 

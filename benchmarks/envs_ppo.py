@@ -54,8 +54,10 @@ def candidate(env, transform, impl, envs, learner, hidden):
     program = rlfx.unroll(ppo.act, length=ppo.LENGTH, batch=envs, transform=transform)
     rollout, update = jax.jit(program), jax.jit(ppo.make_update(program, optimizer))
     key = jax.random.key(1, impl=KEYS[impl])
-    return (lambda: jax.block_until_ready(rollout(params, carry, key)),
-            lambda: jax.block_until_ready(update(agent, key)))
+    return (
+        lambda: jax.block_until_ready(rollout(params, carry, key)),
+        lambda: jax.block_until_ready(update(agent, key)),
+    )
 
 
 def main():
@@ -69,8 +71,10 @@ def main():
     rows = []
     for envs in args.envs:
         for learner, sizes in LEARNERS.items():
-            made = {name: candidate(env.format(args.env), transform, impl, envs, sizes, args.hidden)
-                    for name, env, transform, impl in VARIANTS}
+            made = {
+                name: candidate(env.format(args.env), transform, impl, envs, sizes, args.hidden)
+                for name, env, transform, impl in VARIANTS
+            }
             steps = envs * 128
             rates = {}
             for part, which in (("rollout", 0), ("training", 1)):
@@ -79,9 +83,16 @@ def main():
                 timed = seconds({name: pair[which] for name, pair in made.items()}, args.rounds)
                 rates[part] = {name: steps / s for name, s in timed.items()}
                 base = rates[part]["gymnax, plain, threefry"]
-                print(f"envs={envs:5} {learner:26} {part:9}" + "  ".join(
-                    f"{name} {rate / base:.2f}x ({rate / 1e6:.3f}M/s)" for name, rate in rates[part].items()), flush=True)
-            rows.append({"envs": envs, "learner": learner, "T": 128, "env": args.env, "hidden": args.hidden, "steps/s": rates})
+                print(
+                    f"envs={envs:5} {learner:26} {part:9}"
+                    + "  ".join(
+                        f"{name} {rate / base:.2f}x ({rate / 1e6:.3f}M/s)" for name, rate in rates[part].items()
+                    ),
+                    flush=True,
+                )
+            rows.append(
+                {"envs": envs, "learner": learner, "T": 128, "env": args.env, "hidden": args.hidden, "steps/s": rates}
+            )
             args.out.write_text(json.dumps(report(rows), indent=1) + "\n")
 
 

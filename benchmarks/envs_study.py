@@ -23,7 +23,9 @@ from envs_throughput import HERE, gymnax_scan, ours, report, seconds  # sets XLA
 
 from rlfx.envs import fast_prng
 
-DISPATCHED = re.compile(r" (fusion|dot|copy|call|conditional|custom-call|while|reduce|rng-bit-generator|dynamic-[a-z-]+)\(")
+DISPATCHED = re.compile(
+    r" (fusion|dot|copy|call|conditional|custom-call|while|reduce|rng-bit-generator|dynamic-[a-z-]+)\("
+)
 
 
 def jit_per_step(name, n, k):
@@ -70,9 +72,16 @@ def against_n(sizes, repeat, budget):
 def dispatched_in_loop(compiled_text):
     """Operations that XLA dispatches in one iteration of the largest loop; none in what is compiled as one function."""
     parts = {part.split(" ", 1)[0]: part for part in re.split(r"\n(?=%|ENTRY)", compiled_text)}
-    callers = {callee: name for name, part in parts.items() for callee in re.findall(r"(?:body|to_apply)=(%[\w.\-]+)", part)}
-    inside = {callee for part in parts.values() for line in part.splitlines() if "xla_cpu_small_call" in line
-              for callee in re.findall(r" call\(.*to_apply=(%[\w.\-]+)", line)}
+    callers = {
+        callee: name for name, part in parts.items() for callee in re.findall(r"(?:body|to_apply)=(%[\w.\-]+)", part)
+    }
+    inside = {
+        callee
+        for part in parts.values()
+        for line in part.splitlines()
+        if "xla_cpu_small_call" in line
+        for callee in re.findall(r" call\(.*to_apply=(%[\w.\-]+)", line)
+    }
 
     def compiled(name):
         return name in inside or (name in callers and compiled(callers[name]))
@@ -94,9 +103,11 @@ def transitions(n=1024, k=1000):
         return jax.jit(run).lower(key, states).compile().as_text()
 
     single = text(1, "vmap").split("ENTRY", 1)[1]
-    rows = [{"how": "jit a step", "calls": k, "dispatched": k * len(DISPATCHED.findall(single))},
-            {"how": "XLA scan", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "vmap"))},
-            {"how": "fused", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "auto")) + 1}]
+    rows = [
+        {"how": "jit a step", "calls": k, "dispatched": k * len(DISPATCHED.findall(single))},
+        {"how": "XLA scan", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "vmap"))},
+        {"how": "fused", "calls": 1, "dispatched": k * dispatched_in_loop(text(k, "auto")) + 1},
+    ]
     for row in rows:
         print(row, flush=True)
     return rows
@@ -135,12 +146,18 @@ def plot(study, peers, path):
     for row in peers["rows"]:
         lines.setdefault(row["peer"], []).append((row["N"], row["steps/s"]))
     for name, points in lines.items():
-        top.plot(*zip(*points, strict=True), marker="o", markersize=3, linestyle="-" if "," in name else "--", label=name)
-    top.set(xscale="log", yscale="log", xlabel="environments N", ylabel="environment steps/s", title="Throughput (Fig. 5)")
+        top.plot(
+            *zip(*points, strict=True), marker="o", markersize=3, linestyle="-" if "," in name else "--", label=name
+        )
+    top.set(
+        xscale="log", yscale="log", xlabel="environments N", ylabel="environment steps/s", title="Throughput (Fig. 5)"
+    )
     top.legend(fontsize=7)
     at = range(len(study["transitions"]))
     moves.bar([i - 0.2 for i in at], [r["calls"] for r in study["transitions"]], 0.4, label="Python to XLA calls")
-    moves.bar([i + 0.2 for i in at], [r["dispatched"] for r in study["transitions"]], 0.4, label="dispatched operations")
+    moves.bar(
+        [i + 0.2 for i in at], [r["dispatched"] for r in study["transitions"]], 0.4, label="dispatched operations"
+    )
     moves.set(yscale="log", title="Transitions of 1000 steps (Fig. 6)")
     moves.set_xticks(list(at), [r["how"] for r in study["transitions"]])
     moves.legend(fontsize=7)
@@ -165,8 +182,12 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "envs_study.json")
     parser.add_argument("--plot", type=pathlib.Path, default=HERE.parent / "docs" / "envs-study.png")
     args = parser.parse_args()
-    study = {"N": against_n(args.sizes, args.repeat, args.budget), "transitions": transitions(),
-             "K": against_k(args.repeat), "S, C": against_factors(args.repeat)}
+    study = {
+        "N": against_n(args.sizes, args.repeat, args.budget),
+        "transitions": transitions(),
+        "K": against_k(args.repeat),
+        "S, C": against_factors(args.repeat),
+    }
     args.out.write_text(json.dumps(report(study), indent=1) + "\n")
     peers = json.loads(args.peers.read_text()) if args.peers.exists() else {"rows": []}
     plot(study, peers, args.plot)

@@ -115,13 +115,23 @@ def throughput(name, n, repeat, budget):
     rates = {label: n * k / s for label, s in timed.items()}
     best = {label: max(r for c, r in rates.items() if label in c and "C v" not in c) for label in ("threefry", "fast")}
     base = rates["gymnax scan(vmap)"]
-    row = {"env": name, "N": n, "K": k, "over gymnax, fast": best["fast"] / base,
-           "over gymnax, threefry": best["threefry"] / base, "steps/s": rates}
+    row = {
+        "env": name,
+        "N": n,
+        "K": k,
+        "over gymnax, fast": best["fast"] / base,
+        "over gymnax, threefry": best["threefry"] / base,
+        "steps/s": rates,
+    }
     if "C vectorised" in rates:
         row["of C"] = best["fast"] / rates["C vectorised"]
-    print(f"{name:17} N={n:6}  {row['over gymnax, fast']:5.1f}x fast  {row['over gymnax, threefry']:4.1f}x threefry"
-          + (f"  {row['of C']:.2f} of C" if "of C" in row else "")
-          + "   " + "  ".join(f"{c} {r / 1e6:.1f}M" for c, r in rates.items()), flush=True)
+    print(
+        f"{name:17} N={n:6}  {row['over gymnax, fast']:5.1f}x fast  {row['over gymnax, threefry']:4.1f}x threefry"
+        + (f"  {row['of C']:.2f} of C" if "of C" in row else "")
+        + "   "
+        + "  ".join(f"{c} {r / 1e6:.1f}M" for c, r in rates.items()),
+        flush=True,
+    )
     return row
 
 
@@ -144,10 +154,16 @@ def main():
 
 def report(rows):
     """What was measured, and on what."""
-    return {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "device": platform.processor() or platform.machine(), "cpu": cpu_name(),
-            "load average": os.getloadavg(), "jax": jax.__version__,
-            "gymnax": importlib.metadata.version("gymnax"), "clock": "process CPU time", "rows": rows}
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
+        "load average": os.getloadavg(),
+        "jax": jax.__version__,
+        "gymnax": importlib.metadata.version("gymnax"),
+        "clock": "process CPU time",
+        "rows": rows,
+    }
 
 
 def cpu_name() -> str:

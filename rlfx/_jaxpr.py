@@ -297,6 +297,7 @@ STOP_GRADIENT = _all("stop_gradient")
 ADD_ANY = ad.add_jaxvals_p
 SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
 RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
+DRAWS = _all("random_bits", "random_fold_in", "random_split")
 RANDOM = _all("random_bits", "random_fold_in", "random_seed", "random_split", "random_gamma", "threefry2x32")
 
 

@@ -125,6 +125,7 @@ def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
 
 def strong(tree: Any, like: Any = None) -> Any:
     """Arrays without weak types (of the dtypes of ``like``, where given), so that a scan can carry them."""
+
     def cast(x, ref):
         dtype = ref.dtype if hasattr(ref, "dtype") else jnp.asarray(ref).dtype
         if jnp.issubdtype(dtype, jax.dtypes.extended):

@@ -58,9 +58,7 @@ def with_caching(program: Program) -> Program:
     if len(rewritten) == len(program.equations):
         return program
     given = {v: program.dims_of(v) for v in program.inputs}
-    return dataclasses.replace(
-        program, equations=tuple(rewritten), dims=infer_dims(rewritten, given, program.alive)
-    )
+    return dataclasses.replace(program, equations=tuple(rewritten), dims=infer_dims(rewritten, given, program.alive))
 
 
 def _known(equation: Equation) -> Callable:

@@ -41,7 +41,10 @@ def test_gymnasium_equals_gymnasium():
             expected, reward, terminated, truncated, _ = reference.step(1)
             np.testing.assert_allclose(step.final_obs[t, i], expected, atol=1e-6)
             assert (float(step.reward[t, i]), bool(step.terminated[t, i]), bool(step.truncated[t, i])) == (
-                reward, terminated, truncated)
+                reward,
+                terminated,
+                truncated,
+            )
             if terminated or truncated:
                 expected, _ = reference.reset()
             np.testing.assert_allclose(obs[t, i], expected, atol=1e-6)
@@ -55,8 +58,14 @@ def test_gymnasium_is_one_call_for_a_batch(monkeypatch):
     monkeypatch.setattr(env, "_host_step", original)
     env._step = rlfx.envs.gymnasium._batched_callback(
         lambda *xs: (sizes.append(len(xs[0])), original(*xs))[1],
-        (jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32),
-         jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), bool)))
+        (
+            jax.ShapeDtypeStruct((3,), jnp.float32),
+            jax.ShapeDtypeStruct((3,), jnp.float32),
+            jax.ShapeDtypeStruct((), jnp.float32),
+            jax.ShapeDtypeStruct((), bool),
+            jax.ShapeDtypeStruct((), bool),
+        ),
+    )
     rollout(env, 5, 4, lambda o: jnp.zeros((5, 1)))
     assert sizes == [5, 5, 5, 5]
 
@@ -138,8 +147,9 @@ def test_unknown_environment(name, message):
         rlfx.envs.make(name)
 
 
-@pytest.mark.parametrize(("name", "extra"), [
-    ("gymnax/CartPole-v1", "envs"), ("brax/ant", "envs"), ("gymnasium/CartPole-v1", "gymnasium")])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("gymnax/CartPole-v1", "envs"), ("brax/ant", "envs"), ("gymnasium/CartPole-v1", "gymnasium")]
+)
 def test_missing_extra(name, extra, monkeypatch):
     import importlib.util
 

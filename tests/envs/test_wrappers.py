@@ -316,8 +316,19 @@ def test_random_rollout():
     assert unsupported.mean_reward.shape == ()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Catch-bsuite",
-                                  "Breakout-MinAtar", "gymnax/CartPole-v1", "SyntheticImages-v0"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CartPole-v1",
+        "Pendulum-v1",
+        "Acrobot-v1",
+        "MountainCar-v0",
+        "Catch-bsuite",
+        "Breakout-MinAtar",
+        "gymnax/CartPole-v1",
+        "SyntheticImages-v0",
+    ],
+)
 def test_render(name):
     env = rlfx.envs.make(name)
     state = env.reset(jax.random.key(0))
@@ -333,8 +344,14 @@ def test_gif_and_png(tmp_path):
     from PIL import Image
 
     env = rlfx.envs.make("CartPole-v1")
-    path = rlfx.envs.save_gif(env, tmp_path / "a.gif", jax.random.key(0), steps=5, size=40,
-                              policy=lambda key, obs: (obs[2] > 0).astype(jnp.int32))
+    path = rlfx.envs.save_gif(
+        env,
+        tmp_path / "a.gif",
+        jax.random.key(0),
+        steps=5,
+        size=40,
+        policy=lambda key, obs: (obs[2] > 0).astype(jnp.int32),
+    )
     with Image.open(path) as image:
         assert image.n_frames == 5
     still = rlfx.envs.save_gif(env, tmp_path / "a.png", jax.random.key(0), steps=2, size=40)

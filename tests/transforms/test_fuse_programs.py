@@ -22,8 +22,11 @@ PENDULUM = rlfx.envs.make("Pendulum-v1")
 
 def init(hidden=8):
     keys = jax.random.split(jax.random.key(4), 3)
-    return {"in": jax.random.normal(keys[0], (4, hidden)) * 0.5, "pi": jax.random.normal(keys[1], (hidden, 2)),
-            "v": jax.random.normal(keys[2], (hidden,))}
+    return {
+        "in": jax.random.normal(keys[0], (4, hidden)) * 0.5,
+        "pi": jax.random.normal(keys[1], (hidden, 2)),
+        "v": jax.random.normal(keys[2], (hidden,)),
+    }
 
 
 def heads(params, obs):
@@ -85,6 +88,7 @@ def test_the_loss_alone_and_a_time_offset():
 
 def test_unrolled_programs_composed():
     """vmap over seeds, and a gradient through an unrolled program."""
+
     def f(params, state, t):
         _, state, aux = ppo(params, state, t)
         return state, aux
@@ -97,6 +101,7 @@ def test_unrolled_programs_composed():
 
 def test_through_the_recurrence():
     """What is differentiated keeps its own loops."""
+
     def f(w, x, t):
         x = jnp.tanh(w * x + 0.1)
         return x**2, x
@@ -199,6 +204,7 @@ def test_what_is_not_fused_is_explained_and_runs(case):
 
 def test_prints_are_kept(capsys):
     """What the recurrence does not need runs in a loop of its own."""
+
     def f(w, x, t):
         jax.debug.print("at {}", jnp.asarray(t), ordered=True)
         return x + w, x

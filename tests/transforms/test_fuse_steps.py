@@ -52,8 +52,12 @@ def mlp(params, key, obs):
 
 def mlp_params(n_in=4, hidden=8, n_out=2):
     keys = jax.random.split(jax.random.key(5), 2)
-    return {"w1": jax.random.normal(keys[0], (n_in, hidden)), "b1": jnp.full(hidden, 0.1),
-            "w2": jax.random.normal(keys[1], (hidden, n_out)), "b2": jnp.zeros(n_out)}
+    return {
+        "w1": jax.random.normal(keys[0], (n_in, hidden)),
+        "b1": jnp.full(hidden, 0.1),
+        "w2": jax.random.normal(keys[1], (hidden, n_out)),
+        "b2": jnp.zeros(n_out),
+    }
 
 
 CASES = [
@@ -69,6 +73,7 @@ def test_trajectory_equals_scan_of_vmap(name, backend, impl):
     env = rlfx.envs.make(name)
     key, states = start(env, 21, IMPLS[impl])  # 21 is no multiple of any tile
     outputs = "statistics" if name.startswith("Breakout") else "trajectory"
+
     def run(backend, tile=None):
         return jax.jit(fuse_steps(env, 30, policy="random", outputs=outputs, backend=backend, tile=tile))(key, states)
 
@@ -80,8 +85,10 @@ def test_trajectory_equals_scan_of_vmap(name, backend, impl):
 def test_random_policy_statistics(name):
     env = rlfx.envs.make(name)
     key, states = start(env, 6, fast_prng)
-    reference, fused = (jax.jit(fuse_steps(env, 40, policy="random", outputs="statistics", backend=b))(key, states)
-                        for b in ("vmap", "scan"))
+    reference, fused = (
+        jax.jit(fuse_steps(env, 40, policy="random", outputs="statistics", backend=b))(key, states)
+        for b in ("vmap", "scan")
+    )
     assert_same(reference, fused, atol=2e-5)
     steps = fused[1].steps + fused[1].open_steps
     np.testing.assert_array_equal(steps, np.full(6, 40))
@@ -95,6 +102,7 @@ def test_lowers_for_cuda_and_interprets(name):
     """The Triton kernel lowers without a GPU, and equals the plain scan when interpreted."""
     env = rlfx.envs.make(name)
     key, states = start(env, 8, fast_prng)
+
     def make(backend):
         return jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend=backend, tile=8))
 
@@ -118,6 +126,7 @@ def test_lowers_for_mosaic_gpu(name):
 def test_policy_inside(backend):
     env, params = rlfx.envs.make("CartPole-v1"), mlp_params()
     key, states = start(env, 20, fast_prng)
+
     def run(backend, tile=None):
         run = fuse_steps(env, 25, policy=mlp, outputs="trajectory", backend=backend, tile=tile)
         return jax.jit(run)(key, states, params)
@@ -126,8 +135,11 @@ def test_policy_inside(backend):
     assert_same(reference, fused, atol=1e-4)
     np.testing.assert_array_equal(reference[1].action, fused[1].action)
     assert 0 < float(fused[1].action.mean()) < 1
-    lowered = jax.jit(fuse_steps(env, 25, policy=mlp, outputs="statistics", backend="triton")).trace(
-        key, states, params).lower(lowering_platforms=("cuda",))
+    lowered = (
+        jax.jit(fuse_steps(env, 25, policy=mlp, outputs="statistics", backend="triton"))
+        .trace(key, states, params)
+        .lower(lowering_platforms=("cuda",))
+    )
     assert "triton" in lowered.as_text()
 
 
@@ -161,6 +173,7 @@ def test_results_do_not_depend_on_the_shard():
 @pytest.mark.parametrize("backend", ["scan", pytest.param("interpret", marks=pytest.mark.slow)])
 def test_general_bodies(backend):
     """Arrays, keys in the carry, gathers, scatters, sorts, reductions, cond, loops: against scan of vmap."""
+
     def body(shared, t, b, carry, x):
         key, grid, count = carry
         key, sub = jax.random.split(key)
@@ -174,8 +187,13 @@ def test_general_bodies(backend):
         window = jax.lax.dynamic_slice(grid, (i - 1, 0), (2, 2))
         total = total + jnp.cumsum(window.reshape(-1))[-1] + jnp.prod(jnp.where(row > 0, row, 1.0))
         new = jax.lax.dynamic_update_slice(grid, window * 0.5, (jnp.int32(1), top % 2))
-        return (key, new, count + 1), {"total": total, "order": order, "top": top, "b": b,
-                                       "far": row.at[i].get(mode="fill", fill_value=-1.0)}
+        return (key, new, count + 1), {
+            "total": total,
+            "order": order,
+            "top": top,
+            "b": b,
+            "far": row.at[i].get(mode="fill", fill_value=-1.0),
+        }
 
     n, k = 7, 9
     keys = jax.random.split(jax.random.key(3), n)
@@ -292,15 +310,21 @@ def test_too_large_is_unsupported():
 
 BAD = {
     "K = 0": (lambda env, key, s: fuse_steps(env, 0, policy="random"), "K = 0 steps"),
-    "N = 0": (lambda env, key, s: fuse_steps(env, 2, policy="random")(key, jax.tree.map(lambda x: x[:0], s)),
-              "N = 0 environments"),
+    "N = 0": (
+        lambda env, key, s: fuse_steps(env, 2, policy="random")(key, jax.tree.map(lambda x: x[:0], s)),
+        "N = 0 environments",
+    ),
     "policy": (lambda env, key, s: fuse_steps(env, 2, policy="best"), "policy='best'"),
     "outputs": (lambda env, key, s: fuse_steps(env, 2, outputs="all"), "outputs='all'"),
     "backend": (lambda env, key, s: fuse_steps(env, 2, backend="cuda"), "no backend 'cuda'"),
-    "length of actions": (lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((3, 4), jnp.int32)),
-                          r"K = 2 steps, and xs has \[3\]"),
-    "batch of actions": (lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((2, 5), jnp.int32)),
-                         r"leading \[N\] axes differ"),
+    "length of actions": (
+        lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((3, 4), jnp.int32)),
+        r"K = 2 steps, and xs has \[3\]",
+    ),
+    "batch of actions": (
+        lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((2, 5), jnp.int32)),
+        r"leading \[N\] axes differ",
+    ),
 }
 
 
@@ -324,6 +348,7 @@ def test_unstable_carry_is_refused():
 def test_tune_measures_every_candidate():
     env = rlfx.envs.make("Catch-bsuite")
     key, states = start(env, 64, fast_prng)
+
     def make(backend, tile):
         return fuse_steps(env, 5, policy="random", backend=backend, tile=tile)
 
