@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -19,6 +20,7 @@ class Value:
     Attributes:
       bytes: what its buffer takes.
       node: the operation that computes it; None for an input.
+      host: whether it is in host memory.
     """
 
     bytes: int
@@ -26,6 +28,7 @@ class Value:
     dtype: Any
     node: Node | None = None
     varying: frozenset | None = None
+    host: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +80,7 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     known: dict[Any, list[Value]] = {}
 
     def new(aval: Any) -> Value:
-        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype)
+        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype, host=_on_host(aval))
 
     def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
         env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -138,7 +141,7 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[N
     op, before = equation.primitive, []
 
     def copied(op: Any, value: Value | None, like: Value) -> Value:
-        twin = Value(like.bytes, like.shape, like.dtype)
+        twin = Value(like.bytes, like.shape, like.dtype, host=like.host)
         before.append(made(op, [value], [twin], equation))
         return twin
 
@@ -194,9 +197,13 @@ def _conv_layout(equation: Any) -> tuple[bool, bool]:
     return numbers.lhs_spec != (0, n - 1, *inner), numbers.rhs_spec != (n - 1, n - 2, *range(n - 2))
 
 
+def _on_host(aval: Any) -> bool:
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def _is_view(equation: Any) -> bool:
-    if equation.primitive in _VIEWS:
-        return True
+    if equation.primitive in _VIEWS:  # what moves between host and device is somewhere else afterwards
+        return all(_on_host(i.aval) == _on_host(o.aval) for i, o in zip(equation.invars, equation.outvars, strict=False))
     ins, outs = equation.invars, equation.outvars
     if not ins or len(outs) != 1 or J.is_literal(ins[0]):
         return False

@@ -24,6 +24,8 @@ _REDUCTIONS = names(
 )
 #: Operations that a reduction computes while it reads.
 _REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
+#: Between host and device; a slice of what is on the host is fetched as it is.
+_MOVED = J.primitive("device_put")
 #: They write into their first operand.
 UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
@@ -90,7 +92,7 @@ def _fuses(user: Node, value: Value) -> bool:
             _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP))
             for v in value.node.ins
         )
-    return user.op in _CHEAP
+    return user.op in _CHEAP or (value.host and user.op is _MOVED)
 
 
 def _narrow(value: Value) -> bool:

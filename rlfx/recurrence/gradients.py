@@ -19,6 +19,7 @@ from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Var
+from rlfx.recurrence.timeline import LEARNING
 from rlfx.recurrence.values import Value, axis_of
 
 
@@ -75,7 +76,8 @@ class Pass:
 
         evaluated = jax.value_and_grad(loss)
         convolves = any(e.op is CONVOLUTION for e in self.learner.region.graph.equations)
-        return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)
+        with jax.named_scope(LEARNING):
+            return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)
 
     def tile_gradient(
         self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None

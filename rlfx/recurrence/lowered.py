@@ -27,6 +27,7 @@ from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
+from rlfx.recurrence.trial import Trial
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
 
 tree = jax.tree_util
@@ -196,8 +197,12 @@ class Lowered:
         budget = self.program.directives.get("memory_budget")
         if budget is None:
             return best
-        key = ("fitted", learner.targets, tuple(order), batch)
-        return self._plan(key, lambda: fit(self.program, learner, order, best, batch, budget)).plan
+        trial = self.trial(order, batch)
+        return self._plan(("fitted", learner.targets, trial), lambda: fit(trial, learner, best, budget)).plan
+
+    def trial(self, order: Sequence[Var], batch: int) -> Trial:
+        """The loss and its gradient with respect to ``order``, for one device, under any plan."""
+        return self._plan(("trial", tuple(order), batch), lambda: Trial(self.program, tuple(order), batch))
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
