@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlfx.errors import DomainError, MemoryBudgetError, located
 from rlfx.recurrence.choose import why_not, why_not_environments
 from rlfx.recurrence.cost import bytes_of, points, show_bytes
 from rlfx.recurrence.estimate import largest_values
+from rlfx.recurrence.host import JAXLIB, Hosting, has_host_memory, hosted, is_right
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program
@@ -23,6 +24,9 @@ from rlfx.recurrence.trial import Trial
 
 #: What part of the budget an estimate may fill: estimates are within a fifth of what XLA allocates.
 MARGIN = 0.85
+
+#: The planner offloads values of at least so many bytes: smaller ones cost more in transfers than they free.
+OFFLOADED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,24 @@ def fit(trial: Trial, learner: Learner, fastest: Plan, budget: int) -> Fitted:
     raise MemoryBudgetError(
         located(
             f"{program.name} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
-            f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}.",
+            f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}."
+            + _if_offloaded(trial, learner, smallest, budget),
             where=program.where,
             fix=f"Give memory_budget={math.ceil(needed)}, fewer environments, or more devices (mesh=).",
         )
+    )
+
+
+def _if_offloaded(trial: Trial, learner: Learner, smallest: Plan, budget: int) -> str:
+    """What a device with host memory of its own could do."""
+    if has_host_memory(trial.platform) or not offloads(trial, learner):
+        return ""
+    plan = Plan("blocks", 1, smallest.environments, OFFLOADED)
+    device = trial.timeline(plan).peak_device
+    if device > budget:
+        return ""
+    return (
+        f" With the stored values in host memory {show_bytes(device)} would do, but on {trial.platform} that is the same memory."
     )
 
 
@@ -120,12 +138,19 @@ def _families(trial: Trial, learner: Learner, fastest: Plan) -> Iterator[Iterabl
     for form in ("stream", "blocks"):
         if why_not(form, learner) is None:
             yield list(_tiles(form, start, length, batch if split else 1))
+    if offloads(trial, learner) and has_host_memory(trial.platform) and is_right(trial.platform, JAXLIB):
+        yield [replace(plan, offload=OFFLOADED) for plan in _tiles("blocks", start, length, batch if split else 1)]
     if why_not("replay", learner) is None:
         # A tile larger than that of the fastest plan, which fits the caches, only costs memory.
         in_tile = length * batch if fastest.block is None else fastest.block * (fastest.environments or batch)
         for block in _replay_blocks(program, learner):
             smaller = [m for m in _divisors(batch)[::-1] if m <= max(1, in_tile // block)] if split else [batch]
             yield [Plan("replay", block, None if m == batch else m) for m in smaller]
+
+
+def offloads(trial: Trial, learner: Learner) -> bool:
+    """Whether there is something to keep in host memory."""
+    return why_not("blocks", learner) is None and bool(hosted(learner, Hosting(min_bytes=OFFLOADED)))
 
 
 def _tiles(form: str, start: int, length: int, batch: int) -> Iterator[Plan]:

@@ -13,7 +13,7 @@ from rlfx.errors import RlfxError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.cost import bytes_of, flops_of, points, show_bytes
 from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Equation, Program, Var
@@ -88,7 +88,7 @@ class Explanation:
 
     @property
     def _on_host(self) -> frozenset[Var]:
-        return hosted(self.learner, self.program.directives.get("offload"))
+        return hosted(self.learner, hosting_of(self.program, self.plan))
 
     @property
     def stored_bytes(self) -> int:

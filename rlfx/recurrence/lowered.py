@@ -20,7 +20,7 @@ from rlfx.recurrence.cost import points
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
 from rlfx.recurrence.lower import Execution, execute
@@ -182,9 +182,9 @@ class Lowered:
             return (self._loss(run), *self._returned(run)), grads
         env = self._env(flat, extent)
         order = self._ordered(perturbed)
-        on_host = hosted(learner, self.program.directives.get("offload"))
-        one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
         plan = self.plan(learner, order, extent.batch)
+        on_host = hosted(learner, hosting_of(self.program, plan))
+        one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
         return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)
 
@@ -202,7 +202,7 @@ class Lowered:
 
     def trial(self, order: Sequence[Var], batch: int) -> Trial:
         """The loss and its gradient with respect to ``order``, for one device, under any plan."""
-        return self._plan(("trial", tuple(order), batch), lambda: Trial(self.program, tuple(order), batch))
+        return self._plan(("trial", tuple(order), batch), lambda: Trial(self.program, tuple(order), batch, jax.default_backend()))
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.estimate import estimate_temp_bytes
+from rlfx.recurrence.host import has_host_memory
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program, Var
 from rlfx.recurrence.timeline import Timeline, timeline
@@ -26,11 +27,13 @@ class Trial:
     Attributes:
       order: the inputs with respect to which the gradient is taken.
       batch: the environments of one device.
+      platform: of that device.
     """
 
     program: Program
     order: Sequence[Var]
     batch: int
+    platform: str = "cpu"
     _known: dict = field(default_factory=dict)
 
     def _once(self, what: str, plan: Plan, compute: Any) -> Any:
@@ -41,8 +44,8 @@ class Trial:
     @property
     def smallest(self) -> Plan | None:
         """The plan with the least estimate so far."""
-        estimates = {plan: n for (what, plan), n in self._known.items() if what == "estimated"}
-        return min(estimates, key=estimates.__getitem__, default=None)
+        tried = [plan for what, plan in self._known if what == "jaxpr"]
+        return min(tried, key=self.estimated, default=None)
 
     def _function(self, plan: Plan) -> tuple:
         from rlfx.recurrence.lowered import Lowered  # the planner compares what the lowering makes of its plans
@@ -81,7 +84,9 @@ class Trial:
         return self._once("jaxpr", plan, compute)
 
     def estimated(self, plan: Plan) -> int:
-        """Temporary bytes by the static estimate."""
+        """Temporary bytes by the static estimate; without those in host memory, where that is another one."""
+        if plan.offload is not None and has_host_memory(self.platform):
+            return self.timeline(plan).peak_device
         return self._once("estimated", plan, lambda: int(estimate_temp_bytes(self.jaxpr(plan))))
 
     def timeline(self, plan: Plan) -> Timeline:
@@ -93,7 +98,7 @@ class Trial:
 
         def compute():
             fn, arguments = self._function(plan)
-            compiled = jax.jit(fn).lower(*arguments).compile(QUICKLY.get(jax.default_backend()))
+            compiled = jax.jit(fn).lower(*arguments).compile(QUICKLY.get(self.platform))
             return int(compiled.memory_analysis().temp_size_in_bytes)
 
         return self._once("measured", plan, compute)
