@@ -75,6 +75,40 @@ def define_jvp(primitive: Primitive, rule: Callable) -> None:
     ad.primitive_jvps[primitive] = rule
 
 
+class Staged(Primitive):
+    """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
+
+    ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
+    those ``args`` that vary, and of all results. Its derivative is that of the body.
+    """
+
+    def __init__(self, name: str, again: Callable):
+        super().__init__(name)
+        self.multiple_results = True
+
+        def run(*args, jaxpr, **_):
+            return core.jaxpr_as_fun(jaxpr)(*args)
+
+        def jvp(primals, tangents, **params):
+            return jax.jvp(functools.partial(run, **params), primals, [ad.instantiate_zeros(t) for t in tangents])
+
+        def batch(axis, args, dims, **params):
+            varies = tuple(d is not None for d in dims)
+            if not any(varies):
+                outs = self.bind(*args, **params)
+                return outs, [None] * len(outs)
+            args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+            name = None if axis.name is core.no_axis_name else axis.name
+            outs = self.bind(*args, **again(args, (axis.size, varies, name), **params))
+            return outs, [0] * len(outs)
+
+        self.def_impl(run)
+        self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
+        mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
+        ad.primitive_jvps[self] = jvp
+        batching.fancy_primitive_batchers[self] = batch
+
+
 def is_zero_tangent(tangent: Any) -> bool:
     """Whether a tangent in a JVP rule is a symbolic zero."""
     return isinstance(tangent, ad.Zero)
@@ -322,7 +356,7 @@ _CALLS = INLINED | {CUSTOM_JVP, CUSTOM_VJP, REMAT}
 
 def is_call(op: Any) -> bool:
     """Whether an equation calls a body on exactly its own inputs."""
-    return op in _CALLS
+    return op in _CALLS or isinstance(op, Staged)
 
 
 def function_source(fn: Any) -> str:

@@ -83,9 +83,10 @@ def fit(trial: Trial, learner: Learner, fastest: Plan, budget: int) -> Fitted:
     if needed <= budget:
         return Fitted(smallest, trial.estimated(smallest), needed)
     kept = [str(v) for v in largest_values(trial.jaxpr(smallest), 3)]
+    mapped = f", mapped {' x '.join(str(axis.size) for axis in trial.axes)} times by jax.vmap," if trial.axes else ""
     raise MemoryBudgetError(
         located(
-            f"{program.name} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
+            f"{program.name}{mapped} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
             f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}."
             + _if_offloaded(trial, learner, smallest, budget),
             where=program.where,

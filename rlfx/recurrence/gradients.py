@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rlfx.recurrence.convolution import CONVOLUTION, with_channels_last
 from rlfx.recurrence.extent import Extent
-from rlfx.recurrence.host import fetched
+from rlfx.recurrence.host import fetched, fetched_times
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
@@ -133,13 +133,10 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     far = {v: x for v, x in stored.items() if v in p.on_host}
 
     def fetch(first, count):
-        return [x.data for x in fetched(cut(far, first, count), p.on_host).values()]
-
-    def cut(values, first, count):
-        return {v: cut_times(x, first, count) for v, x in values.items()}
+        return [fetched_times(x, first, count) for x in far.values()]
 
     def block(first, count, loaded):
-        part = cut(near, first, count)
+        part = {v: cut_times(x, first, count) for v, x in near.items()}
         part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         return p.tile_gradient(part, tails, times, share, plan.environments)

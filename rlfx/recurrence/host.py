@@ -140,5 +140,28 @@ def to_host(x: Any) -> Any:
 
 def fetched(values: Mapping[Var, Value], on_host: frozenset[Var]) -> dict[Var, Value]:
     """The values, those of them that are on the host brought to the device."""
-    space = jax.memory.Space.Device
-    return {v: replace(x, data=jax.device_put(x.data, space)) if v in on_host else x for v, x in values.items()}
+    return {v: replace(x, data=_to_device(x.data)) if v in on_host else x for v, x in values.items()}
+
+
+def fetched_times(value: Value, first: Any, count: int) -> Any:
+    """Consecutive timesteps of a value on the host, on the device."""
+    return _to_device(_slice(value.data, first, count, 0))
+
+
+def _to_device(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Device)
+
+
+def _slice(x: Any, first: Any, count: int, axis: int) -> Any:
+    """``lax.dynamic_slice_in_dim``, which ``jax.vmap`` makes a gather of: that takes no indices from the device."""
+
+    @jax.custom_batching.custom_vmap
+    def cut(x, first):
+        return jax.lax.dynamic_slice_in_dim(x, first, count, axis)
+
+    @cut.def_vmap
+    def _(size, batched, x, first):
+        assert not batched[1], "the loop over blocks is not mapped"
+        return _slice(x, first, count, axis + batched[0]), batched[0]
+
+    return cut(x, first)

@@ -13,6 +13,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.estimate import estimate_temp_bytes
 from rlfx.recurrence.host import has_host_memory
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.planned import Added, mapped
 from rlfx.recurrence.program import Program, Var
 from rlfx.recurrence.timeline import Timeline, timeline
 
@@ -28,12 +29,14 @@ class Trial:
       order: the inputs with respect to which the gradient is taken.
       batch: the environments of one device.
       platform: of that device.
+      axes: those that ``jax.vmap`` adds around it, with which inputs vary (the last one of them ``t0``).
     """
 
     program: Program
     order: Sequence[Var]
     batch: int
     platform: str = "cpu"
+    axes: tuple[Added, ...] = ()
     _known: dict = field(default_factory=dict)
 
     def _once(self, what: str, plan: Plan, compute: Any) -> Any:
@@ -68,11 +71,15 @@ class Trial:
                 [x for v, x in zip(inputs, flat, strict=True) if v in self.order]
             )
 
-        def struct(v: Var):
+        def struct(i: int, v: Var | None):
+            added = tuple(axis.size for axis in reversed(self.axes) if axis.varies[i])
+            if v is None:
+                return jax.ShapeDtypeStruct(added, jnp.int32)
             lead = (self.batch,) if "b" in self.program.dims_of(v) else ()
-            return jax.ShapeDtypeStruct((*lead, *v.shape), v.dtype)
+            return jax.ShapeDtypeStruct((*added, *lead, *v.shape), v.dtype)
 
-        return gradient, ([struct(v) for v in inputs], jax.ShapeDtypeStruct((), jnp.int32))
+        flat = mapped(lambda *flat: gradient(flat[:-1], flat[-1]), self.axes)
+        return flat, [struct(i, v) for i, v in enumerate((*inputs, None))]
 
     def jaxpr(self, plan: Plan) -> Any:
         """What is computed, without dead code."""
