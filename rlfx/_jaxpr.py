@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, dispatch, dtypes, profiler, source_info_util, xla_bridge
+from jax._src import core, custom_batching, dispatch, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
@@ -350,8 +350,8 @@ def short_dtype(dtype: Any) -> str:
     return "key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtypes.short_dtype_name(dtype)
 
 
-#: Calls whose body may be inlined at the price of their special rule (custom derivative, rematerialisation).
-_CALLS = INLINED | {CUSTOM_JVP, CUSTOM_VJP, REMAT}
+#: Calls whose body may be inlined at the price of their special rule (custom derivative or batching, rematerialisation).
+_CALLS = INLINED | {CUSTOM_JVP, CUSTOM_VJP, REMAT, custom_batching.custom_vmap_p}
 
 
 def is_call(op: Any) -> bool:

@@ -70,7 +70,7 @@ def fit(trial: Trial, learner: Learner, fastest: Plan, budget: int) -> Fitted:
     program, room = trial.program, MARGIN * budget
     fallback = None
     for _ in range(2):  # plan, compile, compare; plan once more if XLA needs more than was estimated
-        found = _search(trial, learner, fastest, room)
+        found = search(trial, learner, fastest, room)
         if found is None:
             break
         measured = trial.measured(found)
@@ -108,8 +108,8 @@ def _if_offloaded(trial: Trial, learner: Learner, smallest: Plan, budget: int) -
     )
 
 
-def _search(trial: Trial, learner: Learner, fastest: Plan, room: float) -> Plan | None:
-    """The first plan, from fast to slow, whose estimate fits."""
+def search(trial: Trial, learner: Learner, fastest: Plan, room: float) -> Plan | None:
+    """The first plan, from fast to slow, whose estimate fits into ``room`` bytes; None if none does."""
     if trial.estimated(fastest) <= room:
         return fastest
     for plans in _families(trial, learner, fastest):

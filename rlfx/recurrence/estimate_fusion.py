@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlfx import _jaxpr as J
 from rlfx.recurrence.estimate_flat import COPY, LOOPS, RELAYOUT, Flat, Node, Value, names
 
@@ -26,6 +28,8 @@ _REDUCTIONS = names(
 _REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 #: Between host and device; a slice of what is on the host is fetched as it is.
 _MOVED = J.primitive("device_put")
+#: What a library computes together with the reduction before it.
+_LIBRARY = names("mul", "div", "sub", "add", "exp", "neg", "max", "min", "broadcast_in_dim", "square", "integer_pow")
 #: They write into their first operand.
 UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
@@ -50,6 +54,7 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
     for node in flat.nodes:
         for value in node.ins:
             consumers.setdefault(id(value), []).append(node)
+    chains = _chains(flat, consumers, needing_buffer)
     places: dict[int, int] = {}  # how often a fused value is computed
     roots: set[int] = set()
     for node in reversed(flat.nodes):
@@ -57,12 +62,15 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         for out in node.outs:
             for user in consumers.get(id(out), ()):
                 count += 1 if id(user) in roots else places[id(user)]
+        chain = chains.get(id(node))
         fused = (
             node.op in _CHEAP
             and node.op is not COPY
             and not any(id(out) in needing_buffer for out in node.outs)
-            and all(_fuses(user, out) for out in node.outs for user in consumers.get(id(out), ()))
+            and all(_fuses(user, out, chains) for out in node.outs for user in consumers.get(id(out), ()))
             and not (node.op in _EXPENSIVE and count > 1)
+            if chain is None
+            else chain is not node
         )
         places[id(node)] = max(count, 1)
         if not fused:
@@ -83,8 +91,29 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
     ]
 
 
-def _fuses(user: Node, value: Value) -> bool:
+def _chains(flat: Flat, consumers: dict[int, list[Node]], needing_buffer: set[int]) -> dict[int, Node]:
+    """Reductions and what a library computes right after them, as long as there is one user: to the last of them."""
+    last: dict[int, Node] = {}
+    for node in flat.nodes:
+        if node.op not in _REDUCTIONS or id(node) in last or np.dtype(node.outs[0].dtype).kind != "f":
+            continue
+        chain = [node]
+        while True:
+            out = chain[-1].outs[0]
+            users = {id(u): u for u in consumers.get(id(out), ())}
+            (user,) = users.values() if len(users) == 1 else (None,)
+            if user is None or id(out) in needing_buffer or user.op not in _LIBRARY or id(user) in last:
+                break
+            chain.append(user)
+        if len(chain) > 1:
+            last |= dict.fromkeys(map(id, chain), chain[-1])
+    return last
+
+
+def _fuses(user: Node, value: Value, chains: dict[int, Node]) -> bool:
     """Whether an operation computes what it reads, instead of reading it from memory."""
+    if id(user) in chains and user.op not in _REDUCTIONS:
+        return value.node is not None and (value.node.op in _LIBRARY or chains.get(id(value.node)) is chains[id(user)])
     if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
         if value.node is None or _narrow(value):
             return True

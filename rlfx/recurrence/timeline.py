@@ -34,8 +34,8 @@ class Segment:
     Attributes:
       work: how long it takes: operations, and bytes at what they are worth in operations.
       device, host: bytes of the buffers in the memory of the device, and in that of the host.
-      filled: of both, the bytes that are written and still needed: what a loop stacks has a buffer from its start.
-      filled_host: those of the host.
+      filled, filled_host: of them the bytes that are written and still needed: what a loop stacks has its buffer from the
+        start.
       learning: whether the loss or its gradient is computed; otherwise the program acts.
     """
 
@@ -99,7 +99,7 @@ def timeline(jaxpr: Any) -> Timeline:
       ...     return jax.lax.scan(lambda c, _: (c + 1.0, jnp.tanh(c)), x, None, length=4)[1].max()
       >>> found = timeline(jax.make_jaxpr(grow)(jnp.ones(1024)))
       >>> [s.filled for s in found.segments if s.device == found.peak_device][:4]
-      [8192, 12288, 16384, 20480]
+      [12288, 16384, 20480, 24576]
     """
     return Timeline(tuple(_segments(program_moments(*J.body_of(jaxpr)), False)))
 
@@ -107,9 +107,10 @@ def timeline(jaxpr: Any) -> Timeline:
 def _segments(moments: Iterable[Moment], learning: bool) -> Iterator[Segment]:
     for m in moments:
         learns = learning or LEARNING in _scope(m)
-        outer = _holding(m.live, -m.saved(), learns)
+        outer, saved = _without(_holding(m.live, learns), m.saved())
         if m.node.op is not J.SCAN:
-            yield replace(_and(outer, _holding(m.inside, 0, learns)), work=_work(m))
+            inside, _ = _without(_holding(m.inside, learns), saved)
+            yield replace(_and(outer, inside), work=_work(m))
             continue
         trips = m.node.equation.params["length"]
         consts, carry = J.scan_counts(m.node.equation.params)
@@ -118,21 +119,30 @@ def _segments(moments: Iterable[Moment], learning: bool) -> Iterator[Segment]:
         stacked = [v for v in m.node.outs[carry:] if v in m.live]
         groups = min(trips, ITERATIONS)
         for group in range(groups):
-            unwritten = [(v, v.bytes - v.bytes * (group + 1) // groups) for v in stacked]
+            part = [(v.host, v.bytes - v.bytes * (group + 1) // groups) for v in stacked]
+            unwritten = {on_host: sum(n for h, n in part if h == on_host) for on_host in (False, True)}
             now = replace(
                 outer,
-                filled=max(0, outer.filled - sum(n for _, n in unwritten)),
-                filled_host=outer.filled_host - sum(n for v, n in unwritten if v.host),
+                filled=max(0, outer.filled - unwritten[False]),
+                filled_host=max(0, outer.filled_host - unwritten[True]),
             )
             for s in inner:
-                yield _and(now, replace(s, work=s.work * trips / groups))
+                inside, _ = _without(s, saved)
+                yield _and(now, replace(inside, work=s.work * trips / groups))
 
 
-def _holding(values: Sequence[Value], more: int, learning: bool) -> Segment:
-    host = sum(v.bytes for v in values if v.host)
-    device = sum(v.bytes for v in values) - host + more
-    filled = [v for v in values if not _empty(v)]
-    return Segment(0.0, device, host, sum(v.bytes for v in filled) + more, sum(v.bytes for v in filled if v.host), learning)
+def _holding(values: Sequence[Value], learning: bool) -> Segment:
+    def total(host: bool, filled: bool) -> int:
+        return sum(v.bytes for v in values if v.host == host and not (filled and _empty(v)))
+
+    return Segment(0.0, total(False, False), total(True, False), total(False, True), total(True, True), learning)
+
+
+def _without(segment: Segment, saved: int) -> tuple[Segment, int]:
+    """The segment without bytes on the device that lie in buffers of results, and how many more of those there are."""
+    here = min(saved, segment.device)
+    device = segment.device - here
+    return replace(segment, device=device, filled=min(segment.filled, device)), saved - here
 
 
 def _empty(value: Value) -> bool:

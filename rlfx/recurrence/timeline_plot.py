@@ -44,7 +44,7 @@ def draw_timeline(axis: Any, explained: Explained) -> None:
         axis.stairs([v / mib for v in values], edges, **style)
 
     segments = timeline.segments
-    stairs([s.filled - s.filled_host for s in segments], fill=True, color="tab:blue", alpha=0.5, label="device, in use")
+    stairs([s.filled for s in segments], fill=True, color="tab:blue", alpha=0.5, label="device, in use")
     stairs([s.device for s in segments], color="tab:blue", lw=1.2, label="device, buffers")
     if timeline.peak_host:
         stairs([s.filled_host for s in segments], fill=True, color="tab:green", alpha=0.3, label="host, in use")
