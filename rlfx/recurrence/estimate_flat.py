@@ -55,7 +55,7 @@ _VIEWS = names(
     "reshape", "squeeze", "stop_gradient", "copy", "bitcast_convert_type", "sharding_constraint", "device_put", "name",
 ) | {J.OPTIMIZATION_BARRIER, J.RANDOM_WRAP, J.RANDOM_UNWRAP}  # fmt: skip
 LOOPS = frozenset({J.SCAN, J.WHILE})
-COPY = J.primitive("copy")
+COPY, BROADCAST = J.primitive("copy"), J.primitive("broadcast_in_dim")
 #: A copy into another layout.
 RELAYOUT = "relayout"
 
@@ -78,6 +78,17 @@ class Flat:
 def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     nodes: list[Node] = []
     known: dict[Any, list[Value]] = {}
+    widened: dict[tuple[int, tuple], Value] = {}
+
+    def wide(value: Value | None, like: Value, equation: Any) -> Value | None:
+        """An operand of an elementwise operation, with its axes of length 1 repeated."""
+        if value is None or value.shape in (like.shape, ()):
+            return value
+        if (id(value), like.shape) not in widened:
+            twin = Value(bytes_of(equation.outvars[0].aval.update(dtype=value.dtype)), like.shape, value.dtype)
+            nodes.append(made(BROADCAST, [value], [twin], equation))
+            widened[id(value), like.shape] = twin
+        return widened[id(value), like.shape]
 
     def new(aval: Any) -> Value:
         return Value(bytes_of(aval), tuple(aval.shape), aval.dtype, host=_on_host(aval))
@@ -100,6 +111,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = known.get(key) if key else None
                 if outs is None:
                     outs = [new(v.aval) for v in equation.outvars]
+                    if op in J.ELEMENTWISE:
+                        ins = [wide(v, outs[0], equation) for v in ins]
                     nodes.extend(_expand(equation, ins, outs))
                     if key:
                         known[key] = outs
