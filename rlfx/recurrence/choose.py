@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import jax
+
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.cost import bytes_of
 from rlfx.recurrence.gradients import at_once, in_blocks
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.index import Lookup
 from rlfx.recurrence.learner import Learner, is_float
 from rlfx.recurrence.plan import Plan
@@ -74,6 +76,8 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int) -> P
             reason = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
     if reason is None and plan.block is not None and plan.block > program.domain.length:
         reason = f"a block of {plan.block} timesteps is longer than T={program.domain.length}"
+    if plan.offload is not None:
+        refuse(jax.default_backend(), JAXLIB)
     if reason is not None:
         raise ScheduleError(
             located(

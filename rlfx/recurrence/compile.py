@@ -158,12 +158,19 @@ class Compiled:
         lowered, consts, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         return replace(lowered.program, const_values=tuple(consts))
 
-    def explain(self, params: Any, carry: Any, key: Any = None) -> Explanation:
-        """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it."""
+    def explain(self, params: Any, carry: Any, key: Any = None, *, measure: bool = False) -> Explanation:
+        """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it.
+
+        Args:
+          params, carry, key: arguments of the compiled function, arrays or shapes.
+          measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones.
+        """
         lowered, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        plan = self._plan(lowered)
-        lowered = lowered.caching(plan) if plan.cached else lowered
-        return Explanation(lowered.program, self._learner(lowered), plan)
+        plan, trial = self._plan(lowered), lowered.trial(self._order(lowered), lowered.local_batch)
+        if measure:
+            trial.measured(plan)
+        shown = lowered.caching(plan) if plan.cached else lowered
+        return Explanation(shown.program, self._learner(shown), plan, trial)
 
     def plan(self, params: Any, carry: Any, key: Any = None) -> Plan:
         """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).
@@ -178,9 +185,10 @@ class Compiled:
         return lowered.learner(perturbed, lowered.program.loss is None)
 
     def _plan(self, lowered: Lowered) -> Plan:
-        learner = self._learner(lowered)
-        order = [v for v in lowered.program.params if is_float(v)]
-        return lowered.plan(learner, order, lowered.local_batch)
+        return lowered.plan(self._learner(lowered), self._order(lowered), lowered.local_batch)
+
+    def _order(self, lowered: Lowered) -> list:
+        return [v for v in lowered.program.params if is_float(v)]
 
     def _prepare(self, params: Any, carry: Any, key: Any) -> tuple[Lowered, list, Arguments]:
         arguments = check_arguments(params, carry, key, self.domain)

@@ -21,13 +21,15 @@ from rlfx.recurrence.cost import points
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.planned import Added, planned
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
+from rlfx.recurrence.trial import Trial
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
 
 tree = jax.tree_util
@@ -131,9 +133,14 @@ class Lowered:
         if self.program.loss is not None:
             # The gradient of the loss is computed in the same pass as its value, and scaled afterwards.
             specs = (self._output_specs(), self._gradient_specs(perturbed))
-            outputs, grads = self._on_mesh(
-                lambda f, t: self._loss_and_gradient(perturbed, f, t), self._flat_specs(), specs
-            )(values, t0)
+
+            def evaluate(axes: tuple[Added, ...]) -> Callable:
+                return self._on_mesh(
+                    lambda f, t: self._loss_and_gradient(perturbed, f, t, axes), self._flat_specs(), specs
+                )
+
+            within = "memory_budget" in self.program.directives
+            outputs, grads = planned(evaluate, values, t0) if within else evaluate(())(values, t0)
             return outputs, (grads, (values, t0), marks)
         if self.sharding is not None:
             return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(values, t0), (
@@ -173,24 +180,26 @@ class Lowered:
         specs = [self._target_spec(v) for v in learner.targets]
         return self._on_mesh(run, self._flat_specs(), self._gradient_specs(perturbed), specs)(*arguments, cotangents)
 
-    def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any) -> tuple:
-        """``((loss, carry, aux, lengths), gradient of the loss)``."""
+    def _loss_and_gradient(
+        self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()
+    ) -> tuple:
+        """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""
         learner, extent = self.learner(perturbed, False), self._extent()
         if not learner.targets:
             run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
         order = self._ordered(perturbed)
-        plan = self.plan(learner, order, extent.batch)
+        plan = self.plan(learner, order, extent.batch, axes)
         if plan.cached:
             return self.caching(plan)._loss_and_gradient(perturbed, flat, t0)
         env = self._env(flat, extent)
-        on_host = hosted(learner, self.program.directives.get("offload"))
+        on_host = hosted(learner, hosting_of(self.program, plan))
         one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
         return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)
 
-    def plan(self, learner: Learner, order: Sequence[Var], batch: int) -> Plan:
+    def plan(self, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Plan:
         """The plan that was asked for, or the one that costs least."""
         asked = self.program.directives.get("plan")
         if asked is not None:
@@ -199,8 +208,13 @@ class Lowered:
         budget = self.program.directives.get("memory_budget")
         if budget is None:
             return best
-        key = ("fitted", learner.targets, tuple(order), batch)
-        return self._plan(key, lambda: fit(self.program, learner, order, best, batch, budget)).plan
+        trial = self.trial(order, batch, axes)
+        return self._plan(("fitted", learner.targets, trial), lambda: fit(trial, learner, best, budget)).plan
+
+    def trial(self, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Trial:
+        """The loss and its gradient with respect to ``order``, for one device, under any plan."""
+        make = lambda: Trial(self.program, tuple(order), batch, jax.default_backend(), axes)  # noqa: E731
+        return self._plan(("trial", tuple(order), batch, axes), make)
 
     def caching(self, plan: Plan) -> Lowered:
         """This program with wide products that are kept, under the rest of the plan."""
