@@ -95,6 +95,11 @@ def fit(trial: Trial, learner: Learner, fastest: Plan, budget: int) -> Fitted:
     )
 
 
+def within(trial: Trial, plan: Plan, budget: int) -> bool:
+    """Whether a plan fits, by the estimate and then by XLA's number."""
+    return trial.estimated(plan) <= budget and trial.measured(plan) <= budget
+
+
 def _if_offloaded(trial: Trial, learner: Learner, smallest: Plan, budget: int) -> str:
     """What a device with host memory of its own could do."""
     if has_host_memory(trial.platform) or not offloads(trial, learner):
@@ -103,7 +108,10 @@ def _if_offloaded(trial: Trial, learner: Learner, smallest: Plan, budget: int) -
     device = trial.timeline(plan).peak_device
     if device > budget:
         return ""
-    return f" With the stored values in host memory {show_bytes(device)} would do, but on {trial.platform} that is the same memory."
+    return (
+        f" With the stored values in host memory {show_bytes(device)} would do, but on {trial.platform} that is the same "
+        "memory."
+    )
 
 
 def search(trial: Trial, learner: Learner, fastest: Plan, room: float) -> Plan | None:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import jax
 
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.cost import bytes_of
 from rlfx.recurrence.gradients import at_once, in_blocks
 from rlfx.recurrence.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.index import Lookup
-from rlfx.recurrence.learner import Learner, is_float
+from rlfx.recurrence.learner import Learner, activation_bytes
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.program import Equation, Var
@@ -124,15 +123,3 @@ def cache_block(learner: Learner, batch: int, platform: str, length: int) -> int
     best = max(d for d in range(1, fitting + 1) if length % d == 0)
     # A poor divisor (T prime) costs more in loop overhead than one ragged block does.
     return best if 2 * best >= fitting else fitting
-
-
-def activation_bytes(learner: Learner, batch: int) -> int:
-    """Bytes of all values that one timestep of the region computes."""
-    program, domain = learner.program, learner.program.domain
-    equations = [e for s in learner.region.stages for e in (s.equations if isinstance(s, Parallel) else s.body)]
-    return sum(
-        bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
-        for e in equations
-        for v in e.outputs
-        if is_float(v) and "t" in program.dims_of(v)
-    )

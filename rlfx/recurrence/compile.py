@@ -148,6 +148,7 @@ class Compiled:
     transform: Callable[[Program], Program] | None = None
     pinned: Plan | None = None
     memory_budget: int | None = None
+    autotune: bool = False
     _programs: dict = field(default_factory=dict, repr=False)
 
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
@@ -201,6 +202,8 @@ class Compiled:
             program = replace(program, directives={**program.directives, "plan": self.pinned})
         if self.memory_budget is not None:
             program = replace(program, directives={**program.directives, "memory_budget": self.memory_budget})
+        if self.autotune:
+            program = replace(program, directives={**program.directives, "autotune": True})
         consts = list(program.const_values)
         lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
@@ -242,6 +245,7 @@ def compile(
     transform: Callable[[Program], Program] | None = None,
     plan: Plan | None = None,
     memory_budget: int | None = None,
+    autotune: bool = False,
 ) -> Compiled:
     """Compile a per-timestep function with a loss.
 
@@ -258,6 +262,8 @@ def compile(
       plan: how the gradient is computed (``compiled.plan(...)`` of an earlier run); by default the compiler chooses.
       memory_budget: temporary bytes of one device that the loss and its gradient may take: the fastest plan that fits
         is found when it is first called (and compiled once, to compare with XLA's own number).
+      autotune: compile the few best plans when it is first called, time them (on small numbers of the same shapes), and take
+        the fastest. Save it: ``compiled.plan(...).to_json()``.
 
     Returns:
       ``loss_fn(params, carry, key=None, *, t0=0) -> (loss, (carry, aux))``, pure and differentiable in reverse mode.
@@ -282,7 +288,16 @@ def compile(
     domain = validate_domain(length, batch, until)
     budget = None if memory_budget is None else validate_budget(memory_budget)
     return Compiled(
-        f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform, plan, budget
+        f,
+        domain,
+        True,
+        _validate_reduce(reduce),
+        until,
+        _sharding(mesh, mesh_axis),
+        transform,
+        plan,
+        budget,
+        bool(autotune),
     )
 
 

@@ -16,6 +16,7 @@ from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.predict import Cost, platform_of, predict
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Schedule, Stage
 from rlfx.recurrence.sections import sections_note
@@ -80,6 +81,11 @@ class Explanation:
         return self.trial.known_measured(self.plan)
 
     @property
+    def cost(self) -> Cost:
+        """What a loss and its gradient cost under the plan, by the cost model."""
+        return predict(self.learner, self.plan, self.trial.batch, platform_of(self.trial.platform))
+
+    @property
     def stages(self) -> tuple[StageSummary, ...]:
         return (
             *_summaries("acting", self.learner.acting, self.program, set(self.learner.stored), self._on_host),
@@ -116,6 +122,10 @@ class Explanation:
             lines += [f"{'':26}{note}" for note in stage.notes]
         lines.append(f" plan: {self.plan}")
         lines.append(f" temporary memory: {memory_note(self)}")
+        if self.program.loss is not None:
+            lines.append(f" time, by the cost model: {self.cost.show(self.trial.platform)}")
+        timed = sorted(self.trial.timed.items(), key=lambda pair: pair[1])
+        lines += [f" timed: {1e3 * seconds:.4g} ms {plan!r}" for plan, seconds in timed]
         if self.active_carry:
             lines.append(f" the gradient flows through time in {', '.join(self.active_carry)}")
         return "\n".join(lines)

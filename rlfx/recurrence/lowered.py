@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.across import reduce_value
-from rlfx.recurrence.budget import fit
+from rlfx.recurrence.budget import fit, within
 from rlfx.recurrence.caching import with_caching
 from rlfx.recurrence.check import whole_graph
 from rlfx.recurrence.choose import EVALUATION, checked, choose
@@ -30,6 +30,7 @@ from rlfx.recurrence.planned import Added, planned
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.trial import Trial
+from rlfx.recurrence.tune import tune
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
 
 tree = jax.tree_util
@@ -205,11 +206,17 @@ class Lowered:
         if asked is not None:
             return checked(asked, learner, order, batch)
         best = choose(learner, order, batch, jax.default_backend())
-        budget = self.program.directives.get("memory_budget")
-        if budget is None:
+        budget, tuned = (self.program.directives.get(k) for k in ("memory_budget", "autotune"))
+        if budget is None and not tuned:
             return best
         trial = self.trial(order, batch, axes)
-        return self._plan(("fitted", learner.targets, trial), lambda: fit(trial, learner, best, budget)).plan
+
+        def planned() -> Plan:
+            fitting = best if budget is None else fit(trial, learner, best, budget).plan
+            fits = lambda plan: budget is None or within(trial, plan, budget)  # noqa: E731
+            return tune(trial, learner, fitting, fits) if tuned else fitting
+
+        return self._plan(("planned", learner.targets, trial), planned)
 
     def trial(self, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Trial:
         """The loss and its gradient with respect to ``order``, for one device, under any plan."""

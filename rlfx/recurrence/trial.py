@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +21,10 @@ from rlfx.recurrence.timeline import Timeline, timeline
 
 #: XLA assigns buffers before it generates machine code: less effort there gives the same number, several times sooner.
 QUICKLY = {"cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}}
+
+
+#: How often a plan is timed.
+ROUNDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +116,34 @@ class Trial:
 
         return self._once("measured", plan, compute)
 
+    def time(self, plans: Sequence[Plan]) -> dict[Plan, float]:
+        """Seconds of one evaluation under each plan: compiled, and run in turns, on small numbers of the same shapes."""
+        fresh = [plan for plan in plans if plan not in self.timed]
+        made = {plan: self._function(plan) for plan in fresh}
+        runs = {plan: jax.jit(fn).lower(*shapes).compile() for plan, (fn, shapes) in made.items()}
+        spent: dict[Plan, list[float]] = {plan: [] for plan in fresh}
+        with jax.ensure_compile_time_eval():  # a plan may be asked for while the caller is traced
+            arguments = {plan: list(map(_some, shapes)) for plan, (_, shapes) in made.items()}
+            for _ in range(ROUNDS + 1):  # the first one is not counted
+                for plan, run in runs.items():
+                    start = time.perf_counter()
+                    jax.block_until_ready(run(*arguments[plan]))
+                    spent[plan].append(time.perf_counter() - start)
+        for plan, times in spent.items():
+            self._known["seconds", plan] = statistics.median(times[1:])
+        return {plan: self._known["seconds", plan] for plan in plans}
+
+    @property
+    def timed(self) -> dict[Plan, float]:
+        """Seconds of one evaluation under the plans that were timed."""
+        return {plan: x for (what, plan), x in self._known.items() if what == "seconds"}
+
     def known_measured(self, plan: Plan) -> int | None:
         """Temporary bytes by XLA, if the plan was compiled."""
         return self._known.get(("measured", plan))
+
+
+def _some(struct: jax.ShapeDtypeStruct) -> jax.Array:
+    if jnp.issubdtype(struct.dtype, jax.dtypes.prng_key):
+        return J.zero_keys(struct.shape, struct.dtype)
+    return jnp.full(struct.shape, 0.1 if jnp.issubdtype(struct.dtype, jnp.inexact) else 0, struct.dtype)

@@ -189,7 +189,9 @@ def test_a_budget_counts_the_axes_that_vmap_adds(way):
 def test_a_budget_that_no_plan_of_all_seeds_meets():
     fn = rlfx.compile(program, length=LENGTH, batch=BATCH, memory_budget=STACKED)
     keys = jax.random.split(jax.random.key(0), 8)
-    with pytest.raises(MemoryBudgetError, match="program, mapped 8 times by jax.vmap, does not fit into memory_budget"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"program, mapped 8 times by jax\.vmap, does not fit into memory_budget"
+    ):
         jax.make_jaxpr(WAYS["jit(vmap)"](fn))(*arguments(), keys)
 
 
@@ -207,7 +209,9 @@ def test_axes_with_names_and_second_derivatives_go_through_a_budget():
 
     x = jnp.arange(3.0)
     np.testing.assert_allclose(shared(fn)(2.0, x), shared(plain)(2.0, x), rtol=1e-6)
-    nested = [jax.vmap(jax.vmap(jax.grad(lambda w, x, f=f: f(w, x)[0]), (None, 0)), (0, None))(x, x) for f in (fn, plain)]
+    nested = [
+        jax.vmap(jax.vmap(jax.grad(lambda w, x, f=f: f(w, x)[0]), (None, 0)), (0, None))(x, x) for f in (fn, plain)
+    ]
     np.testing.assert_allclose(*nested, rtol=1e-6)
 
 
@@ -293,7 +297,9 @@ def test_a_program_on_the_host_under_vmap():
     plain = rlfx.compile(program, length=LENGTH, batch=BATCH, plan=rlfx.Plan())
     params, obs = arguments()
     keys = jax.random.split(jax.random.key(0), 3)
-    both = [jax.jit(jax.vmap(jax.grad(lambda p, k, f=f: f(p, obs, k)[0]), (None, 0)))(params, keys) for f in (fn, plain)]
+    both = [
+        jax.jit(jax.vmap(jax.grad(lambda p, k, f=f: f(p, obs, k)[0]), (None, 0)))(params, keys) for f in (fn, plain)
+    ]
     assert_same(*both)
 
 

@@ -76,7 +76,7 @@ def products(jaxpr):
     return count
 
 
-@pytest.mark.parametrize("f, plan", PLANS, ids=lambda x: getattr(x, "__name__", None) or x.form)
+@pytest.mark.parametrize(("f", "plan"), PLANS, ids=lambda x: getattr(x, "__name__", None) or x.form)
 def test_the_same_loss_and_gradient(f, plan):
     reference = rlfx.reference(f, length=T, batch=B)
     expected = jax.value_and_grad(lambda p: reference(p, STATE, KEY)[0])(PARAMS)

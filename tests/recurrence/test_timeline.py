@@ -85,7 +85,9 @@ def test_loops_are_drawn_iteration_by_iteration():
 
     found = timeline(jax.make_jaxpr(grow)(jnp.ones(1024)))
     assert [s.filled >> 12 for s in found.segments if s.device == found.peak_device][:4] == [3, 4, 5, 6]
-    long = timeline(jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c * 2.0, c), x, None, length=1000)[1])(jnp.ones(9)))
+    long = timeline(
+        jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (c * 2.0, c), x, None, length=1000)[1])(jnp.ones(9))
+    )
     assert 64 <= len(long.segments) < 200
 
 
