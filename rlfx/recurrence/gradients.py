@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.convolution import CONVOLUTION, with_channels_last
+from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.host import fetched, fetched_times
 from rlfx.recurrence.learner import Learner
@@ -71,7 +72,7 @@ class Pass:
         def loss(leaves: Sequence) -> Any:
             own = {**self.env, **stored}
             own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
-            run = execute(self.learner.region, own, self.t0, tails, part)
+            run = execute(self.learner.region, own, self.t0, tails, part, iterate=deferring)
             return self.loss_sum(run) * share
 
         evaluated = jax.value_and_grad(loss)

@@ -18,6 +18,7 @@ from rlfx.recurrence.caching import with_caching
 from rlfx.recurrence.check import whole_graph
 from rlfx.recurrence.choose import EVALUATION, checked, choose
 from rlfx.recurrence.cost import points
+from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
@@ -246,7 +247,7 @@ class Lowered:
 
         def region(leaves: Sequence) -> list:
             own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
-            run = execute(learner.region, own, t0, tails, extent)
+            run = execute(learner.region, own, t0, tails, extent, iterate=deferring)
             return [self._target(run, v) for v in learner.targets]
 
         return acted, *jax.vjp(region, [env[v].data for v in order])
