@@ -88,7 +88,7 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int) -> P
     return plan
 
 
-def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) -> Plan:
+def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str, devices: int = 1) -> Plan:
     """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
 
     Sizes that ``incrementalize`` asked for come first.
@@ -98,11 +98,11 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) ->
     length, environments = program.domain.length, asked.get("b")
     if why_not("blocks", learner) is not None:
         return checked(Plan("blocks", length, environments), learner, order, batch) if asked else Plan()
-    block = asked.get("t") or cache_block(learner, batch if environments is None else environments, platform, length)
+    block = asked.get("t") or cache_block(learner, environments or batch, platform, length, devices)
     stream = find_stream(learner)  # which stores nothing for all timesteps
     if isinstance(stream, Stream):
         room = length - stream.delay
-        chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room)
+        chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room, devices)
         if chunk < room and block < length:
             return checked(Plan("stream", chunk, environments), learner, order, batch)
     if hosted(learner, program.directives.get("offload")):  # only a block of what is on the host is fetched at a time
@@ -112,11 +112,16 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) ->
     return Plan()
 
 
-def cache_block(learner: Learner, batch: int, platform: str, length: int) -> int:
-    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache."""
+def cache_block(learner: Learner, batch: int, platform: str, length: int, devices: int = 1) -> int:
+    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache.
+
+    ``devices`` is how many there are; ``batch`` environments are on each.
+    """
     room = CACHE_BYTES.get(platform)
     if room is None:
         return length
+    if devices > 1:  # several devices of one machine share its caches, and each runs on a core of its own
+        room //= 2 * devices
     fitting = max(1, int(room // max(activation_bytes(learner, batch), 1)))
     if fitting >= length:
         return length

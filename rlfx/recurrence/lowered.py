@@ -177,7 +177,7 @@ class Lowered:
         def run(flat, t0, targets):
             *_, pullback = self._differentiate(learner, perturbed, flat, t0, self._extent())
             (grads,) = pullback([self._share(v, c) for v, c in zip(learner.targets, targets, strict=True)])
-            return self._complete(perturbed, grads)
+            return self._complete(perturbed, grads)[1]
 
         specs = [self._target_spec(v) for v in learner.targets]
         return self._on_mesh(run, self._flat_specs(), self._gradient_specs(perturbed), specs)(*arguments, cotangents)
@@ -199,14 +199,16 @@ class Lowered:
         on_host = hosted(learner, hosting_of(self.program, plan))
         one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
-        return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)
+        loss, grads = self._complete(perturbed, grads, loss)
+        return (loss, *self._returned(acted)), grads
 
     def plan(self, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Plan:
         """The plan that was asked for, or the one that costs least."""
         asked = self.program.directives.get("plan")
         if asked is not None:
             return checked(asked, learner, order, batch)
-        best = choose(learner, order, batch, jax.default_backend())
+        devices = 1 if self.sharding is None else self.sharding.devices
+        best = choose(learner, order, batch, jax.default_backend(), devices)
         budget, tuned = (self.program.directives.get(k) for k in ("memory_budget", "autotune"))
         if budget is None and not tuned:
             return best
@@ -305,15 +307,15 @@ class Lowered:
             return cotangent
         return cotangent / self.sharding.devices
 
-    def _complete(self, perturbed: frozenset[Var], grads: list) -> list:
-        """Gradients of what all environments share, summed over the devices."""
+    def _complete(self, perturbed: frozenset[Var], grads: list, loss: Any = None) -> tuple[Any, list]:
+        """``(loss, gradients)``: of what all environments share, summed over the devices, which meet for it once."""
         if self.sharding is None:
-            return grads
-        axis = self.sharding.axis
-        return [
-            g if "b" in self.program.dims_of(v) else jax.lax.psum(g, axis)
-            for v, g in zip(self._ordered(perturbed), grads, strict=True)
-        ]
+            return loss, grads
+        own = ["b" in self.program.dims_of(v) for v in self._ordered(perturbed)]
+        shared = [g for g, mine in zip(grads, own, strict=True) if not mine]
+        loss, shared = jax.lax.psum((loss, shared), self.sharding.axis)
+        summed = iter(shared)
+        return loss, [g if mine else next(summed) for g, mine in zip(grads, own, strict=True)]
 
     # -- inputs and outputs
 
