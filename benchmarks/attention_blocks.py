@@ -119,7 +119,9 @@ def loss_square(length, batch):
 
 def loss_dpa(length, batch):
     def attend(query, key, value):  # [T, B?, D] -> [B, T, heads, D]
-        q, k, v = (x[None, :, None] if batch is None else jnp.swapaxes(x, 0, 1)[:, :, None] for x in (query, key, value))
+        q, k, v = (
+            x[None, :, None] if batch is None else jnp.swapaxes(x, 0, 1)[:, :, None] for x in (query, key, value)
+        )
         out = jax.nn.dot_product_attention(q, k, v, is_causal=True)[:, :, 0]
         return out[0] if batch is None else jnp.swapaxes(out, 0, 1)
 
@@ -184,7 +186,9 @@ def learning(length, batch, rounds):
 
 def show(row):
     batch = f"B={row['B']}" if row["B"] else "no batch"
-    second = f"temp/cache {row['temp_over_cache']:.2f}" if row["what"] == "decode" else f"memory {row['memory_ratio']:.3f}"
+    second = (
+        f"temp/cache {row['temp_over_cache']:.2f}" if row["what"] == "decode" else f"memory {row['memory_ratio']:.3f}"
+    )
     print(f"{row['what']:9} T={row['T']:<5} {batch:9} time {row['time_ratio']:.2f}  {second}")
     for name, r in row["candidates"].items():
         print(f"{'':12}{name:8} {r['ms']:9.2f} ms  {r['temp_bytes'] / 2**20:8.2f} MiB  compile {r['compile_s']:.2f} s")

@@ -1,6 +1,6 @@
 """TimeRL's workload: one-epoch PPO, T=250, 48-float observations, tanh MLP, one jit an iteration; rlfx against hand-written JAX.
 
-    python benchmarks/ppo_timerl.py [--batch 64 512] [--hidden 64] [--rounds 15] [--cores 2] [--out FILE.json]
+    python benchmarks/ppo_timerl.py [--batch 64 512] [--hidden 64] [--rounds 15] [--cores 2] [--cached] [--out FILE.json]
 
 Three programs for the same mathematics, interleaved in one process: `hand` is the single-jit program that an expert
 writes (rollout, then the loss on all of it, forward recomputed), `hand-chunked` the same with gradients accumulated over
@@ -11,6 +11,7 @@ ratios first; losses and gradients are compared before anything is timed.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import platform
@@ -158,10 +159,15 @@ def hand_written(batch, chunk=None, mesh=None):
     )
 
 
-def compiled_by_rlfx(batch, mesh=None):
-    loss_fn = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh)
+def compiled_by_rlfx(batch, mesh=None, *, cached=False):
+    """The program above; ``cached``: its plan, and wide products are kept for the learner."""
+    chosen = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh)
 
     def iteration(params, state, key):
+        loss_fn = chosen
+        if cached:
+            plan = dataclasses.replace(chosen.plan(params, state, key), cached=True)
+            loss_fn = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh, plan=plan)
         (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, state, key)
         return (loss, grads), state
 
@@ -210,6 +216,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--cached", action="store_true", help="also with activation caching")
     parser.add_argument("--out")
     args = parser.parse_args()
     mesh = rlfx.use_all_cores(args.cores) if args.cores > 1 else None
@@ -224,6 +231,10 @@ def main():
         }
         if mesh is not None:
             programs[f"rlfx on {args.cores} devices"] = compiled_by_rlfx(batch, mesh)
+        if args.cached:
+            programs["rlfx, cached"] = compiled_by_rlfx(batch, cached=True)
+        if args.cached and mesh is not None:
+            programs[f"rlfx, cached, on {args.cores} devices"] = compiled_by_rlfx(batch, mesh, cached=True)
         rows = measure(programs, (params, state, jax.random.key(2)), args.rounds)
         print(
             f"T={LENGTH} B={batch} hidden={args.hidden}: ratios to hand-written, then medians of {args.rounds} rounds"

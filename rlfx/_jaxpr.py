@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, dispatch, dtypes, profiler, source_info_util, xla_bridge
+from jax._src import core, custom_batching, dispatch, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval
 from jax._src.lax import lax
@@ -73,6 +73,40 @@ def define_batching(primitive: Primitive, rule: Callable) -> None:
 def define_jvp(primitive: Primitive, rule: Callable) -> None:
     """``rule(primals, tangents, **params) -> (primals_out, tangents_out)``."""
     ad.primitive_jvps[primitive] = rule
+
+
+class Staged(Primitive):
+    """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
+
+    ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
+    those ``args`` that vary, and of all results. Its derivative is that of the body.
+    """
+
+    def __init__(self, name: str, again: Callable):
+        super().__init__(name)
+        self.multiple_results = True
+
+        def run(*args, jaxpr, **_):
+            return core.jaxpr_as_fun(jaxpr)(*args)
+
+        def jvp(primals, tangents, **params):
+            return jax.jvp(functools.partial(run, **params), primals, [ad.instantiate_zeros(t) for t in tangents])
+
+        def batch(axis, args, dims, **params):
+            varies = tuple(d is not None for d in dims)
+            if not any(varies):
+                outs = self.bind(*args, **params)
+                return outs, [None] * len(outs)
+            args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+            name = None if axis.name is core.no_axis_name else axis.name
+            outs = self.bind(*args, **again(args, (axis.size, varies, name), **params))
+            return outs, [0] * len(outs)
+
+        self.def_impl(run)
+        self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
+        mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
+        ad.primitive_jvps[self] = jvp
+        batching.fancy_primitive_batchers[self] = batch
 
 
 def is_zero_tangent(tangent: Any) -> bool:
@@ -297,6 +331,7 @@ STOP_GRADIENT = _all("stop_gradient")
 ADD_ANY = ad.add_jaxvals_p
 SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
 RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
+DRAWS = _all("random_bits", "random_fold_in", "random_split")
 RANDOM = _all("random_bits", "random_fold_in", "random_seed", "random_split", "random_gamma", "threefry2x32")
 
 
@@ -316,13 +351,13 @@ def short_dtype(dtype: Any) -> str:
     return "key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtypes.short_dtype_name(dtype)
 
 
-#: Calls whose body may be inlined at the price of their special rule (custom derivative, rematerialisation).
-_CALLS = INLINED | {CUSTOM_JVP, CUSTOM_VJP, REMAT}
+#: Calls whose body may be inlined at the price of their special rule (custom derivative or batching, rematerialisation).
+_CALLS = INLINED | {CUSTOM_JVP, CUSTOM_VJP, REMAT, custom_batching.custom_vmap_p}
 
 
 def is_call(op: Any) -> bool:
     """Whether an equation calls a body on exactly its own inputs."""
-    return op in _CALLS
+    return op in _CALLS or isinstance(op, Staged)
 
 
 def function_source(fn: Any) -> str:

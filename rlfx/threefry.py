@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._jaxpr import define_prng_impl
+from rlfx import _jaxpr as J
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
+@functools.partial(jax.jit, inline=True)  # one call where nothing is traced; part of the program where it is
 def _block(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     """Threefry-2x32 with 20 rounds (Salmon et al., 2011)."""
     keys = (k0, k1, k0 ^ k1 ^ _PARITY)
@@ -59,7 +61,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     return (high ^ low).astype(f"uint{bit_width}")
 
 
-threefry = define_prng_impl(
+threefry = J.define_prng_impl(
     key_shape=(2,),
     seed=_seed,
     split=_split,
@@ -89,4 +91,18 @@ def unrolled(key: jax.Array) -> jax.Array:
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if jax.default_backend() != "cpu" or not typed or str(jax.random.key_impl(key)) != "threefry2x32":
         return key
+    if not jax.config.jax_threefry_partitionable:  # other numbers
+        return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=threefry)
+
+
+def draw(op: Any, params: dict, key: Any, *rest: Any) -> list[jax.Array]:
+    """One of jax's random primitives (``J.DRAWS``): its results, computed sooner where the key is one of jax's threefry."""
+    outs = J.bind(op, params, unrolled(key), *rest)
+    impl = jax.random.key_impl(key)
+    return [
+        jax.random.wrap_key_data(jax.random.key_data(out), impl=impl)
+        if jnp.issubdtype(out.dtype, jax.dtypes.prng_key)
+        else out
+        for out in outs
+    ]

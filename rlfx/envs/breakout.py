@@ -57,8 +57,9 @@ class Breakout(Environment):
         side = (jax.random.bits(key, ()) >> 31).astype(jnp.int32)
         ball_x = 9 * side
         start = jnp.int32(3)
-        return BreakoutState(start, ball_x, 2 + side, jnp.int32(4), jnp.uint32(_WALL), side > 1, start, ball_x,
-                             jnp.int32(0))
+        return BreakoutState(
+            start, ball_x, 2 + side, jnp.int32(4), jnp.uint32(_WALL), side > 1, start, ball_x, jnp.int32(0)
+        )
 
     def observe(self, state):
         row, column = (broadcasted_iota(jnp.int32, (10, 10), axis) for axis in (0, 1))
@@ -97,7 +98,9 @@ class Breakout(Environment):
         turn = turn ^ jnp.where(above, 3, jnp.where(edge, 2, 0))
         lost = bottom & ~above & ~edge
 
-        after = BreakoutState(y, x, state.ball_dir ^ turn, pos, bricks, touched, state.ball_y, state.ball_x,
-                              state.time + 1)
-        return after, Step(broken.astype(jnp.float32), lost, after.time >= self.max_steps_in_episode,
-                           self.observe(after))
+        after = BreakoutState(
+            y, x, state.ball_dir ^ turn, pos, bricks, touched, state.ball_y, state.ball_x, state.time + 1
+        )
+        return after, Step(
+            broken.astype(jnp.float32), lost, after.time >= self.max_steps_in_episode, self.observe(after)
+        )

@@ -99,11 +99,16 @@ class GymnasiumEnvironment(Environment):
             fact = f"gymnasium/{self.name}: a state that was stepped before, or of an earlier reset, is stepped again."
             raise EnvError(located(fact, fix="Host environments cannot go back: step the newest states, once each."))
         self._clocks[slots] += 1
-        results = [self._one(self._envs[slot], jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
-                   for i, slot in enumerate(slots)]
+        results = [
+            self._one(self._envs[slot], jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
+            for i, slot in enumerate(slots)
+        ]
         obs, final, *scalars = zip(*results, strict=True)
-        return self._stack(obs), self._stack(final), *(
-            np.asarray(x, d) for x, d in zip(scalars, (np.float32, bool, bool), strict=True))
+        return (
+            self._stack(obs),
+            self._stack(final),
+            *(np.asarray(x, d) for x, d in zip(scalars, (np.float32, bool, bool), strict=True)),
+        )
 
     def _one(self, env: Any, action: Any):
         action = int(action) if isinstance(self.action_space, Discrete) else action
@@ -112,12 +117,17 @@ class GymnasiumEnvironment(Environment):
         return obs, final, reward, terminated, truncated
 
     def _stack(self, observations: Any):
-        return jax.tree.map(lambda s, *xs: np.stack([np.asarray(x, s.dtype) for x in xs]), self.observation_space,
-                            *observations, is_leaf=is_space)
+        return jax.tree.map(
+            lambda s, *xs: np.stack([np.asarray(x, s.dtype) for x in xs]),
+            self.observation_space,
+            *observations,
+            is_leaf=is_space,
+        )
 
 
 def _batched_callback(host: Any, one: Any):
     """An ordered callback that ``vmap`` (once, or nested) turns into one call for the whole batch."""
+
     def with_axes(lead: tuple[int, ...]):
         @custom_vmap
         def call(*args):

@@ -49,8 +49,16 @@ def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def save_gif(env: Environment, path: str | Path, key: jax.Array, *, policy: Callable | None = None, steps: int = 200,
-             fps: int = 30, size: int = 240) -> Path:
+def save_gif(
+    env: Environment,
+    path: str | Path,
+    key: jax.Array,
+    *,
+    policy: Callable | None = None,
+    steps: int = 200,
+    fps: int = 30,
+    size: int = 240,
+) -> Path:
     """Run ``policy(key, obs) -> action`` (random actions if None) for ``steps`` steps and save an animated GIF.
 
     A path that ends in ``.png`` gets the last picture.

@@ -8,24 +8,25 @@ when to swap; here whole plans are compared, and simulating again is one of them
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, MemoryBudgetError, located
 from rlfx.recurrence.choose import why_not, why_not_environments
 from rlfx.recurrence.cost import bytes_of, points, show_bytes
-from rlfx.recurrence.estimate import estimate_temp_bytes, largest_values
+from rlfx.recurrence.estimate import largest_values
+from rlfx.recurrence.host import JAXLIB, Hosting, has_host_memory, hosted, is_right
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
-from rlfx.recurrence.program import Program, Var
+from rlfx.recurrence.program import Program
+from rlfx.recurrence.trial import Trial
 
 #: What part of the budget an estimate may fill: estimates are within a fifth of what XLA allocates.
 MARGIN = 0.85
+
+#: The planner offloads values of at least so many bytes: smaller ones cost more in transfers than they free.
+OFFLOADED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,21 @@ def validate_budget(budget: Any) -> int:
     return int(budget)
 
 
-def fit(program: Program, learner: Learner, order: Sequence[Var], fastest: Plan, batch: int, budget: int) -> Fitted:
+def fit(trial: Trial, learner: Learner, fastest: Plan, budget: int) -> Fitted:
     """The fastest plan that fits.
 
     Args:
-      order: the inputs with respect to which the gradient is taken.
+      trial: the program, for one device.
       fastest: the plan without a budget.
-      batch: the environments of one device.
       budget: temporary bytes of one device.
 
     Raises:
       MemoryBudgetError: if none does. It names the smallest budget that would do, and what does not shrink.
     """
-    trial = _Trial(program, tuple(order), batch)
-    room = MARGIN * budget
+    program, room = trial.program, MARGIN * budget
     fallback = None
     for _ in range(2):  # plan, compile, compare; plan once more if XLA needs more than was estimated
-        found = _search(trial, learner, order, fastest, batch, room)
+        found = search(trial, learner, fastest, room)
         if found is None:
             break
         measured = trial.measured(found)
@@ -84,86 +83,49 @@ def fit(program: Program, learner: Learner, order: Sequence[Var], fastest: Plan,
     if needed <= budget:
         return Fitted(smallest, trial.estimated(smallest), needed)
     kept = [str(v) for v in largest_values(trial.jaxpr(smallest), 3)]
+    mapped = f", mapped {' x '.join(str(axis.size) for axis in trial.axes)} times by jax.vmap," if trial.axes else ""
     raise MemoryBudgetError(
         located(
-            f"{program.name} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
-            f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}.",
+            f"{program.name}{mapped} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
+            f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}."
+            + _if_offloaded(trial, learner, smallest, budget),
             where=program.where,
             fix=f"Give memory_budget={math.ceil(needed)}, fewer environments, or more devices (mesh=).",
         )
     )
 
 
-class _Trial:
-    """The gradient of a program under one plan after another: its jaxpr, the estimate, XLA's number."""
-
-    def __init__(self, program: Program, order: tuple[Var, ...], batch: int):
-        self.program, self.order, self.batch = program, order, batch
-        self.estimates: dict[Plan, int] = {}
-        self.jaxprs: dict[Plan, Any] = {}
-
-    @property
-    def smallest(self) -> Plan | None:
-        """The plan with the least estimate so far."""
-        return min(self.estimates, key=self.estimates.__getitem__, default=None)
-
-    def _function(self, plan: Plan) -> tuple:
-        from rlfx.recurrence.lowered import Lowered  # the planner compares what the lowering makes of its plans
-
-        domain = self.program.domain
-        local = replace(domain, batch=None if domain.batch is None else self.batch)
-        directives = {k: v for k, v in self.program.directives.items() if k not in ("memory_budget", "block_size")}
-        lowered = Lowered(replace(self.program, domain=local, directives={**directives, "plan": plan}))
-        inputs = lowered.flat_inputs
-
-        def gradient(flat, t0):
-            def loss(leaves):
-                mine = dict(zip(self.order, leaves, strict=True))
-                value, *rest = lowered([mine.get(v, x) for v, x in zip(inputs, flat, strict=True)], t0)
-                return value, rest
-
-            return jax.value_and_grad(loss, has_aux=True)(
-                [x for v, x in zip(inputs, flat, strict=True) if v in self.order]
-            )
-
-        def struct(v: Var):
-            lead = (self.batch,) if "b" in self.program.dims_of(v) else ()
-            return jax.ShapeDtypeStruct((*lead, *v.shape), v.dtype)
-
-        return gradient, ([struct(v) for v in inputs], jax.ShapeDtypeStruct((), jnp.int32))
-
-    def jaxpr(self, plan: Plan) -> Any:
-        """Of the loss and its gradient."""
-        if plan not in self.jaxprs:
-            fn, arguments = self._function(plan)
-            self.jaxprs[plan] = J.without_dead_code(jax.make_jaxpr(fn)(*arguments))
-        return self.jaxprs[plan]
-
-    def estimated(self, plan: Plan) -> int:
-        """Temporary bytes by the static estimate."""
-        if plan not in self.estimates:
-            self.estimates[plan] = int(estimate_temp_bytes(self.jaxpr(plan)))
-        return self.estimates[plan]
-
-    def measured(self, plan: Plan) -> int:
-        """Temporary bytes by XLA."""
-        fn, arguments = self._function(plan)
-        analysis = jax.jit(fn).lower(*arguments).compile().memory_analysis()
-        return int(analysis.temp_size_in_bytes)
+def within(trial: Trial, plan: Plan, budget: int) -> bool:
+    """Whether a plan fits, by the estimate and then by XLA's number."""
+    return trial.estimated(plan) <= budget and trial.measured(plan) <= budget
 
 
-def _search(trial: _Trial, learner: Learner, order, fastest: Plan, batch: int, room: float) -> Plan | None:
-    """The first plan, from fast to slow, whose estimate fits."""
+def _if_offloaded(trial: Trial, learner: Learner, smallest: Plan, budget: int) -> str:
+    """What a device with host memory of its own could do."""
+    if has_host_memory(trial.platform) or not offloads(trial, learner):
+        return ""
+    plan = Plan("blocks", 1, smallest.environments, OFFLOADED)
+    device = trial.timeline(plan).peak_device
+    if device > budget:
+        return ""
+    return (
+        f" With the stored values in host memory {show_bytes(device)} would do, but on {trial.platform} that is the same "
+        "memory."
+    )
+
+
+def search(trial: Trial, learner: Learner, fastest: Plan, room: float) -> Plan | None:
+    """The first plan, from fast to slow, whose estimate fits into ``room`` bytes; None if none does."""
     if trial.estimated(fastest) <= room:
         return fastest
-    for plans in _families(trial.program, learner, order, fastest, batch):
+    for plans in _families(trial, learner, fastest):
         found = _largest_that_fits(trial, list(plans), room)
         if found is not None:
             return found
     return None
 
 
-def _largest_that_fits(trial: _Trial, plans: list[Plan], room: float) -> Plan | None:
+def _largest_that_fits(trial: Trial, plans: list[Plan], room: float) -> Plan | None:
     """Of plans whose memory falls, the first that fits."""
     if not plans or trial.estimated(plans[-1]) > room:
         return None
@@ -174,20 +136,28 @@ def _largest_that_fits(trial: _Trial, plans: list[Plan], room: float) -> Plan | 
     return plans[high]
 
 
-def _families(program: Program, learner: Learner, order, fastest: Plan, batch: int) -> Iterator[Iterable[Plan]]:
+def _families(trial: Trial, learner: Learner, fastest: Plan) -> Iterator[Iterable[Plan]]:
     """Lists of plans, each from large to small tiles; faster lists first."""
+    program, batch = trial.program, trial.batch
     length = program.domain.length
-    split = why_not_environments(learner, order) is None
+    split = why_not_environments(learner, trial.order) is None
     start = fastest.block or length
     for form in ("stream", "blocks"):
         if why_not(form, learner) is None:
             yield list(_tiles(form, start, length, batch if split else 1))
+    if offloads(trial, learner) and has_host_memory(trial.platform) and is_right(trial.platform, JAXLIB):
+        yield [replace(plan, offload=OFFLOADED) for plan in _tiles("blocks", start, length, batch if split else 1)]
     if why_not("replay", learner) is None:
         # A tile larger than that of the fastest plan, which fits the caches, only costs memory.
         in_tile = length * batch if fastest.block is None else fastest.block * (fastest.environments or batch)
         for block in _replay_blocks(program, learner):
             smaller = [m for m in _divisors(batch)[::-1] if m <= max(1, in_tile // block)] if split else [batch]
             yield [Plan("replay", block, None if m == batch else m) for m in smaller]
+
+
+def offloads(trial: Trial, learner: Learner) -> bool:
+    """Whether there is something to keep in host memory."""
+    return why_not("blocks", learner) is None and bool(hosted(learner, Hosting(min_bytes=OFFLOADED)))
 
 
 def _tiles(form: str, start: int, length: int, batch: int) -> Iterator[Plan]:

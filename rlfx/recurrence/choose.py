@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import jax
+
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.cost import bytes_of
 from rlfx.recurrence.gradients import at_once, in_blocks
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.index import Lookup
-from rlfx.recurrence.learner import Learner, is_float
+from rlfx.recurrence.learner import Learner, activation_bytes
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.program import Equation, Var
@@ -74,6 +75,8 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int) -> P
             reason = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
     if reason is None and plan.block is not None and plan.block > program.domain.length:
         reason = f"a block of {plan.block} timesteps is longer than T={program.domain.length}"
+    if plan.offload is not None:
+        refuse(jax.default_backend(), JAXLIB)
     if reason is not None:
         raise ScheduleError(
             located(
@@ -85,7 +88,7 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int) -> P
     return plan
 
 
-def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) -> Plan:
+def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str, devices: int = 1) -> Plan:
     """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
 
     Sizes that ``incrementalize`` asked for come first.
@@ -95,11 +98,11 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) ->
     length, environments = program.domain.length, asked.get("b")
     if why_not("blocks", learner) is not None:
         return checked(Plan("blocks", length, environments), learner, order, batch) if asked else Plan()
-    block = asked.get("t") or cache_block(learner, batch if environments is None else environments, platform, length)
+    block = asked.get("t") or cache_block(learner, environments or batch, platform, length, devices)
     stream = find_stream(learner)  # which stores nothing for all timesteps
     if isinstance(stream, Stream):
         room = length - stream.delay
-        chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room)
+        chunk = asked.get("t") or cache_block(learner, environments or batch, platform, room, devices)
         if chunk < room and block < length:
             return checked(Plan("stream", chunk, environments), learner, order, batch)
     if hosted(learner, program.directives.get("offload")):  # only a block of what is on the host is fetched at a time
@@ -109,26 +112,19 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str) ->
     return Plan()
 
 
-def cache_block(learner: Learner, batch: int, platform: str, length: int) -> int:
-    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache."""
+def cache_block(learner: Learner, batch: int, platform: str, length: int, devices: int = 1) -> int:
+    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache.
+
+    ``devices`` is how many there are; ``batch`` environments are on each.
+    """
     room = CACHE_BYTES.get(platform)
     if room is None:
         return length
+    if devices > 1:  # several devices of one machine share its caches, and each runs on a core of its own
+        room //= 2 * devices
     fitting = max(1, int(room // max(activation_bytes(learner, batch), 1)))
     if fitting >= length:
         return length
     best = max(d for d in range(1, fitting + 1) if length % d == 0)
     # A poor divisor (T prime) costs more in loop overhead than one ragged block does.
     return best if 2 * best >= fitting else fitting
-
-
-def activation_bytes(learner: Learner, batch: int) -> int:
-    """Bytes of all values that one timestep of the region computes."""
-    program, domain = learner.program, learner.program.domain
-    equations = [e for s in learner.region.stages for e in (s.equations if isinstance(s, Parallel) else s.body)]
-    return sum(
-        bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
-        for e in equations
-        for v in e.outputs
-        if is_float(v) and "t" in program.dims_of(v)
-    )

@@ -148,6 +148,7 @@ class Compiled:
     transform: Callable[[Program], Program] | None = None
     pinned: Plan | None = None
     memory_budget: int | None = None
+    autotune: bool = False
     prng: Any = None
     _programs: dict = field(default_factory=dict, repr=False)
 
@@ -159,10 +160,19 @@ class Compiled:
         lowered, consts, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         return replace(lowered.program, const_values=tuple(consts))
 
-    def explain(self, params: Any, carry: Any, key: Any = None) -> Explanation:
-        """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it."""
+    def explain(self, params: Any, carry: Any, key: Any = None, *, measure: bool = False) -> Explanation:
+        """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it.
+
+        Args:
+          params, carry, key: arguments of the compiled function, arrays or shapes.
+          measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones.
+        """
         lowered, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        return Explanation(lowered.program, self._learner(lowered), self._plan(lowered))
+        plan, trial = self._plan(lowered), lowered.trial(self._order(lowered), lowered.local_batch)
+        if measure:
+            trial.measured(plan)
+        shown = lowered.caching(plan) if plan.cached else lowered
+        return Explanation(shown.program, self._learner(shown), plan, trial)
 
     def plan(self, params: Any, carry: Any, key: Any = None) -> Plan:
         """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).
@@ -177,9 +187,10 @@ class Compiled:
         return lowered.learner(perturbed, lowered.program.loss is None)
 
     def _plan(self, lowered: Lowered) -> Plan:
-        learner = self._learner(lowered)
-        order = [v for v in lowered.program.params if is_float(v)]
-        return lowered.plan(learner, order, lowered.local_batch)
+        return lowered.plan(self._learner(lowered), self._order(lowered), lowered.local_batch)
+
+    def _order(self, lowered: Lowered) -> list:
+        return [v for v in lowered.program.params if is_float(v)]
 
     def _prepare(self, params: Any, carry: Any, key: Any) -> tuple[Lowered, list, Arguments]:
         arguments = check_arguments(params, carry, key, self.domain, self.prng)
@@ -192,6 +203,8 @@ class Compiled:
             program = replace(program, directives={**program.directives, "plan": self.pinned})
         if self.memory_budget is not None:
             program = replace(program, directives={**program.directives, "memory_budget": self.memory_budget})
+        if self.autotune:
+            program = replace(program, directives={**program.directives, "autotune": True})
         consts = list(program.const_values)
         lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
@@ -233,6 +246,7 @@ def compile(
     transform: Callable[[Program], Program] | None = None,
     plan: Plan | None = None,
     memory_budget: int | None = None,
+    autotune: bool = False,
     prng: Any = None,
 ) -> Compiled:
     """Compile a per-timestep function with a loss.
@@ -250,6 +264,8 @@ def compile(
       plan: how the gradient is computed (``compiled.plan(...)`` of an earlier run); by default the compiler chooses.
       memory_budget: temporary bytes of one device that the loss and its gradient may take: the fastest plan that fits
         is found when it is first called (and compiled once, to compare with XLA's own number).
+      autotune: compile the few best plans when it is first called, time them (on small numbers of the same shapes), and take
+        the fastest. Save it: ``compiled.plan(...).to_json()``.
       prng: the generator of all the program's random numbers, as ``jax.random.key(seed, impl=prng)`` takes it; the key
         given seeds it. ``rlfx.envs.fast_prng`` costs a seventh of threefry on a CPU. None, the default: the generator of
         the key given, which is threefry for ``jax.random.key(seed)``.
@@ -278,9 +294,18 @@ def compile(
     domain = validate_domain(length, batch, until)
     budget = None if memory_budget is None else validate_budget(memory_budget)
     return Compiled(
-        f, domain, True, _validate_reduce(reduce), until, _sharding(mesh, mesh_axis), transform, plan, budget,
+        f,
+        domain,
+        True,
+        _validate_reduce(reduce),
+        until,
+        _sharding(mesh, mesh_axis),
+        transform,
+        plan,
+        budget,
+        bool(autotune),
         validate_prng(prng),
-    )  # fmt: skip
+    )
 
 
 def unroll(

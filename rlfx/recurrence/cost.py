@@ -42,6 +42,12 @@ def flops_of(equation: Equation, domain: Domain) -> float:
     )
 
 
+def flops_of_jaxpr_equation(equation: Any) -> float:
+    """Floating-point operations of an equation of a jaxpr."""
+    shapes = [_shape(v) for v in equation.invars], [_shape(v) for v in equation.outvars]
+    return _flops(equation.primitive, equation.params, *shapes, 1)
+
+
 def _flops(op: Any, params: Mapping, ins: list, outs: list, length: int) -> float:
     out = float(sum(_size(s, length) for s in outs))
     if op is J.primitive("dot_general"):

@@ -8,9 +8,10 @@ place. Arguments, constants and results of the program are no temporaries, as in
 
 from __future__ import annotations
 
+import functools
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,34 @@ class LiveValue:
         return f"{self.bytes / 2**20:.2f} MiB  {self.dtype}[{','.join(map(str, self.shape))}]  {self.source}"
 
 
-def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapping[int, Value]) -> tuple[int, tuple]:
-    """``(bytes, what is live then)``.
+@dataclass(frozen=True)
+class Moment:
+    """One operation at work.
+
+    Attributes:
+      live: the values in memory, its results among them, in the caller's buffers or not.
+      inside: the temporaries of its own at their peak.
+      saved: computes how many bytes of both lie in buffers of results that are not written yet.
+    """
+
+    node: Node
+    live: tuple[Value, ...]
+    inside: tuple[Value, ...]
+    saved: Callable[[], int]
+
+
+def _peak(moments: Iterator[Moment]) -> tuple[int, tuple]:
+    """``(bytes, what is live then)``."""
+    peak, at_peak = 0, ()
+    for m in moments:
+        now = _total(m.live) + _total(m.inside)
+        if now > peak and now - (saved := m.saved()) > peak:
+            peak, at_peak = now - saved, (*m.live, *m.inside)
+    return peak, at_peak
+
+
+def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapping[int, Value]) -> Iterator[Moment]:
+    """What is in memory while one operation after the other runs.
 
     Args:
       outside: results that live in buffers of the caller.
@@ -77,7 +104,6 @@ def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapp
         begins[id(value)] = (defined.get(id(first), 0), value.bytes)
 
     live: dict[int, Value] = {}
-    peak, at_peak = 0, ()
     for i, unit in enumerate(units):
         dying = [v for v in unit.reads if last[id(v)] == i and id(v) in live]
         free = [v for v in dying if id(v) in unit.aligned]
@@ -91,20 +117,19 @@ def _peak(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapp
                 free.remove(reused)
                 del live[id(reused)]
             live[id(value)] = value
-        inside = _inside(unit.node)
-        now = _total(live.values()) + _total(inside)
-        if now > peak:
-            lasting = list(live.values())
-            saved = _in_results(i, [(v, last[id(v)]) for v in lasting] + [(v, i) for v in inside], begins)
-            if now - saved > peak:
-                peak, at_peak = now - saved, (*lasting, *inside)
+        lasting, inside = tuple(live.values()), _inside(unit.node)
+        yield Moment(unit.node, lasting, inside, functools.partial(_saved, i, lasting, inside, last, begins))
         for value in [*dying, *(v for v in unit.node.outs if last[id(v)] == i)]:
             live.pop(id(value), None)
-    return peak, at_peak
 
 
 def _total(values: Any) -> int:
     return sum(v.bytes for v in values)
+
+
+def _saved(now: int, lasting: tuple, inside: tuple, last: Mapping[int, int], begins: Mapping) -> int:
+    temporaries = [(v, last[id(v)]) for v in lasting] + [(v, now) for v in inside]
+    return _in_results(now, temporaries, begins) if begins else 0
 
 
 def _in_results(now: int, temporaries: list[tuple[Value, int]], begins: Mapping[int, tuple[int, int]]) -> int:
@@ -124,12 +149,12 @@ def _inside(node: Node) -> tuple[Value, ...]:
     op, params = node.op, node.equation.params
     if op is J.SCAN:
         consts, carry = J.scan_counts(params)
-        return _loop(*J.body_of(params["jaxpr"]), consts, carry)
+        return _peak(loop_moments(*J.body_of(params["jaxpr"]), consts, carry))[1]
     if op is J.WHILE:
         body, body_consts = J.body_of(params["body_jaxpr"])
-        return _loop(body, body_consts, params["body_nconsts"], len(body.outvars))
+        return _peak(loop_moments(body, body_consts, params["body_nconsts"], len(body.outvars)))[1]
     if op is J.COND:
-        return max((_branch(*J.body_of(b))[1] for b in params["branches"]), key=_total)
+        return max((_peak(program_moments(*J.body_of(b)))[1] for b in params["branches"]), key=_total)
     if op in J.RANDOM:
         return _random(node)
     return ()
@@ -148,7 +173,8 @@ def _random(node: Node) -> tuple[Value, ...]:
     return tuple(Value(w, (w // 4,), np.dtype("u4"), node) for w in words)
 
 
-def _loop(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> tuple[Value, ...]:
+def loop_moments(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> Iterator[Moment]:
+    """One iteration of a loop."""
     flat = flatten(jaxpr, jaxpr_consts)
     slices, writes = flat.inputs[consts + carry :], []
     for value in slices:
@@ -162,13 +188,14 @@ def _loop(jaxpr: Any, jaxpr_consts: Sequence, consts: int, carry: int) -> tuple[
     befores, afters = flat.inputs[consts : consts + carry], flat.outputs[:carry]
     carried = {id(a): b for b, a in zip(befores, afters, strict=True) if a is not None and a.node is not None}
     written = {id(n.outs[0]) for n in writes}
-    return _peak(flat, set(carried), set(carried) | written, carried)[1]
+    return _moments(flat, set(carried), set(carried) | written, carried)
 
 
-def _branch(jaxpr: Any, consts: Sequence) -> tuple[int, tuple]:
+def program_moments(jaxpr: Any, consts: Sequence) -> Iterator[Moment]:
+    """A program, or a branch."""
     flat = flatten(jaxpr, consts)
     outputs = {id(v) for v in flat.outputs if v is not None}
-    return _peak(flat, outputs, outputs, {})
+    return _moments(flat, outputs, outputs, {})
 
 
 #: What stands for the slices and updates that a loop makes by itself.
@@ -193,7 +220,7 @@ def estimate_temp_bytes(jaxpr: Any) -> int:
       >>> estimate_temp_bytes(jax.make_jaxpr(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((256, 256))))
       262144
     """
-    return _branch(*J.body_of(jaxpr))[0]
+    return _peak(program_moments(*J.body_of(jaxpr)))[0]
 
 
 def largest_values(jaxpr: Any, n: int = 5) -> list[LiveValue]:
@@ -204,7 +231,7 @@ def largest_values(jaxpr: Any, n: int = 5) -> list[LiveValue]:
       >>> [v.bytes for v in largest_values(jax.make_jaxpr(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((256, 256))))]
       [262144]
     """
-    _, live = _branch(*J.body_of(jaxpr))
+    _, live = _peak(program_moments(*J.body_of(jaxpr)))
     known = (v for v in live if v.node is not None and v.node.equation is not _NO_EQUATION)
     found = [LiveValue(v.bytes, v.shape, J.short_dtype(v.dtype), J.source_of(v.node.equation)) for v in known]
     return sorted(found, key=lambda v: -v.bytes)[:n]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -19,6 +20,7 @@ class Value:
     Attributes:
       bytes: what its buffer takes.
       node: the operation that computes it; None for an input.
+      host: whether it is in host memory.
     """
 
     bytes: int
@@ -26,6 +28,7 @@ class Value:
     dtype: Any
     node: Node | None = None
     varying: frozenset | None = None
+    host: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -52,7 +55,7 @@ _VIEWS = names(
     "reshape", "squeeze", "stop_gradient", "copy", "bitcast_convert_type", "sharding_constraint", "device_put", "name",
 ) | {J.OPTIMIZATION_BARRIER, J.RANDOM_WRAP, J.RANDOM_UNWRAP}  # fmt: skip
 LOOPS = frozenset({J.SCAN, J.WHILE})
-COPY = J.primitive("copy")
+COPY, BROADCAST = J.primitive("copy"), J.primitive("broadcast_in_dim")
 #: A copy into another layout.
 RELAYOUT = "relayout"
 
@@ -75,9 +78,20 @@ class Flat:
 def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     nodes: list[Node] = []
     known: dict[Any, list[Value]] = {}
+    widened: dict[tuple[int, tuple], Value] = {}
+
+    def wide(value: Value | None, like: Value, equation: Any) -> Value | None:
+        """An operand of an elementwise operation, with its axes of length 1 repeated."""
+        if value is None or value.shape in (like.shape, ()):
+            return value
+        if (id(value), like.shape) not in widened:
+            twin = Value(bytes_of(equation.outvars[0].aval.update(dtype=value.dtype)), like.shape, value.dtype)
+            nodes.append(made(BROADCAST, [value], [twin], equation))
+            widened[id(value), like.shape] = twin
+        return widened[id(value), like.shape]
 
     def new(aval: Any) -> Value:
-        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype)
+        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype, host=_on_host(aval))
 
     def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
         env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -97,6 +111,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = known.get(key) if key else None
                 if outs is None:
                     outs = [new(v.aval) for v in equation.outvars]
+                    if op in J.ELEMENTWISE:
+                        ins = [wide(v, outs[0], equation) for v in ins]
                     nodes.extend(_expand(equation, ins, outs))
                     if key:
                         known[key] = outs
@@ -138,7 +154,7 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[N
     op, before = equation.primitive, []
 
     def copied(op: Any, value: Value | None, like: Value) -> Value:
-        twin = Value(like.bytes, like.shape, like.dtype)
+        twin = Value(like.bytes, like.shape, like.dtype, host=like.host)
         before.append(made(op, [value], [twin], equation))
         return twin
 
@@ -194,9 +210,15 @@ def _conv_layout(equation: Any) -> tuple[bool, bool]:
     return numbers.lhs_spec != (0, n - 1, *inner), numbers.rhs_spec != (n - 1, n - 2, *range(n - 2))
 
 
+def _on_host(aval: Any) -> bool:
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def _is_view(equation: Any) -> bool:
-    if equation.primitive in _VIEWS:
-        return True
+    if equation.primitive in _VIEWS:  # what moves between host and device is somewhere else afterwards
+        return all(
+            _on_host(i.aval) == _on_host(o.aval) for i, o in zip(equation.invars, equation.outvars, strict=False)
+        )
     ins, outs = equation.invars, equation.outvars
     if not ins or len(outs) != 1 or J.is_literal(ins[0]):
         return False

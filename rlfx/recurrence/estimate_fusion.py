@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import COPY, LOOPS, RELAYOUT, Flat, Node, Value, names
+from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, names
+from rlfx.recurrence.estimate_library import library_calls
 
 #: Computed inside the loop that reads them, as often as they are read.
 _CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | names(
@@ -24,6 +25,8 @@ _REDUCTIONS = names(
 )
 #: Operations that a reduction computes while it reads.
 _REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
+#: Between host and device; a slice of what is on the host is fetched as it is.
+_MOVED = J.primitive("device_put")
 #: They write into their first operand.
 UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
@@ -48,6 +51,7 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
     for node in flat.nodes:
         for value in node.ins:
             consumers.setdefault(id(value), []).append(node)
+    library = library_calls(flat, consumers, needing_buffer)
     places: dict[int, int] = {}  # how often a fused value is computed
     roots: set[int] = set()
     for node in reversed(flat.nodes):
@@ -55,12 +59,15 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         for out in node.outs:
             for user in consumers.get(id(out), ()):
                 count += 1 if id(user) in roots else places[id(user)]
+        call = library.get(id(node))
         fused = (
             node.op in _CHEAP
             and node.op is not COPY
             and not any(id(out) in needing_buffer for out in node.outs)
-            and all(_fuses(user, out) for out in node.outs for user in consumers.get(id(out), ()))
+            and all(_fuses(user, out, library) for out in node.outs for user in consumers.get(id(out), ()))
             and not (node.op in _EXPENSIVE and count > 1)
+            if call is None
+            else call is not node
         )
         places[id(node)] = max(count, 1)
         if not fused:
@@ -81,8 +88,10 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
     ]
 
 
-def _fuses(user: Node, value: Value) -> bool:
+def _fuses(user: Node, value: Value, library: dict[int, Node]) -> bool:
     """Whether an operation computes what it reads, instead of reading it from memory."""
+    if id(user) in library:
+        return value.node is not None and (library.get(id(value.node)) is library[id(user)] or not _varying(value))
     if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
         if value.node is None or _narrow(value):
             return True
@@ -90,7 +99,7 @@ def _fuses(user: Node, value: Value) -> bool:
             _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP))
             for v in value.node.ins
         )
-    return user.op in _CHEAP
+    return user.op in _CHEAP or (value.host and user.op is _MOVED)
 
 
 def _narrow(value: Value) -> bool:
@@ -103,7 +112,9 @@ def _varying(value: Value) -> frozenset:
     if value.varying is None:
         value.varying = frozenset(d for d, size in enumerate(value.shape) if size != 1)
         node = value.node
-        if node is not None and node.op is J.primitive("broadcast_in_dim"):
+        if node is not None and node.op is BROADCAST and node.equation.primitive is not BROADCAST:
+            value.varying = frozenset(d for d, size in enumerate(node.ins[0].shape) if size != 1)
+        elif node is not None and node.op is BROADCAST:
             dims = node.equation.params["broadcast_dimensions"]
             shape = node.equation.invars[0].aval.shape
             value.varying = frozenset(int(d) for d, size in zip(dims, shape, strict=True) if size != 1)

@@ -13,13 +13,17 @@ from rlfx.errors import RlfxError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.cost import bytes_of, flops_of, points, show_bytes
 from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.predict import Cost, platform_of, predict
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Schedule, Stage
 from rlfx.recurrence.sections import sections_note
 from rlfx.recurrence.tiling import Blocked, divide
+from rlfx.recurrence.timeline import Timeline
+from rlfx.recurrence.timeline_plot import draw_timeline, memory_note
+from rlfx.recurrence.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,32 @@ class Explanation:
       active_carry: carries through which the gradient flows backwards in time. A score-function loss has none: if it
         lists your environment's state, a ``stop_gradient`` is missing.
       stored_bytes: what the acting pass keeps for the learner.
+      timeline: the bytes on the device and on the host over time, by the static estimate.
+      predicted_bytes: temporary bytes of one device by the static estimate.
+      measured_bytes: by XLA, if the plan has been compiled (to meet a budget, or with ``explain(..., measure=True)``).
     """
 
     program: Program
     learner: Learner
     plan: Plan
+    trial: Trial
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.trial.timeline(self.plan)
+
+    @property
+    def predicted_bytes(self) -> int:
+        return self.trial.estimated(self.plan)
+
+    @property
+    def measured_bytes(self) -> int | None:
+        return self.trial.known_measured(self.plan)
+
+    @property
+    def cost(self) -> Cost:
+        """What a loss and its gradient cost under the plan, by the cost model."""
+        return predict(self.learner, self.plan, self.trial.batch, platform_of(self.trial.platform))
 
     @property
     def stages(self) -> tuple[StageSummary, ...]:
@@ -69,7 +94,7 @@ class Explanation:
 
     @property
     def _on_host(self) -> frozenset[Var]:
-        return hosted(self.learner, self.program.directives.get("offload"))
+        return hosted(self.learner, hosting_of(self.program, self.plan))
 
     @property
     def stored_bytes(self) -> int:
@@ -96,6 +121,11 @@ class Explanation:
                 lines.append(f"{'':26}keeps: {', '.join(stage.keeps)}")
             lines += [f"{'':26}{note}" for note in stage.notes]
         lines.append(f" plan: {self.plan}")
+        lines.append(f" temporary memory: {memory_note(self)}")
+        if self.program.loss is not None:
+            lines.append(f" time, by the cost model: {self.cost.show(self.trial.platform)}")
+        timed = sorted(self.trial.timed.items(), key=lambda pair: pair[1])
+        lines += [f" timed: {1e3 * seconds:.4g} ms {plan!r}" for plan, seconds in timed]
         if self.active_carry:
             lines.append(f" the gradient flows through time in {', '.join(self.active_carry)}")
         return "\n".join(lines)
@@ -103,10 +133,10 @@ class Explanation:
     __repr__ = __str__
 
     def plot(self, axes: Any = None) -> Any:
-        """Draw the dependence graph by stage and the bytes that each stage keeps.
+        """Draw the dependence graph by stage, the bytes that each stage keeps, and the memory over time (TimeRL Fig. 11).
 
         Args:
-          axes: two matplotlib axes; by default a new figure.
+          axes: three matplotlib axes; by default a new figure. The memory alone: :meth:`plot_memory`.
 
         Returns:
           The matplotlib figure.
@@ -118,18 +148,26 @@ class Explanation:
                 located("explain().plot() draws with matplotlib.", fix="pip install 'rlfx[plots]'")
             ) from error
         if axes is None:
-            _, axes = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(3, 2))
-        graph_axis, bytes_axis = axes
+            layout = plt.figure(figsize=(13, 9)).subplot_mosaic(
+                [["graph", "bytes"], ["time", "time"]], width_ratios=(3, 2)
+            )
+            axes = layout["graph"], layout["bytes"], layout["time"]
+        graph_axis, bytes_axis, time_axis = axes
         _draw_graph(graph_axis, self)
         stages = self.stages
         labels = [f"{n} {s.part}: {s.kind}" for n, s in enumerate(stages, 1)]
         bytes_axis.barh(labels, [s.kept_bytes / 2**20 for s in stages])
         bytes_axis.invert_yaxis()
         bytes_axis.set_xlabel("MiB kept for later stages")
+        draw_timeline(time_axis, self)
         figure = graph_axis.figure
         figure.suptitle(f"{self.program.name}: T={self.program.domain.length}, B={self.program.domain.batch or 1}")
         figure.tight_layout()
         return figure
+
+    def plot_memory(self, axis: Any) -> None:
+        """Draw the memory over time alone, on a matplotlib axis."""
+        draw_timeline(axis, self)
 
 
 def _summaries(

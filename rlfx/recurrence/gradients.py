@@ -6,19 +6,21 @@ TimeRL section 5.3 (incrementalization) trades speed for memory; on a CPU tiles 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.convolution import CONVOLUTION, with_channels_last
+from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
-from rlfx.recurrence.host import fetched
+from rlfx.recurrence.host import fetched, fetched_times
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Var
+from rlfx.recurrence.timeline import LEARNING
 from rlfx.recurrence.values import Value, axis_of
 
 
@@ -70,12 +72,13 @@ class Pass:
         def loss(leaves: Sequence) -> Any:
             own = {**self.env, **stored}
             own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
-            run = execute(self.learner.region, own, self.t0, tails, part)
+            run = execute(self.learner.region, own, self.t0, tails, part, iterate=deferring)
             return self.loss_sum(run) * share
 
         evaluated = jax.value_and_grad(loss)
         convolves = any(e.op is CONVOLUTION for e in self.learner.region.graph.equations)
-        return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)
+        with jax.named_scope(LEARNING):
+            return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)
 
     def tile_gradient(
         self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None
@@ -121,24 +124,47 @@ def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
 
 
 def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
-    """As :func:`at_once`, accumulated over blocks of timesteps: the activations of one tile exist at a time."""
+    """As :func:`at_once`, accumulated over blocks of timesteps: the activations of one tile exist at a time.
+
+    What is in host memory is fetched one block ahead.
+    """
     acted = p.act()
     stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.share(acted)
+    near = {v: x for v, x in stored.items() if v not in p.on_host}
+    far = {v: x for v, x in stored.items() if v in p.on_host}
 
-    def block(first, count):
-        part = fetched({v: cut_times(x, first, count) for v, x in stored.items()}, p.on_host)
+    def fetch(first, count):
+        return [fetched_times(x, first, count) for x in far.values()]
+
+    def block(first, count, loaded):
+        part = {v: cut_times(x, first, count) for v, x in near.items()}
+        part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         return p.tile_gradient(part, tails, times, share, plan.environments)
 
-    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
+    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero, fetch if far else None)
 
 
-def accumulate(block: Callable[[Any, int], Any], length: int, size: int, zero: Any) -> Any:
-    """``sum of block(first, count)`` over consecutive blocks of ``size`` timesteps; the last one may be shorter."""
+def accumulate(
+    block: Callable[[Any, int, list], Any],
+    length: int,
+    size: int,
+    zero: Any,
+    fetch: Callable[[Any, int], list] | None = None,
+) -> Any:
+    """``sum of block(first, count, fetch(first, count))`` over blocks of ``size`` timesteps; the last may be shorter.
+
+    While a block is computed with, the next one is fetched: nothing in an iteration waits for what it fetches.
+    """
     whole, rest = divmod(length, size)
 
-    def add(total, first):
-        return jax.tree.map(jnp.add, total, block(first, size)), None
+    def load(first, count):
+        return [] if fetch is None else fetch(first, count)
 
-    total, _ = jax.lax.scan(add, zero, jnp.arange(whole, dtype=jnp.int32) * size)
-    return jax.tree.map(jnp.add, total, block(whole * size, rest)) if rest else total
+    def add(state, first):
+        total, loaded = state
+        later = load(jnp.minimum(first + size, (whole - 1) * size), size) if loaded else []
+        return (jax.tree.map(jnp.add, total, block(first, size, loaded)), later), None
+
+    (total, _), _ = jax.lax.scan(add, (zero, load(0, size)), jnp.arange(whole, dtype=jnp.int32) * size)
+    return jax.tree.map(jnp.add, total, block(whole * size, rest, load(whole * size, rest))) if rest else total

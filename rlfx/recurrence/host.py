@@ -13,6 +13,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ScheduleError, located
 from rlfx.recurrence.cost import bytes_of, points
 from rlfx.recurrence.learner import Learner
+from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program, Var
 from rlfx.recurrence.values import Value
 
@@ -87,11 +88,31 @@ def _used_after_loops(learner: Learner) -> set[Var]:
     return aux | {v for e in rest for v in e.inputs if isinstance(v, Var)}
 
 
+def hosting_of(program: Program, plan: Plan) -> Hosting | None:
+    """What goes to the host: by the program's directive, and by the plan."""
+    asked = program.directives.get("offload")
+    if plan.offload is None:
+        return asked
+    sizes = [n for n in (plan.offload, asked and asked.min_bytes) if n is not None]
+    return Hosting(asked.names if asked else (), min(sizes))
+
+
+def has_host_memory(backend: str) -> bool:
+    """Whether a backend's host memory is another one than its device memory."""
+    return backend != "cpu"
+
+
 def note(backend: str) -> str:
     """What offloading means on a backend."""
     if backend == "cpu":
         return "Nothing is saved on cpu: host and device memory are the same. The placement is that of a GPU."
     return ""
+
+
+def is_right(backend: str, jaxlib_version: str) -> bool:
+    """Whether host memory that is read in a loop has the right values."""
+    version = tuple(int(part) for part in jaxlib_version.split(".")[:3] if part.isdigit())
+    return backend not in ("gpu", "cuda", "rocm") or version >= FIRST_RIGHT_JAXLIB
 
 
 def refuse(backend: str, jaxlib_version: str) -> None:
@@ -100,8 +121,7 @@ def refuse(backend: str, jaxlib_version: str) -> None:
     Raises:
       ScheduleError: on a GPU with a jaxlib before 0.11.1.
     """
-    version = tuple(int(part) for part in jaxlib_version.split(".")[:3] if part.isdigit())
-    if backend in ("gpu", "cuda", "rocm") and version < FIRST_RIGHT_JAXLIB:
+    if not is_right(backend, jaxlib_version):
         raise ScheduleError(
             located(
                 f"jaxlib {jaxlib_version} may read host memory in a loop in the wrong order on a GPU, without an error "
@@ -120,5 +140,28 @@ def to_host(x: Any) -> Any:
 
 def fetched(values: Mapping[Var, Value], on_host: frozenset[Var]) -> dict[Var, Value]:
     """The values, those of them that are on the host brought to the device."""
-    space = jax.memory.Space.Device
-    return {v: replace(x, data=jax.device_put(x.data, space)) if v in on_host else x for v, x in values.items()}
+    return {v: replace(x, data=_to_device(x.data)) if v in on_host else x for v, x in values.items()}
+
+
+def fetched_times(value: Value, first: Any, count: int) -> Any:
+    """Consecutive timesteps of a value on the host, on the device."""
+    return _to_device(_slice(value.data, first, count, 0))
+
+
+def _to_device(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Device)
+
+
+def _slice(x: Any, first: Any, count: int, axis: int) -> Any:
+    """``lax.dynamic_slice_in_dim``, which ``jax.vmap`` makes a gather of: that takes no indices from the device."""
+
+    @jax.custom_batching.custom_vmap
+    def cut(x, first):
+        return jax.lax.dynamic_slice_in_dim(x, first, count, axis)
+
+    @cut.def_vmap
+    def _(size, batched, x, first):
+        assert not batched[1], "the loop over blocks is not mapped"
+        return _slice(x, first, count, axis + batched[0]), batched[0]
+
+    return cut(x, first)

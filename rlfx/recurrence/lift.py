@@ -4,6 +4,7 @@
 ``discounted_sum(r[t:], d[t:])``             ``g = r + d * g[t + 1]``, one backward loop
 ``sum(x[t:])``, ``sum(x[:t + 1])``           ``g = x + g[t + 1]``, ``g = x + g[t - 1]``
 the same over ``[t:t + n]``, ``[t - n + 1:t + 1]``  log2(n) doublings: ``w2k[t] = wk[t] + pk[t] * wk[t + k]``
+``max(x[t:])``, ``min(x[:t + 1])``           ``m = max(x, m[t + 1])``, and how many timesteps attain it
 ===========================================  =====================================================================
 
 Unlifted, each would be a masked ``[T, T]`` or ``[T, n]`` array. The slice may be an elementwise function of slices of the
@@ -27,6 +28,11 @@ from rlfx.recurrence.primitives import discounted_sum_p, read_p, series_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
 
 _SUM = J.primitive("reduce_sum")
+#: Reductions to an extreme: whether a value comes before another, and which of two does.
+_EXTREMES = {
+    J.primitive("reduce_max"): (jax.lax.gt, jax.lax.max),
+    J.primitive("reduce_min"): (jax.lax.lt, jax.lax.min),
+}
 _BROADCAST = J.primitive("broadcast_in_dim")
 
 
@@ -55,7 +61,7 @@ def span_of(access: Any, length: int) -> Span | None:
     return None
 
 
-class _Builder:
+class Builder:
     """Appends equations to a program."""
 
     def __init__(self, program: Program):
@@ -108,7 +114,7 @@ def lift(program: Program) -> Program:
     definition = program.definitions()
     rewritten: list[Equation] = []
     changed = False
-    builder = _Builder(program)
+    builder = Builder(program)
     for equation in program.equations:
         builder.equations = []
         result = _lift_one(equation, program, definition, builder)
@@ -143,7 +149,7 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     return tuple(e for e in equations if e in seen)
 
 
-def _lift_one(equation: Equation, program: Program, definition: dict, build: _Builder) -> Atom | None:
+def _lift_one(equation: Equation, program: Program, definition: dict, build: Builder) -> Atom | None:
     """The value of a reduction at one point, from equations that ``build`` received; None if it is not lifted."""
     if equation.op is discounted_sum_p:
         operands = equation.inputs
@@ -151,6 +157,8 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: _Bu
         equation.op is _SUM and 0 in equation.params["axes"] and jnp.issubdtype(equation.outputs[0].dtype, jnp.inexact)
     ):
         operands = equation.inputs[:1]
+    elif equation.op in _EXTREMES and equation.params["axes"] == (0,):
+        operands = equation.inputs
     else:
         return None
     spans: set[Span] = set()
@@ -162,7 +170,11 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: _Bu
     (span,) = spans
     if equation.op is discounted_sum_p and span.sign < 0:
         return None
+    if equation.op in _EXTREMES and span.count is not None:
+        return None
     points = [_at_point(o, definition, build, {}) for o in operands]
+    if equation.op in _EXTREMES:
+        return _extreme(points[0], span, equation, build)
     if equation.op is _SUM:
         axes = tuple(a - 1 for a in equation.params["axes"] if a)
         points = [build.call(lambda x: jnp.sum(x, axis=axes), points, equation)] if axes else points
@@ -195,7 +207,7 @@ def _positionwise(var: Var, program: Program, definition: dict, spans: set[Span]
     return True
 
 
-def _at_point(atom: Atom, definition: dict, build: _Builder, memo: dict) -> Atom:
+def _at_point(atom: Atom, definition: dict, build: Builder, memo: dict) -> Atom:
     """The element of a position-wise slice at the reader's own time."""
     if atom in memo:
         return memo[atom]
@@ -221,7 +233,7 @@ def _at_point(atom: Atom, definition: dict, build: _Builder, memo: dict) -> Atom
     return out
 
 
-def _recurrence(points: list[Atom], span: Span, equation: Equation, build: _Builder) -> Atom:
+def _recurrence(points: list[Atom], span: Span, equation: Equation, build: Builder) -> Atom:
     """``g = r + d * g[t +- 1]``."""
     total = build.var(points[0].shape, equation.outputs[0].dtype)
     neighbour = build.read(total, TIME + span.sign, equation, boundary=0)
@@ -233,7 +245,68 @@ def _recurrence(points: list[Atom], span: Span, equation: Equation, build: _Buil
     return total
 
 
-def _doubling(points: list[Atom], span: Span, equation: Equation, build: _Builder) -> Atom:
+def _extreme(x: Atom, span: Span, equation: Equation, build: Builder) -> Atom:
+    """``m = max(x, m[t +- 1])``. Its derivative is shared evenly by the timesteps that attain it, as that of a reduction is:
+
+    the recurrences of how many they are, and of the sum of their derivatives, go beside it.
+    """
+    (before, chosen), dtype = _EXTREMES[equation.op], np.dtype(x.dtype)
+
+    def recurrence(step: Callable, others: list[Atom], boundary: Any) -> tuple[Var, Var]:
+        total = build.var(x.shape, dtype)
+        neighbour = build.read(total, TIME + span.sign, equation, boundary=boundary)
+        value = build.call(step, [*others, neighbour], equation)
+        build.equations.append(Equation(series_p, {}, (value,), (total,), equation.where, equation.scope))
+        return total, neighbour
+
+    select, stop = jax.lax.select, jax.lax.stop_gradient
+
+    def count(x, m, n):
+        x, one = stop(x), jnp.ones_like(n)
+        return select(before(x, m), one, select(before(m, x), n, select(x == m, n + one, jnp.zeros_like(n))))
+
+    def derivative(x, m, d):
+        own, x = _derivative(x), stop(x)
+        return select(before(x, m), own, select(x == m, own + d, d))
+
+    extreme, neighbour = recurrence(lambda x, m: chosen(stop(x), m), [x], _identity(equation))
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return extreme
+    attained, _ = recurrence(count, [x, neighbour], 0)
+    slopes, _ = recurrence(derivative, [x, neighbour], 0)
+    return build.call(_with_derivative, [extreme, slopes, attained], equation)
+
+
+def _identity(equation: Equation) -> Any:
+    """What an extreme of nothing is."""
+    dtype, lowest = equation.outputs[0].dtype, equation.op is J.primitive("reduce_max")
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -np.inf if lowest else np.inf
+    if dtype == np.bool_:
+        return not lowest
+    return jnp.iinfo(dtype).min if lowest else jnp.iinfo(dtype).max
+
+
+@jax.custom_jvp
+def _derivative(x: Any) -> Any:
+    """Zero, with the derivative of ``x``: what is added up of it stays exact, whatever ``x`` is."""
+    zero = jnp.zeros_like(x)
+    return jax.lax.select(x == x, zero, zero)  # a constant would not be mapped over the axes of its derivative
+
+
+_derivative.defjvp(lambda primals, tangents: (_derivative(primals[0]), tangents[0]))
+
+
+@jax.custom_jvp
+def _with_derivative(value: Any, slopes: Any, count: Any) -> Any:
+    """``value``, with the derivative of ``slopes / count``."""
+    return value
+
+
+_with_derivative.defjvp(lambda primals, tangents: (primals[0], tangents[1] / primals[2]))
+
+
+def _doubling(points: list[Atom], span: Span, equation: Equation, build: Builder) -> Atom:
     """Windows of n from windows of powers of two; beyond the domain there is nothing to add."""
     assert span.count is not None
     weight = points[1] if len(points) == 2 else None

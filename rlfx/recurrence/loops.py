@@ -140,7 +140,7 @@ class RunningLoop:
         """
         tiled = tiled_series(self.loop, self.run.program)
         if tiled and times.shape[0] == self.run.domain.length:
-            in_place = iterate is not scan and self.going() is None
+            in_place = iterate is while_going and self.going() is None
             return advance_in_sections(self, tiled, state, times, slices, iterate, in_place)
         backward = self.loop.direction == "backward"
         return iterate(self.step, list(state), (times, list(slices)), backward, self.going())

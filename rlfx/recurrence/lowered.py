@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,20 +13,25 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.across import reduce_value
-from rlfx.recurrence.budget import fit
+from rlfx.recurrence.budget import fit, within
+from rlfx.recurrence.caching import with_caching
 from rlfx.recurrence.check import whole_graph
 from rlfx.recurrence.choose import EVALUATION, checked, choose
 from rlfx.recurrence.cost import points
+from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.host import hosted
+from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.planned import Added, planned
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
+from rlfx.recurrence.trial import Trial
+from rlfx.recurrence.tune import tune
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
 
 tree = jax.tree_util
@@ -130,9 +135,14 @@ class Lowered:
         if self.program.loss is not None:
             # The gradient of the loss is computed in the same pass as its value, and scaled afterwards.
             specs = (self._output_specs(), self._gradient_specs(perturbed))
-            outputs, grads = self._on_mesh(
-                lambda f, t: self._loss_and_gradient(perturbed, f, t), self._flat_specs(), specs
-            )(values, t0)
+
+            def evaluate(axes: tuple[Added, ...]) -> Callable:
+                return self._on_mesh(
+                    lambda f, t: self._loss_and_gradient(perturbed, f, t, axes), self._flat_specs(), specs
+                )
+
+            within = "memory_budget" in self.program.directives
+            outputs, grads = planned(evaluate, values, t0) if within else evaluate(())(values, t0)
             return outputs, (grads, (values, t0), marks)
         if self.sharding is not None:
             return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(values, t0), (
@@ -167,37 +177,63 @@ class Lowered:
         def run(flat, t0, targets):
             *_, pullback = self._differentiate(learner, perturbed, flat, t0, self._extent())
             (grads,) = pullback([self._share(v, c) for v, c in zip(learner.targets, targets, strict=True)])
-            return self._complete(perturbed, grads)
+            return self._complete(perturbed, grads)[1]
 
         specs = [self._target_spec(v) for v in learner.targets]
         return self._on_mesh(run, self._flat_specs(), self._gradient_specs(perturbed), specs)(*arguments, cotangents)
 
-    def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any) -> tuple:
-        """``((loss, carry, aux, lengths), gradient of the loss)``."""
+    def _loss_and_gradient(
+        self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()
+    ) -> tuple:
+        """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""
         learner, extent = self.learner(perturbed, False), self._extent()
         if not learner.targets:
             run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
             return (self._loss(run), *self._returned(run)), grads
-        env = self._env(flat, extent)
         order = self._ordered(perturbed)
-        on_host = hosted(learner, self.program.directives.get("offload"))
+        plan = self.plan(learner, order, extent.batch, axes)
+        if plan.cached:
+            return self.caching(plan)._loss_and_gradient(perturbed, flat, t0)
+        env = self._env(flat, extent)
+        on_host = hosted(learner, hosting_of(self.program, plan))
         one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
-        plan = self.plan(learner, order, extent.batch)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
-        return (extent.over_devices("sum", loss), *self._returned(acted)), self._complete(perturbed, grads)
+        loss, grads = self._complete(perturbed, grads, loss)
+        return (loss, *self._returned(acted)), grads
 
-    def plan(self, learner: Learner, order: Sequence[Var], batch: int) -> Plan:
+    def plan(self, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Plan:
         """The plan that was asked for, or the one that costs least."""
         asked = self.program.directives.get("plan")
         if asked is not None:
             return checked(asked, learner, order, batch)
-        best = choose(learner, order, batch, jax.default_backend())
-        budget = self.program.directives.get("memory_budget")
-        if budget is None:
+        devices = 1 if self.sharding is None else self.sharding.devices
+        best = choose(learner, order, batch, jax.default_backend(), devices)
+        budget, tuned = (self.program.directives.get(k) for k in ("memory_budget", "autotune"))
+        if budget is None and not tuned:
             return best
-        key = ("fitted", learner.targets, tuple(order), batch)
-        return self._plan(key, lambda: fit(self.program, learner, order, best, batch, budget)).plan
+        trial = self.trial(order, batch, axes)
+
+        def planned() -> Plan:
+            fitting = best if budget is None else fit(trial, learner, best, budget).plan
+            fits = lambda plan: budget is None or within(trial, plan, budget)  # noqa: E731
+            return tune(trial, learner, fitting, fits) if tuned else fitting
+
+        return self._plan(("planned", learner.targets, trial), planned)
+
+    def trial(self, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Trial:
+        """The loss and its gradient with respect to ``order``, for one device, under any plan."""
+        make = lambda: Trial(self.program, tuple(order), batch, jax.default_backend(), axes)  # noqa: E731
+        return self._plan(("trial", tuple(order), batch, axes), make)
+
+    def caching(self, plan: Plan) -> Lowered:
+        """This program with wide products that are kept, under the rest of the plan."""
+
+        def lowered() -> Lowered:
+            directives = {**self.program.directives, "plan": replace(plan, cached=False)}
+            return Lowered(with_caching(replace(self.program, directives=directives)), self.sharding)
+
+        return self._plan(("caching", plan), lowered)
 
     def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
         env = self._env(flat, extent)
@@ -213,7 +249,7 @@ class Lowered:
 
         def region(leaves: Sequence) -> list:
             own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
-            run = execute(learner.region, own, t0, tails, extent)
+            run = execute(learner.region, own, t0, tails, extent, iterate=deferring)
             return [self._target(run, v) for v in learner.targets]
 
         return acted, *jax.vjp(region, [env[v].data for v in order])
@@ -271,15 +307,15 @@ class Lowered:
             return cotangent
         return cotangent / self.sharding.devices
 
-    def _complete(self, perturbed: frozenset[Var], grads: list) -> list:
-        """Gradients of what all environments share, summed over the devices."""
+    def _complete(self, perturbed: frozenset[Var], grads: list, loss: Any = None) -> tuple[Any, list]:
+        """``(loss, gradients)``: of what all environments share, summed over the devices, which meet for it once."""
         if self.sharding is None:
-            return grads
-        axis = self.sharding.axis
-        return [
-            g if "b" in self.program.dims_of(v) else jax.lax.psum(g, axis)
-            for v, g in zip(self._ordered(perturbed), grads, strict=True)
-        ]
+            return loss, grads
+        own = ["b" in self.program.dims_of(v) for v in self._ordered(perturbed)]
+        shared = [g for g, mine in zip(grads, own, strict=True) if not mine]
+        loss, shared = jax.lax.psum((loss, shared), self.sharding.axis)
+        summed = iter(shared)
+        return loss, [g if mine else next(summed) for g, mine in zip(grads, own, strict=True)]
 
     # -- inputs and outputs
 

@@ -26,6 +26,10 @@ class Plan:
       form: "at once", "blocks", "stream" or "replay".
       block: timesteps at a time; None for "at once".
       environments: environments at a time within a block; None for all of them.
+      offload: stored values that take at least so many bytes, over the whole domain, are in host memory, and fetched one
+        block ahead; None: only those that ``rlfx.offload`` names. Belongs to "blocks".
+      cached: whether the acting pass keeps the values of wide products (256 operations an element or more), so that the
+        learner computes their derivatives alone. Faster for layers of 256 units, at their bytes for every timestep.
 
     Example:
       >>> import rlfx
@@ -37,17 +41,28 @@ class Plan:
     form: str = "at once"
     block: int | None = None
     environments: int | None = None
+    offload: int | None = None
+    cached: bool = False
 
     def __post_init__(self):
-        sizes = {"block": self.block, "environments": self.environments}
+        sizes = {"block": self.block, "environments": self.environments, "offload": self.offload}
         wrong = [f"{k}={v!r}" for k, v in sizes.items() if v is not None and (not isinstance(v, int) or v < 1)]
+        if not isinstance(self.cached, bool):
+            wrong.append(f"cached={self.cached!r}")
         if self.form not in FORMS:
             raise ScheduleError(located(f"No plan has the form {self.form!r}.", fix=f"Choose one of {list(FORMS)}."))
+        if self.offload is not None and self.form != "blocks":
+            raise ScheduleError(
+                located(
+                    f"{self.form!r} fetches nothing from the host: offload is for 'blocks'.",
+                    fix='Use Plan("blocks", ...).',
+                )
+            )
         if wrong or (self.block is None) != (self.form == "at once"):
             raise ScheduleError(
                 located(
-                    f"{self} is no plan: {', '.join(wrong) or 'a block belongs to every form but at once'}.",
-                    fix="Give positive integers.",
+                    f"{self!r} is no plan: {', '.join(wrong) or 'a block belongs to every form but at once'}.",
+                    fix="Give positive integers, and cached=True or False.",
                 )
             )
 
@@ -55,7 +70,11 @@ class Plan:
         tile = f"{self.block} timesteps" if self.block else ""
         if self.environments:
             tile += f" x {self.environments} environments"
-        return f"{FORMS[self.form]}" + (f" ({tile} at a time)" if tile else "")
+        at_a_time = f" ({tile} at a time)" if tile else ""
+        kept = "; it keeps the actor's wide products" if self.cached else ""
+        return (
+            FORMS[self.form] + at_a_time + kept + ("" if self.offload is None else "; what is stored is in host memory")
+        )
 
     def to_json(self) -> str:
         """The plan as text."""

@@ -139,7 +139,7 @@ def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     where = {v: i for i, v in enumerate(main.depth)}
     stored, tails, share = {v: acted.env[v] for v in replay.kept}, p.tails(acted), p.share(acted)
 
-    def block(first, count):
+    def block(first, count, _):
         kept = {v: cut_times(x, first, count) for v, x in stored.items()}
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         states = points.last_state if count < plan.block else [x[first // plan.block] for x in points.states]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import discounted_sum_p, series_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Var
+from rlfx.threefry import draw
 
 AXES = ("t", "b")
 
@@ -87,7 +88,9 @@ def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], wanted: 
         for e in equations:
             operands = [u.value if isinstance(u, Lit) else local[u] for u in e.inputs]
             with jax.named_scope(e.scope) if e.scope else _NO_SCOPE:
-                local.update(zip(e.outputs, evaluate(e, operands), strict=True))
+                draws = e.op in J.DRAWS
+                outs = draw(e.op, dict(e.params), *map(_arrays, operands)) if draws else evaluate(e, operands)
+                local.update(zip(e.outputs, outs, strict=True))
         return [local[v] for v in outputs]
 
     mapped = map_over(point, dims, [env[u].dims for u in inputs])

@@ -61,7 +61,10 @@ def test_carry_is_stable_and_step_is_scoped(name):
     action = jax.eval_shape(lambda k: spaces.sample(env.action_space, k), jax.random.key(0))
     jaxpr, shapes = jax.make_jaxpr(env.step, return_shape=True)(jax.random.key(0), state, action)
     assert jax.tree.map(kind, state) == jax.tree.map(kind, shapes[0])
-    assert all("rlfx.env.step" in str(e.source_info.name_stack) for e in jaxpr.jaxpr.eqns
-               if str(e.primitive) not in ("convert_element_type", "broadcast_in_dim"))
+    assert all(
+        "rlfx.env.step" in str(e.source_info.name_stack)
+        for e in jaxpr.jaxpr.eqns
+        if str(e.primitive) not in ("convert_element_type", "broadcast_in_dim")
+    )
     assert shapes[1].terminated.dtype == shapes[1].truncated.dtype == bool
     assert kind(shapes[1].reward) == ((), jnp.float32, False)

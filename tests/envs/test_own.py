@@ -14,8 +14,15 @@ from rlfx.envs.cartpole import CartPoleState
 from rlfx.envs.trigonometry import sin_cos, wrap_angle
 from rlfx.errors import EnvError
 
-OURS = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Catch-bsuite",
-        "Breakout-MinAtar"]
+OURS = [
+    "CartPole-v1",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Catch-bsuite",
+    "Breakout-MinAtar",
+]
 ALL = [*OURS, "SyntheticImages-v0", "CartPole-parametric"]
 
 
@@ -52,8 +59,9 @@ def test_dynamics_equal_gymnax(name):
         env, params = gymnax.make(name)
 
         def theirs(state, action):
-            obs, after, reward, terminated, _ = env.step_env(jax.random.key(0), to_gymnax(name, state, env), action,
-                                                             params)
+            obs, after, reward, terminated, _ = env.step_env(
+                jax.random.key(0), to_gymnax(name, state, env), action, params
+            )
             return obs, after, reward, terminated, env.is_truncated(after, params)
 
         obs, their_after, reward, terminated, truncated = jax.vmap(theirs)(states, actions)
@@ -79,9 +87,13 @@ def test_carry_is_stable(name):
     action = jax.eval_shape(lambda k: spaces.sample(env.action_space, k), jax.random.key(0))
     after, step = jax.eval_shape(env.step, jax.random.key(0), state, action)
     assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), after) == jax.tree.map(
-        lambda x: (x.shape, x.dtype, x.weak_type), state)
+        lambda x: (x.shape, x.dtype, x.weak_type), state
+    )
     assert [(x.shape, x.dtype) for x in (step.reward, step.terminated, step.truncated)] == [
-        ((), jnp.float32), ((), bool), ((), bool)]
+        ((), jnp.float32),
+        ((), bool),
+        ((), bool),
+    ]
     obs = jax.eval_shape(env.observe, state)
     assert (obs.shape, obs.dtype) == (env.observation_space.shape, env.observation_space.dtype)
     assert (step.final_obs.shape, step.final_obs.dtype) == (obs.shape, obs.dtype)

@@ -32,8 +32,9 @@ STREAMS = {
     "seed": lambda: np.asarray(jax.vmap(jax.random.bits)(seeds())),
     "fold_in(t), fold_in(b)": lambda: np.asarray(jax.vmap(jax.random.bits)(folds())),
     "split": lambda: np.asarray(jax.vmap(jax.random.bits)(jax.random.split(jax.random.key(3, impl=fast_prng), N))),
-    "key data": lambda: np.asarray(jax.random.key_data(jax.random.split(jax.random.key(4, impl=fast_prng), N // 2)))
-    .reshape(-1),
+    "key data": lambda: np.asarray(
+        jax.random.key_data(jax.random.split(jax.random.key(4, impl=fast_prng), N // 2))
+    ).reshape(-1),
     "fold key data": lambda: np.asarray(jax.random.key_data(folds()))[:, 1],
 }
 # Seven streams, seven statistics each: a fixed seed, so the tests are deterministic; 1e-4 leaves room for 49 draws.

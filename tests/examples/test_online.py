@@ -95,9 +95,7 @@ def test_iterations_are_a_python_loop():
     iterations, length, batch = 9, 12, 4
     descent = optax.identity()
     train = jax.jit(
-        iteration_level.make_train(
-            iterations=iterations, length=length, batch=batch, first_rate=0.1, optimizer=descent
-        )
+        iteration_level.make_train(iterations=iterations, length=length, batch=batch, first_rate=0.1, optimizer=descent)
     )
     logs = train(jax.random.key(3))
     np.testing.assert_allclose(logs["rate"], 0.1 * 0.98 ** np.arange(1, iterations + 1), rtol=1e-5)

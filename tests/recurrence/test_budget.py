@@ -1,13 +1,17 @@
 """A memory budget, and stored values in host memory: the results stay the same, the bytes fall where they should."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
 
 import rlfx
-from rlfx.errors import DomainError, MemoryBudgetError
+from rlfx.errors import DomainError, MemoryBudgetError, ScheduleError
+from rlfx.recurrence import budget
 from rlfx.recurrence.estimate import estimate_temp_bytes
 
 LENGTH, BATCH, SIZE = 64, 16, 256
@@ -60,9 +64,9 @@ STACKED = LENGTH * BATCH * SIZE * 4
 @pytest.mark.parametrize("share", [1.1, 0.6, 0.4])
 def test_a_budget_below_the_stacked_observations_is_met(share):
     _, plain = compiled(program, plan=rlfx.Plan())
-    budget = int(share * STACKED)
-    fn, fitted = compiled(program, memory_budget=budget)
-    assert temp(fitted) <= budget < temp(plain)
+    room = int(share * STACKED)
+    fn, fitted = compiled(program, memory_budget=room)
+    assert temp(fitted) <= room < temp(plain)
     assert_same(fitted(*arguments()), plain(*arguments()))
     if share < 1:
         assert fn.plan(*arguments()).form == "replay"
@@ -74,11 +78,58 @@ def test_a_generous_budget_changes_nothing():
 
 def test_monte_carlo_and_n_step_choose_different_plans():
     """TimeRL Fig. 11: one has to wait for the end of the rollout, the other learns behind the actor and forgets."""
-    budget = STACKED // 2
-    assert compiled(program, memory_budget=budget)[0].plan(*arguments()).form == "replay"
-    fn, fitted = compiled(n_step, memory_budget=budget)
+    room = STACKED // 2
+    assert compiled(program, memory_budget=room)[0].plan(*arguments()).form == "replay"
+    fn, fitted = compiled(n_step, memory_budget=room)
     assert fn.plan(*arguments()).form == "stream"
-    assert temp(fitted) <= budget
+    assert temp(fitted) <= room
+
+
+def planned_for(platform, f, room, monkeypatch, jaxlib="0.11.1"):
+    """The plan that the planner would choose on a platform; nothing is compiled."""
+    monkeypatch.setattr(budget, "JAXLIB", jaxlib)
+    explanation = rlfx.compile(f, length=LENGTH, batch=BATCH).explain(*arguments())
+    trial = dataclasses.replace(explanation.trial, platform=platform)
+    return budget.search(trial, explanation.learner, explanation.plan, room), trial
+
+
+def test_with_host_memory_of_its_own_monte_carlo_offloads(monkeypatch):
+    """TimeRL Fig. 11 on a GPU: wait, offload, fetch; n-step learns behind the actor and moves nothing."""
+    room = STACKED // 2
+    plan, trial = planned_for("cuda", program, room, monkeypatch)
+    assert (plan.form, plan.offload) == ("blocks", budget.OFFLOADED)
+    assert trial.timeline(plan).peak_device <= room < STACKED <= trial.timeline(plan).peak_host
+    assert "; what is stored is in host memory" in str(plan)
+    assert rlfx.Plan.from_json(plan.to_json()) == plan
+    assert planned_for("cuda", n_step, room, monkeypatch)[0].form == "stream"
+    assert planned_for("cpu", program, room, monkeypatch)[0].form == "replay"  # where the host's memory is the same
+    assert planned_for("cuda", program, room, monkeypatch, "0.10.2")[0].form == "replay"  # wrong gradients there
+    fn = rlfx.compile(program, length=LENGTH, batch=BATCH, plan=plan)
+    gradient = jax.jit(jax.grad(lambda p, o: fn(p, o, jax.random.key(0))[0]))
+    cuda = gradient.trace(*arguments()).lower(lowering_platforms=("cuda",)).as_text()
+    assert f"tensor<{BATCH}x{SIZE}xf32>" in next(line for line in cuda.splitlines() if "pinned_host" in line)
+
+
+def test_a_budget_that_only_offload_could_meet():
+    """What happens once cannot be acted again; on a backend without host memory of its own nothing else is left."""
+
+    def simulated(params, obs, t):
+        """The next observation comes from outside."""
+        value, _ = program(params, obs, t)
+        shape = jax.ShapeDtypeStruct(obs.shape, obs.dtype)
+        return value, io_callback(lambda x: 0.9 * np.roll(x, 1, -1), shape, jax.lax.stop_gradient(obs))
+
+    with pytest.raises(MemoryBudgetError) as error:
+        compiled(simulated, memory_budget=STACKED // 2)
+    assert "With the stored values in host memory" in str(error.value)
+    assert "would do, but on cpu that is the same memory." in str(error.value)
+
+
+def test_a_plan_offloads_in_blocks_only():
+    with pytest.raises(ScheduleError, match="'stream' fetches nothing from the host: offload is for 'blocks'"):
+        rlfx.Plan("stream", 4, offload=1)
+    with pytest.raises(ScheduleError, match="offload=0"):
+        rlfx.Plan("blocks", 4, offload=0)
 
 
 def test_a_budget_that_nothing_meets_names_the_smallest_that_would_do():
@@ -92,10 +143,85 @@ def test_a_budget_that_nothing_meets_names_the_smallest_that_would_do():
     assert temp(fitted) <= smallest
 
 
-@pytest.mark.parametrize("budget", [0, -5, "1GB", True])
-def test_a_budget_is_a_number_of_bytes(budget):
+# -- axes that vmap adds ------------------------------------------------------------------------------------------------
+
+SEEDS = 4
+
+
+def gradient_of(fn):
+    return lambda p, o, k: jax.value_and_grad(lambda p: fn(p, o, k), has_aux=True)(p)
+
+
+def training(fn):
+    """Two updates in a scan: what is inside is traced before it is mapped."""
+
+    def train(p, o, k):
+        def update(p, k):
+            _, grads = gradient_of(fn)(p, o, k)
+            return jax.tree.map(lambda x, g: x - 0.1 * g, p, grads), None
+
+        return jax.lax.scan(update, p, jax.random.split(k, 2))[0]
+
+    return train
+
+
+WAYS = {
+    "jit(vmap)": lambda fn: jax.vmap(gradient_of(fn), (None, None, 0)),
+    "vmap(jit)": lambda fn: jax.vmap(jax.jit(gradient_of(fn)), (None, None, 0)),
+    "vmap(scan)": lambda fn: jax.vmap(training(fn), (None, None, 0)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_budget_counts_the_axes_that_vmap_adds(way):
+    """Every seed has its own observations, and all of them together fit."""
+    room = 2 * STACKED + STACKED // 2
+    params, obs = arguments()
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    fn = rlfx.compile(program, length=LENGTH, batch=BATCH, memory_budget=room)
+    plain = rlfx.compile(program, length=LENGTH, batch=BATCH, plan=rlfx.Plan())
+    fitted, unbounded = (jax.jit(WAYS[way](f)).lower(params, obs, keys).compile() for f in (fn, plain))
+    assert temp(fitted) <= room < temp(unbounded)
+    assert_same(fitted(params, obs, keys), unbounded(params, obs, keys))
+    assert fn.plan(params, obs).form != "replay"  # one seed alone needs no such plan
+
+
+def test_a_budget_that_no_plan_of_all_seeds_meets():
+    fn = rlfx.compile(program, length=LENGTH, batch=BATCH, memory_budget=STACKED)
+    keys = jax.random.split(jax.random.key(0), 8)
+    with pytest.raises(
+        MemoryBudgetError, match=r"program, mapped 8 times by jax\.vmap, does not fit into memory_budget"
+    ):
+        jax.make_jaxpr(WAYS["jit(vmap)"](fn))(*arguments(), keys)
+
+
+def test_axes_with_names_and_second_derivatives_go_through_a_budget():
+    def loss(w, x, t):
+        return (w * x) ** 3, x + 1.0
+
+    fn = rlfx.compile(loss, length=4, memory_budget=1 << 20)
+    plain = rlfx.compile(loss, length=4)
+
+    def shared(f):
+        return jax.vmap(
+            lambda w, x: jax.lax.pmean(jax.grad(lambda w: f(w, x)[0])(w), "seeds"), (None, 0), axis_name="seeds"
+        )
+
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(shared(fn)(2.0, x), shared(plain)(2.0, x), rtol=1e-6)
+    nested = [
+        jax.vmap(jax.vmap(jax.grad(lambda w, x, f=f: f(w, x)[0]), (None, 0)), (0, None))(x, x) for f in (fn, plain)
+    ]
+    np.testing.assert_allclose(*nested, rtol=1e-6)
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [0, -5, "1GB", True])
+def test_a_budget_is_a_number_of_bytes(wrong):
     with pytest.raises(DomainError, match="is not a number of bytes"):
-        rlfx.compile(program, length=3, memory_budget=budget)
+        rlfx.compile(program, length=3, memory_budget=wrong)
 
 
 def test_temporary_bytes_fall_with_the_number_of_blocks():
@@ -129,10 +255,52 @@ def test_offloaded_values_are_written_to_and_fetched_from_the_host(which):
     placements = [line for line in cuda.splitlines() if "annotate_device_placement" in line]
     to_host = [line for line in placements if "pinned_host" in line]
     to_device = [line for line in placements if '"device"' in line]
-    assert to_host
-    assert all(f"tensor<{BATCH}x{SIZE}xf32>" in line for line in to_host)  # one timestep as it is acted
-    assert to_device
-    assert all(f"tensor<8x{BATCH}x{SIZE}xf32>" in line for line in to_device)  # one block as it is learned from
+    assert len(to_host) == 1
+    assert f"tensor<{BATCH}x{SIZE}xf32>" in to_host[0]  # one timestep as it is acted
+    assert len(to_device) == 2  # the first block before the loop, the next one inside
+    assert all(f"tensor<8x{BATCH}x{SIZE}xf32>" in line for line in to_device)
+
+
+def scans_that_fetch(jaxpr):
+    """The bodies of the scans that bring something to the device."""
+    for e in jaxpr.eqns:
+        for value in e.params.values():
+            inner = getattr(value, "jaxpr", None)
+            if inner is None:
+                continue
+            yield from scans_that_fetch(inner)
+            moved = [v for b in inner.eqns if b.primitive.name == "device_put" for v in b.outvars]
+            if e.primitive.name == "scan" and any(v.aval.memory_space != HOST for v in moved):
+                yield inner
+
+
+HOST = jax.memory.Space.Host
+
+
+@pytest.mark.parametrize("length", [64, 61])  # with a shorter block at the end, too
+def test_the_next_block_is_on_its_way_while_one_is_computed_with(length):
+    """In the loop nothing reads what is fetched there but the next iteration: copies and products may overlap."""
+    fn = rlfx.compile(program, length=length, batch=BATCH, plan=rlfx.Plan("blocks", 8, offload=1))
+    gradient = jax.value_and_grad(lambda p, o: fn(p, o, jax.random.key(0)), has_aux=True)
+    (body,) = scans_that_fetch(jax.make_jaxpr(gradient)(*arguments()).jaxpr)
+    fetched = [v for e in body.eqns if e.primitive.name == "device_put" for v in e.outvars]
+    assert fetched
+    assert not [e for e in body.eqns for v in e.invars if any(v is f for f in fetched)]
+    assert all(any(f is v for v in body.outvars) for f in fetched)
+    plain = rlfx.compile(program, length=length, batch=BATCH, plan=rlfx.Plan())
+    expected = jax.jit(jax.value_and_grad(lambda p, o: plain(p, o, jax.random.key(0)), has_aux=True))
+    assert_same(jax.jit(gradient)(*arguments()), expected(*arguments()))
+
+
+def test_a_program_on_the_host_under_vmap():
+    fn = rlfx.compile(program, length=LENGTH, batch=BATCH, plan=rlfx.Plan("blocks", 8, offload=1))
+    plain = rlfx.compile(program, length=LENGTH, batch=BATCH, plan=rlfx.Plan())
+    params, obs = arguments()
+    keys = jax.random.split(jax.random.key(0), 3)
+    both = [
+        jax.jit(jax.vmap(jax.grad(lambda p, k, f=f: f(p, obs, k)[0]), (None, 0)))(params, keys) for f in (fn, plain)
+    ]
+    assert_same(*both)
 
 
 def test_nothing_goes_to_the_host_unasked():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rlfx
 from rlfx.prng import fast_prng
 from rlfx.threefry import threefry, unrolled
 
@@ -65,3 +66,18 @@ def test_unrolled_keeps_other_keys():
     assert unrolled(other) is other
     assert unrolled(jax.random.key(0)).dtype == PAIRS[0][1].dtype
     assert jax.jit(unrolled)(jax.random.key(0)).dtype == PAIRS[0][1].dtype
+
+
+def test_compiled_programs_draw_jax_s_numbers_without_its_loop():
+    def f(params, x, t):
+        first, second = jax.random.split(t.key)
+        bits = jax.random.bits(first, (3,)) ^ jax.random.bits(jax.random.fold_in(second, 7), (3,))
+        return x, (bits, jax.random.fold_in(t.key_for("kept"), 1))
+
+    arguments = ((), jnp.zeros((2, 3)), jax.random.key(4))
+    compiled = rlfx.unroll(f, length=3, batch=2)
+    got = jax.jit(compiled)(*arguments)[1]
+    jax.tree.map(same, got, rlfx.reference(f, length=3, batch=2, loss=False)(*arguments)[1])
+    jax.tree.map(same, got, compiled(*arguments)[1])  # without jit
+    assert "while" in jax.jit(jax.random.bits).lower(arguments[2]).as_text()
+    assert "while" not in jax.jit(compiled).lower(*arguments).as_text()

@@ -1,0 +1,166 @@
+"""Weight gradients of a recurrence as one contraction after its backward loop, where that is faster.
+
+``jax.lax.scan`` adds to the gradient of every weight at each timestep. With few rows a timestep those products are small, and the
+sum is read and written each time. Deferred, the backward loop only puts out the cotangents of the products, and one contraction
+over all timesteps and rows follows. TimeRL has no counterpart: its backward pass is a program of its own, scheduled like
+any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.loops import scan
+
+tree = jax.tree_util
+
+#: Rows a timestep, at most, for which a contraction at the end is faster.
+MOST_ROWS = {"cpu": 12}
+
+_DOT = J.primitive("dot_general")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a value of the loop with a weight.
+
+    Attributes:
+      eqn: the equation.
+      weight: which of the consts.
+      side: which operand the weight is.
+    """
+
+    eqn: Any
+    weight: int
+    side: int
+
+    @property
+    def value(self) -> Any:
+        """The other operand."""
+        return self.eqn.invars[1 - self.side]
+
+    def of(self, value: Any, weight: Any) -> Any:
+        """The product."""
+        operands = (weight, value) if self.side == 0 else (value, weight)
+        (out,) = J.bind(_DOT, dict(self.eqn.params), *operands)
+        return out
+
+
+def deferring(step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
+    """As :func:`rlfx.recurrence.loops.scan`; in reverse mode, gradients of weights are contracted after the loop.
+
+    Weights are what the loop only reads, multiplied with values of at most ``MOST_ROWS`` rows. Without any, it is ``scan``.
+    """
+    leaves, structure = tree.tree_flatten((init, xs))
+    split = len(tree.tree_leaves(init))
+    at_t = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves[split:]]
+    outs: list = []
+
+    def flat(*args):
+        state, ys = step(*tree.tree_unflatten(structure, args))
+        out, out_structure = tree.tree_flatten((state, ys))
+        outs.append(out_structure)
+        return out
+
+    jaxpr, consts = J.make_jaxpr(flat)(*(jax.typeof(x) for x in leaves[:split]), *at_t)
+    products = _products(jaxpr, MOST_ROWS.get(jax.default_backend(), 0))
+    if not products:
+        return scan(step, init, xs, backward, going)
+    loop = _Loop(jaxpr, tuple(products), split, backward)
+    return tree.tree_unflatten(outs[0], loop(consts, leaves[:split], leaves[split:]))
+
+
+def _products(jaxpr: Any, most_rows: int) -> list[Product]:
+    """The products with weights, in order."""
+    weights = {v: i for i, v in enumerate(jaxpr.constvars)}
+    constant = set(weights)
+    found = []
+    for e in jaxpr.eqns:
+        if e.primitive is _DOT:
+            sides = [i for i, v in enumerate(e.invars) if not J.is_literal(v) and v in weights]
+            batched = any(e.params["dimension_numbers"][1])
+            if len(sides) == 1 and not batched and jnp.issubdtype(e.outvars[0].aval.dtype, jnp.inexact):
+                product = Product(e, weights[e.invars[sides[0]]], sides[0])
+                contracted = e.params["dimension_numbers"][0][1 - sides[0]]
+                shape = product.value.aval.shape
+                rows = 1
+                for i, n in enumerate(shape):
+                    rows *= 1 if i in contracted else n
+                if product.value not in constant and rows <= most_rows:
+                    found.append(product)
+        if all(J.is_literal(v) or v in constant for v in e.invars):
+            constant.update(e.outvars)
+    return found
+
+
+@dataclass(frozen=True)
+class _Loop:
+    jaxpr: Any
+    products: tuple[Product, ...]
+    split: int
+    backward: bool
+
+    def __call__(self, consts: Sequence, init: Sequence, xs: Sequence) -> list:
+        @jax.custom_vjp
+        def run(consts, init, xs):
+            return self._run(consts, init, xs, None)[0]
+
+        def forward(consts, init, xs):
+            length = xs[0].shape[0]
+            taps = [
+                jnp.zeros((length, *p.eqn.outvars[0].aval.shape), p.eqn.outvars[0].aval.dtype) for p in self.products
+            ]
+            outs, pullback, values = jax.vjp(self._run, consts, init, xs, taps, has_aux=True)
+            return outs, (pullback, values, consts)
+
+        def back(residuals, cotangents):
+            pullback, values, consts = residuals
+            grads, *rest, taps = pullback(cotangents)
+            for p, value, tap in zip(self.products, values, taps, strict=True):
+                _, of_weight = jax.vjp(lambda w, p=p, x=value: jax.vmap(lambda x: p.of(x, w))(x), consts[p.weight])
+                grads[p.weight] = grads[p.weight] + of_weight(tap)[0]
+            return grads, *rest
+
+        run.defvjp(forward, back)
+        return run(list(consts), list(init), list(xs))
+
+    def _run(self, consts: Sequence, init: Sequence, xs: Sequence, taps: Sequence | None) -> tuple[list, list]:
+        """The loop; with taps, also the values that weights were multiplied with, while no gradient goes to the weights."""
+
+        def body(state, at_t):
+            at_t, tapped = at_t
+            outs, values = self._step(consts, [*state, *at_t], tapped)
+            return outs[: self.split], (outs[self.split :], values)
+
+        state, (ys, values) = jax.lax.scan(body, list(init), (list(xs), taps), reverse=self.backward)
+        return [*state, *ys], values
+
+    def _step(self, consts: Sequence, args: Sequence, taps: Sequence | None) -> tuple[list, list]:
+        env: dict[Any, Any] = dict(zip(self.jaxpr.constvars, consts, strict=True))
+        env.update(zip(self.jaxpr.invars, args, strict=True))
+        numbers = {id(p.eqn): i for i, p in enumerate(self.products)}
+        values = []
+
+        def read(atom):
+            return atom.val if J.is_literal(atom) else env[atom]
+
+        for e in self.jaxpr.eqns:
+            operands = [read(v) for v in e.invars]
+            number = numbers.get(id(e))
+            names = J.source_info_util.current_name_stack() + e.source_info.name_stack
+            with J.source_info_util.user_context(e.source_info.traceback, name_stack=names):
+                if number is None or taps is None:
+                    outs = J.bind(e.primitive, dict(e.params), *operands)
+                else:
+                    product = self.products[number]
+                    value, weight = operands[1 - product.side], jax.lax.stop_gradient(operands[product.side])
+                    values.append(value)
+                    outs = [product.of(value, weight) + taps[number]]
+            env.update(zip(e.outvars, outs, strict=True))
+        return [read(v) for v in self.jaxpr.outvars], values

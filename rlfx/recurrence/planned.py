@@ -1,0 +1,68 @@
+"""A plan that knows of ``jax.vmap``: a call whose body is made anew, by another plan, when an axis is added around it.
+
+``jax.vmap`` over seeds multiplies what a program holds, and a budget with it. It may come long after the program was
+traced (around ``jax.jit``, or around a training loop in ``jax.lax.scan``), so the call remembers how it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from rlfx import _jaxpr as J
+
+
+@dataclass(frozen=True)
+class Added:
+    """An axis that ``jax.vmap`` adds around a program.
+
+    Attributes:
+      size: its length.
+      varies: which inputs have it, as their leading axis.
+      name: its name for collectives, or None.
+    """
+
+    size: int
+    varies: tuple[bool, ...]
+    name: Any = None
+
+
+#: From the axes that were added so far, innermost first, to what is computed for one index of each of them.
+Make = Callable[[tuple[Added, ...]], Callable]
+
+
+def planned(make: Make, *args: Any) -> Any:
+    """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
+
+    A body with effects is not made anew: its effects would be traced again.
+    """
+    leaves, structure = jax.tree.flatten(args)
+
+    def flat(axes: tuple[Added, ...]) -> Callable:
+        return lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
+
+    jaxpr, shapes = jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
+    outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.bind(
+        *leaves, jaxpr=jaxpr, make=flat, axes=()
+    )  # fmt: skip
+    return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+
+def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:
+    """``fn`` over its axes, the last one outermost; every result has all of them."""
+    for axis in axes:
+        named = {} if axis.name is None else {"axis_name": axis.name}
+        fn = jax.vmap(fn, tuple(0 if v else None for v in axis.varies), axis_size=axis.size, **named)
+    return fn
+
+
+def _again(args: Sequence, added: tuple, *, jaxpr: Any, make: Make, axes: tuple[Added, ...]) -> dict:
+    """The parameters of the call with one axis more."""
+    axes = (*axes, Added(*added))
+    return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "make": make, "axes": axes}
+
+
+_planned_p = J.Staged("rlfx_planned", _again)

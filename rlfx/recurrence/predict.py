@@ -1,0 +1,141 @@
+"""The cost model: how long a gradient takes under a plan, from operations, bytes, and what a platform does in a second."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.cost import bytes_of, flops_of, show_bytes
+from rlfx.recurrence.learner import Learner, activation_bytes
+from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.program import Equation, Program, Var
+from rlfx.recurrence.schedule import Loop, Schedule
+
+_PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
+
+#: Backward, a product has one product for each operand, and every other operation about one for itself.
+_BACKWARD = 2.0
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a device does.
+
+    Attributes:
+      flops: operations of large products a second.
+      elements: other operations a second.
+      bandwidth: bytes to and from memory a second.
+      cache: bytes that stay close to the processor.
+      overhead: seconds to start one operation.
+    """
+
+    flops: float
+    elements: float
+    bandwidth: float
+    cache: float
+    overhead: float
+
+
+def _cpu() -> Platform:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Platform(2.5e10 * cores, 1e10 * cores, 8e9, 16 << 20, 1e-6)
+
+
+def platform_of(name: str) -> Platform:
+    """The figures of a platform: CPUs as measured on x86 cores, others from their data sheets, to rank plans."""
+    sheets = {"gpu": Platform(2e13, 1e12, 1e12, 40 << 20, 4e-6), "tpu": Platform(5e13, 2e12, 8e11, 64 << 20, 2e-6)}
+    return sheets[name] if name in sheets else _cpu()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one evaluation of a loss and its gradient costs.
+
+    Attributes:
+      flops: of products, in acting and learning.
+      elements: other operations.
+      moved: bytes to and from memory.
+      started: operations that are started.
+    """
+
+    flops: float
+    elements: float
+    moved: float
+    started: float
+
+    def seconds(self, platform: Platform) -> float:
+        """About how long it takes."""
+        busy = self.flops / platform.flops + self.elements / platform.elements
+        return busy + self.moved / platform.bandwidth + self.started * platform.overhead
+
+    def show(self, name: str) -> str:
+        """As text, for a platform."""
+        seconds = self.seconds(platform_of(name))
+        return (
+            f"{self.flops / 1e9:.3g} GFLOP in products, {self.elements / 1e6:.3g} M other operations, "
+            f"{show_bytes(self.moved)} moved: about {1e3 * seconds:.3g} ms on this {name}"
+        )
+
+
+def predict(learner: Learner, plan: Plan, batch: int, platform: Platform) -> Cost:
+    """The cost of a loss and its gradient under a plan, on a device that has ``batch`` environments.
+
+    Acting writes what it stores, and the learner reads it; activations of a tile that does not fit the cache go to memory
+    and back; each tile adds to the gradient of every parameter. Replaying acts twice.
+    """
+    program = learner.program
+    length = program.domain.length
+    acting, region = _work(learner.acting, batch), _work(learner.region, batch)
+    again = 2.0 if plan.form == "replay" else 1.0
+    block, environments = plan.block or length, plan.environments or batch
+    tiles = -(-length // block) * -(-batch // environments)
+    activations = activation_bytes(learner, batch) * length
+    tile = activations * (block / length) * (environments / batch)
+    spilled = activations * (1.0 + _BACKWARD) if tile > platform.cache else 0.0
+    held = block if plan.form in ("stream", "replay") else length
+    stored = sum(bytes_of(v, program.domain) * _points(v, program, batch) for v in learner.stored) * held / length
+    parameters = sum(bytes_of(v, program.domain) for v in program.params)
+    return Cost(
+        flops=again * acting[0] + (1.0 + _BACKWARD) * region[0],
+        elements=again * acting[1] + (1.0 + _BACKWARD) * region[1],
+        moved=2.0 * stored + spilled + 3.0 * parameters * tiles,
+        started=again * _started(learner.acting, length, 1)
+        + (1.0 + _BACKWARD) * _started(learner.region, length, tiles),
+    )
+
+
+def _points(var: Var, program: Program, batch: int) -> int:
+    dims = program.dims_of(var)
+    return (program.domain.length if "t" in dims else 1) * (batch if "b" in dims else 1)
+
+
+def _equations(schedule: Schedule) -> Iterable[tuple[Equation, bool]]:
+    for stage in schedule.stages:
+        inside = isinstance(stage, Loop)
+        for e in stage.body if inside else stage.equations:
+            yield e, inside
+
+
+def _work(schedule: Schedule, batch: int) -> tuple[float, float]:
+    """``(operations of products, other operations)`` of a schedule."""
+    program = schedule.graph.program
+    flops = elements = 0.0
+    for e, _ in _equations(schedule):
+        if not e.outputs:
+            continue
+        work = flops_of(e, program.domain) * _points(e.outputs[0], program, batch)
+        flops, elements = (flops + work, elements) if e.op in _PRODUCTS else (flops, elements + work)
+    return flops, elements
+
+
+#: Elementwise operations that XLA makes one of.
+_FUSED = 8
+
+
+def _started(schedule: Schedule, length: int, tiles: int) -> float:
+    """How many operations are started: those of a loop at every timestep."""
+    return sum(
+        (length if inside else tiles) / (1 if e.op in _PRODUCTS else _FUSED) for e, inside in _equations(schedule)
+    )

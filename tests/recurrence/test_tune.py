@@ -1,0 +1,106 @@
+"""Autotuning and the cost model: which plans are tried, which is taken, and what is predicted of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.recurrence.choose import checked, choose
+from rlfx.recurrence.learner import is_float
+from rlfx.recurrence.lowered import Lowered
+from rlfx.recurrence.predict import Platform, platform_of, predict
+from rlfx.recurrence.tune import FINALISTS, neighbours, tune
+from tests.recurrence.test_caching import KEY, PARAMS, STATE, B, T, n_step, recurrent, reinforce
+
+
+def learner_of(f):
+    program = rlfx.trace(f, PARAMS, STATE, KEY, length=T, batch=B)
+    order = [v for v in program.params if is_float(v)]
+    return Lowered(program).learner(frozenset(order), False), order
+
+
+class Stopwatch:
+    """Stands for a Trial: it knows how long plans take."""
+
+    def __init__(self, order, seconds):
+        self.order, self.seconds, self.batch, self.platform, self.asked = order, seconds, B, "cpu", []
+
+    def time(self, plans):
+        self.asked = list(plans)
+        return {plan: self.seconds(plan) for plan in plans}
+
+
+@pytest.mark.parametrize("f", [reinforce, n_step, recurrent])
+def test_every_neighbour_is_a_legal_plan(f):
+    learner, order = learner_of(f)
+    found = set(neighbours(learner, order, choose(learner, order, B, "cpu"), B))
+    assert any(plan.cached for plan in found)
+    for plan in found:
+        assert checked(plan, learner, order, B) == plan
+
+
+def test_the_fastest_plan_is_taken_if_it_is_worth_it():
+    learner, order = learner_of(reinforce)
+    best = rlfx.Plan("blocks", 4)
+    clearly, hardly = (
+        tune(Stopwatch(order, lambda p, f=f: f if p.cached else 1.0), learner, best) for f in (0.8, 0.99)
+    )
+    assert clearly.cached
+    assert hardly == best
+
+
+def test_what_does_not_fit_the_budget_is_not_timed():
+    learner, order = learner_of(reinforce)
+    watch = Stopwatch(order, lambda p: 0.1 if p.cached else 1.0)
+    best = rlfx.Plan("blocks", 4)
+    assert not tune(watch, learner, best, lambda p: not p.cached).cached
+    assert watch.asked[0] == best
+    assert len(watch.asked) <= FINALISTS
+
+
+def test_autotune_from_the_outside():
+    compiled = rlfx.compile(reinforce, length=T, batch=B, autotune=True)
+    plain = rlfx.compile(reinforce, length=T, batch=B)
+    got, expected = (jax.jit(jax.grad(lambda p, fn=fn: fn(p, STATE, KEY)[0]))(PARAMS) for fn in (compiled, plain))
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5), got, expected)
+    plan, text = compiled.plan(PARAMS, STATE, KEY), str(compiled.explain(PARAMS, STATE, KEY))
+    assert f"ms {plan!r}" in text
+    assert text.count("timed:") >= 2
+    again = rlfx.compile(reinforce, length=T, batch=B, plan=rlfx.Plan.from_json(plan.to_json()))
+    assert again.plan(PARAMS, STATE, KEY) == plan
+
+
+def test_autotune_stays_within_a_budget():
+    compiled = rlfx.compile(reinforce, length=T, batch=B, autotune=True, memory_budget=1 << 20)
+    assert compiled.explain(PARAMS, STATE, KEY).measured_bytes <= 1 << 20
+
+
+def test_the_cost_model_knows_what_plans_save_and_cost():
+    learner, _ = learner_of(reinforce)
+    cpu = platform_of("cpu")
+    at_once, blocks, replay = (
+        predict(learner, p, B, cpu) for p in (rlfx.Plan(), rlfx.Plan("blocks", 2), rlfx.Plan("replay", 2))
+    )
+    assert blocks.flops == at_once.flops < replay.flops
+    assert blocks.started > at_once.started
+    assert replay.moved < blocks.moved
+    small = Platform(1e9, 1e9, 1e9, cache=2000.0 * B, overhead=1e-9)
+    spilled, close = (predict(learner, p, B, small).moved for p in (rlfx.Plan(), rlfx.Plan("blocks", 1)))
+    assert spilled > close - 3 * sum(x.nbytes for x in jax.tree.leaves(PARAMS)) * T
+    assert at_once.seconds(small) > at_once.seconds(cpu) > 0
+    forward = 2 * T * B * sum(x.size for x in jax.tree.leaves(PARAMS))
+    assert at_once.flops == pytest.approx(4 * forward)  # acting, and the learner's forward and two backward products
+    assert "ms on this cpu" in at_once.show("cpu")
+
+
+def test_cached_plans_have_fewer_products():
+    program = rlfx.trace(reinforce, PARAMS, STATE, KEY, length=T, batch=B)
+    order = [v for v in program.params if is_float(v)]
+    plan = rlfx.Plan(cached=True)
+    cached = Lowered(program).caching(plan)
+    learner = cached.learner(frozenset(order), False)
+    plain, _ = learner_of(reinforce)
+    cpu = platform_of("cpu")
+    assert predict(learner, plan, B, cpu).flops < predict(plain, rlfx.Plan(), B, cpu).flops
+    assert jnp.isfinite(predict(learner, plan, B, cpu).seconds(cpu))
