@@ -241,8 +241,15 @@ def _mosaic_gpu(block: int) -> Backend:
     return Backend(MOSAIC_REWRITES, pl.BlockSpec(memory_space=plgpu.GMEM), warpgroup)
 
 
+def _tpu(block: int) -> Backend:
+    from jax.experimental.pallas import tpu as pltpu
+
+    return Backend(REWRITES, pl.BlockSpec(memory_space=pltpu.VMEM))
+
+
 TARGETS: dict[str, Callable[[int], Backend]] = {
     "triton": _triton,
     "mosaic_gpu": _mosaic_gpu,
+    "tpu": _tpu,
     "interpret": lambda block: Backend(REWRITES, interpret=True),
 }

@@ -14,7 +14,7 @@ from rlfx.errors import ProgramError, located
 from rlfx.transforms import _fuse_xla
 from rlfx.transforms._fuse_program import reporting_leaks, trace_step
 
-BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "interpret")
+BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "tpu", "interpret")
 CPU_TILE = 256
 _LANES = 16  # of a vector register
 
@@ -35,7 +35,8 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       length: K.
       backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
         ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"`` (bodies without
-        ``shared``; tiles of a multiple of 128), or ``"interpret"`` (the kernel, interpreted).
+        ``shared``; tiles of a multiple of 128), ``"tpu"`` (likewise, of 1024; all environments fit into its VMEM), or ``"interpret"``
+        (the kernel, interpreted).
       tile: environments in a tile, or in a kernel's block (a power of two).
 
     Raises:
@@ -89,6 +90,7 @@ def check_backend(backend: str, tile: int | None) -> None:
 _TILES: dict[str, tuple[Callable[[int], bool], str]] = {
     "triton": (lambda tile: tile & (tile - 1) == 0, "A block of Triton is a power of two of environments."),
     "mosaic_gpu": (lambda tile: tile % 128 == 0, "A block of Mosaic GPU is a multiple of 128 environments."),
+    "tpu": (lambda tile: tile % 1024 == 0, "A block of a TPU is a multiple of 1024 environments."),
 }
 """Which tiles a backend has, and what to say of others."""
 
@@ -138,7 +140,7 @@ def _choose(backend: str, tile: int | None, n: int, has_products: bool) -> tuple
         platform = jax.default_backend()
         in_tiles = platform == "cpu" and n > CPU_TILE and not has_products
         backend = "triton" if platform == "gpu" else "tile" if in_tiles else "scan"
-    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "interpret": 128}
+    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "tpu": 1024, "interpret": 128}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
 
 
@@ -157,5 +159,5 @@ def _pallas(*args, name: str):
 _EXECUTORS: dict[str, Callable] = {
     "scan": lambda *args: _fuse_xla.scan(*args[:-1]),
     "tile": lambda *args: _fuse_xla.tiles(*args[:-1], tile=args[-1]),
-    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "interpret")},
+    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "tpu", "interpret")},
 }
