@@ -35,8 +35,8 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       length: K.
       backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
         ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"`` (bodies without
-        ``shared``; tiles of a multiple of 128), ``"tpu"`` (likewise, of 1024; all environments fit into its VMEM), or ``"interpret"``
-        (the kernel, interpreted).
+        ``shared``; tiles of a multiple of 128), ``"tpu"`` (likewise, of 1024; all environments fit into its VMEM), or
+        ``"interpret"`` (the kernel, interpreted).
       tile: environments in a tile, or in a kernel's block (a power of two).
 
     Raises:
