@@ -22,6 +22,7 @@ class Value:
       bytes: what its buffer takes.
       node: the operation that computes it; None for an input.
       host: whether it is in host memory.
+      varying, constant: along which dimensions it may vary, and whether XLA knows it: computed when first asked for.
     """
 
     bytes: int
@@ -29,6 +30,7 @@ class Value:
     dtype: Any
     node: Node | None = None
     varying: frozenset | None = None
+    constant: bool | None = None
     host: bool = False
 
 
@@ -188,6 +190,9 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: di
             else:
                 ins.append(init)
             pairs.append((init, out))
+        # Constants that are repeated are made inside of the loop.
+        carried = range(start, start + carry)
+        ins = [None if i not in carried and _is_repeated_constant(v) else v for i, v in enumerate(ins)]
         # What is transposed gets another layout, and is copied into the one that a loop reads.
         ins = [copied(FOR_LOOP, v, v) if v is not None and v.node and v.node.op is _TRANSPOSE else v for v in ins]
     elif op in _LAYOUTS:
@@ -196,6 +201,17 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: di
             for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)
         ]
     return [*before, made(op, ins, outs, equation, pairs)]
+
+
+def is_constant(value: Value) -> bool:
+    """Whether XLA knows a value: it is computed from literals."""
+    if value.constant is None:
+        value.constant = value.node is not None and all(map(is_constant, value.node.ins))
+    return value.constant
+
+
+def _is_repeated_constant(value: Value | None) -> bool:
+    return value is not None and value.node is not None and value.node.op is BROADCAST and is_constant(value)
 
 
 def _carries(equation: Any) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, names
+from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, is_constant, names
 from rlfx.recurrence.estimate_library import library_calls
 
 #: Computed inside the loop that reads them, as often as they are read.
@@ -106,8 +106,10 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
 
 
 def _is_expensive(node: Node) -> bool:
-    by_constant = node.op in _DIVISIONS and J.is_literal(node.equation.invars[1])  # multiplications and shifts
-    return node.op in _EXPENSIVE and not (by_constant and np.dtype(node.outs[0].dtype).kind in "iu")
+    if node.op not in _DIVISIONS or np.dtype(node.outs[0].dtype).kind not in "iu":
+        return node.op in _EXPENSIVE
+    by_constant = len(node.ins) == 1 or is_constant(node.ins[-1])  # literals are no operands
+    return not by_constant  # of integers: multiplications and shifts
 
 
 def _is_unary(node: Node) -> bool:
@@ -121,7 +123,7 @@ def _fuses(user: Node, value: Value, library: dict[int, Node]) -> bool:
     if id(user) in library:
         if user.op in _REDUCTIONS and _narrow(value):
             return True
-        return value.node is not None and (library.get(id(value.node)) is library[id(user)] or not _varying(value))
+        return value.node is not None and library.get(id(value.node)) is library[id(user)]
     if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
         if value.node is None or _narrow(value):
             return True
