@@ -98,11 +98,7 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
             return id(value.node) in twice
         return id(value.node) in again and user.op in _CHEAP - {COPY} and id(user) not in library
 
-    return [
-        Unit(node, *_reads(node, roots, computes))
-        for node in flat.nodes
-        if id(node) in roots
-    ]
+    return [Unit(node, *_reads(node, roots, computes)) for node in flat.nodes if id(node) in roots]
 
 
 def _is_expensive(node: Node) -> bool:
