@@ -330,6 +330,8 @@ STOP_GRADIENT = _all("stop_gradient")
 #: Primitives that ``jax.extend`` does not list.
 ADD_ANY = ad.add_jaxvals_p
 SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
+#: jnp.stack, unstack and tile, where jax has primitives for them.
+STACKING = frozenset(p for n in ("stack_p", "unstack_p", "tile_p") if (p := getattr(lax, n, None)))
 RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
 DRAWS = _all("random_bits", "random_fold_in", "random_split")
 RANDOM = _all("random_bits", "random_fold_in", "random_seed", "random_split", "random_gamma", "threefry2x32")
