@@ -136,7 +136,7 @@ PEERS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", type=int, default=[16, 256, 4096, 65536, 262144])
+    parser.add_argument("--sizes", nargs="+", type=int, default=[2**i for i in range(4, 19, 2)])
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "envs_peers.json")
     args = parser.parse_args()

@@ -1,6 +1,6 @@
 """PPO training with and without fused rollouts: environment steps a second, end to end and of the rollout alone.
 
-    python benchmarks/envs_ppo.py [--envs 64 512 4096] [--rounds 5] [--out FILE.json]
+    python benchmarks/envs_ppo.py [--envs 64 256 1024 4096] [--hidden 64 64] [--rounds 5] [--out FILE.json]
 
 The program of ``examples/ppo_cartpole.py`` (T = 128, two 64x64 networks). Two learners: its own, 4 epochs of 4
 minibatches, and one pass over the rollout (1 epoch, 1 minibatch), where the rollout weighs more. ``plain`` is
@@ -17,7 +17,7 @@ import pathlib
 import sys
 
 import jax
-from envs_throughput import HERE, report, seconds  # sets XLA's flags before jax starts
+from envs_throughput import HERE, earlier, report, seconds  # sets XLA's flags before jax starts
 
 import rlfx
 import rlfx.envs
@@ -62,13 +62,14 @@ def candidate(env, transform, impl, envs, learner, hidden):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", nargs="+", type=int, default=[64, 512, 4096])
+    parser.add_argument("--envs", nargs="+", type=int, default=[64, 256, 1024, 4096])
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--hidden", nargs="+", type=int, default=[64, 64], help="hidden layers of actor and critic")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "envs_ppo.json")
+    parser.add_argument("--append", action="store_true", help="keep the file's rows of other sizes and networks")
     args = parser.parse_args()
-    rows = []
+    rows = {(tuple(r["hidden"]), r["envs"], r["learner"]): r for r in earlier(args.out, args.append)}
     for envs in args.envs:
         for learner, sizes in LEARNERS.items():
             made = {
@@ -90,10 +91,10 @@ def main():
                     ),
                     flush=True,
                 )
-            rows.append(
-                {"envs": envs, "learner": learner, "T": 128, "env": args.env, "hidden": args.hidden, "steps/s": rates}
-            )
-            args.out.write_text(json.dumps(report(rows), indent=1) + "\n")
+            row = {"envs": envs, "learner": learner, "T": 128, "env": args.env, "hidden": args.hidden, "steps/s": rates}
+            rows[tuple(args.hidden), envs, learner] = row
+            ordered = sorted(rows.values(), key=lambda r: (r["hidden"][::-1], r["envs"]))
+            args.out.write_text(json.dumps(report(ordered), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """The study of "Optimizing Data Collection in Deep RL" on this device, CartPole with random actions, with a plot.
 
     python benchmarks/envs_peers.py                     # first, perhaps with another Python that has more peers
-    python benchmarks/envs_study.py [--sizes 16 256 4096] [--out FILE.json] [--plot FILE.png]
+    python benchmarks/envs_study.py [--parts N transitions K factors] [--sizes 16 256 4096] [--out FILE.json]
 
-* throughput against N (its Figure 5): gymnax with one jitted call a step, gymnax as one XLA scan, our environment
+* ``N``: throughput against N (its Figure 4): gymnax with one jitted call a step, gymnax as one XLA scan, our environment
   scanned, fused steps; beside the peers in ``results/envs_peers.json``
-* transitions (Figure 6): calls from Python to XLA, and operations that XLA dispatches, for 1000 steps
-* K steps in one call (Figure 8); state factor S and compute factor C (Figure 9)
+* ``transitions`` (Figure 6): calls from Python to XLA, and operations that XLA dispatches, for 1000 steps
+* ``K``: K steps in one call (Figure 8)
+* ``factors``: what K fused steps gain over one a call, by state factor S and compute factor C (Figure 9)
+
+Each part (and ``factors`` for each ``--envs``) can be run alone: the file keeps what it has of the others. The plots show
+the whole file.
 
 Seconds are process CPU time on one core, the median of interleaved runs.
 """
@@ -14,6 +18,7 @@ Seconds are process CPU time on one core, the median of interleaved runs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -113,46 +118,51 @@ def transitions(n=1024, k=1000):
     return rows
 
 
-def against_k(repeat, n=1024):
+def against_k(repeat, sizes=(64, 4096), budget=4_000_000):
     rows = []
-    for k in (1, 10, 100, 1000):
-        runs = {b: ours("CartPole-v1", n, k, impl=fast_prng, backend=b) for b in ("vmap", "auto")}
-        timed = seconds({b: (lambda r=r, c=1000 // k: [r() for _ in range(c)]) for b, r in runs.items()}, repeat)
-        rows.append({"N": n, "K": k, "steps/s": {b: n * 1000 / s for b, s in timed.items()}})
-        print(rows[-1], flush=True)
+    for n in sizes:
+        for k in (1, 10, 100, 1000):
+            runs = {b: ours("CartPole-v1", n, k, impl=fast_prng, backend=b) for b in ("vmap", "auto")}
+            rates = each(runs, n, k, repeat, budget)
+            rows.append({"N": n, "K": k, "steps/s": rates})
+            print(rows[-1], flush=True)
     return rows
 
 
-def against_factors(repeat, n=1024, k=100):
+def each(runs, n, k, repeat, budget):
+    """Steps a second of functions that run K steps, called often enough to measure."""
+    calls = max(1, min(1000, budget // n) // k)
+    timed = seconds({name: (lambda r=r: [r() for _ in range(calls)]) for name, r in runs.items()}, repeat)
+    return {name: n * k * calls / s for name, s in timed.items()}
+
+
+def against_factors(repeat, n, ks=(1, 10, 100, 1000), budget=1_000_000):
     rows = []
-    for s, c in ((1, 1), (16, 1), (1, 16), (16, 16)):
-        factors = {"state_factor": s, "compute_factor": c}
-        runs = {b: ours("CartPole-parametric", n, k, impl=fast_prng, backend=b, **factors) for b in ("vmap", "auto")}
-        timed = seconds(runs, repeat)
-        rows.append({"N": n, "K": k, "S": s, "C": c, "steps/s": {b: n * k / t for b, t in timed.items()}})
-        print(rows[-1], "fused", round(timed["vmap"] / timed["auto"], 2), "x", flush=True)
+    for s, c in itertools.product((1, 4, 16), (1, 4, 16)):
+        for k in ks:
+            run = ours("CartPole-parametric", n, k, impl=fast_prng, backend="auto", state_factor=s, compute_factor=c)
+            rows.append(
+                {"N": n, "K": k, "S": s, "C": c, "steps/s": each({"fused": run}, n, k, repeat, budget)["fused"]}
+            )
+        gain = " ".join(f"K={r['K']} {r['steps/s'] / rows[-len(ks)]['steps/s']:.1f}x" for r in rows[-len(ks) :])
+        print(f"N={n} S={s} C={c}: {gain}", flush=True)
     return rows
 
 
-def plot(study, peers, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
+def plot_throughput(study, peers, path):
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    top, moves, many, factors = axes.flat
+    figure, (top, moves, many) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained", width_ratios=(3, 2, 2))
     lines = {name: [(r["N"], r["steps/s"][name]) for r in study["N"]] for name in study["N"][0]["steps/s"]}
     for row in peers["rows"]:
         lines.setdefault(row["peer"], []).append((row["N"], row["steps/s"]))
     for name, points in lines.items():
-        top.plot(
-            *zip(*points, strict=True), marker="o", markersize=3, linestyle="-" if "," in name else "--", label=name
-        )
+        style = "-" if name.startswith(("gymnax", "rlfx")) else "--"
+        top.plot(*zip(*points, strict=True), marker="o", markersize=3, linestyle=style, label=name)
     top.set(
-        xscale="log", yscale="log", xlabel="environments N", ylabel="environment steps/s", title="Throughput (Fig. 5)"
+        xscale="log", yscale="log", xlabel="environments N", ylabel="environment steps/s", title="Throughput (Fig. 4)"
     )
-    top.legend(fontsize=7)
+    top.legend(fontsize=7, ncols=2)
     at = range(len(study["transitions"]))
     moves.bar([i - 0.2 for i in at], [r["calls"] for r in study["transitions"]], 0.4, label="Python to XLA calls")
     moves.bar(
@@ -161,36 +171,78 @@ def plot(study, peers, path):
     moves.set(yscale="log", title="Transitions of 1000 steps (Fig. 6)")
     moves.set_xticks(list(at), [r["how"] for r in study["transitions"]])
     moves.legend(fontsize=7)
-    for b, label in (("vmap", "XLA scan"), ("auto", "fused")):
-        many.plot([r["K"] for r in study["K"]], [r["steps/s"][b] for r in study["K"]], marker="o", label=label)
+    for n in sorted({r["N"] for r in study["K"]}):
+        rows = [r for r in study["K"] if r["N"] == n]
+        for b, label, style in (("vmap", "XLA scan", "--"), ("auto", "fused", "-")):
+            many.plot(
+                [r["K"] for r in rows], [r["steps/s"][b] for r in rows], style, marker="o", label=f"{label}, N={n}"
+            )
     many.set(xscale="log", yscale="log", xlabel="steps K in one call", ylabel="environment steps/s", title="K (Fig. 8)")
     many.legend(fontsize=7)
-    labels = [f"S={r['S']}\nC={r['C']}" for r in study["S, C"]]
-    factors.bar(labels, [r["steps/s"]["auto"] / r["steps/s"]["vmap"] for r in study["S, C"]])
-    factors.set(ylabel="fused over XLA scan", title="State and compute factors (Fig. 9)")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
+def plot_factors(rows, path):
+    """As Figure 9: N from left to right, K from top to bottom, S along each axis, a line for each C."""
+    import matplotlib.pyplot as plt
+
+    sizes, ks = sorted({r["N"] for r in rows}), sorted({r["K"] for r in rows} - {1})
+    rate = {(r["N"], r["K"], r["S"], r["C"]): r["steps/s"] for r in rows}
+    figure, axes = plt.subplots(
+        len(ks), len(sizes), figsize=(8, 7), layout="constrained", sharex=True, sharey=True, squeeze=False
+    )
+    for (i, k), (j, n) in itertools.product(enumerate(ks), enumerate(sizes)):
+        for c in sorted({r["C"] for r in rows}):
+            at = sorted({r["S"] for r in rows})
+            axes[i, j].plot(at, [rate[n, k, s, c] / rate[n, 1, s, c] for s in at], marker="o", label=f"C={c}")
+        axes[i, j].set(xscale="log", yscale="log", title=f"N={n}, K={k}")
+        axes[i, j].set_xticks(at, at)
+    figure.supxlabel("state factor S")
+    figure.supylabel("K fused steps over one step a call")
+    axes[0, 0].legend(fontsize=7)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+PARTS = ("N", "transitions", "K", "factors")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="none: the plots of what there is")
     parser.add_argument("--sizes", nargs="+", type=int, default=[2**i for i in range(4, 19, 2)])
+    parser.add_argument("--envs", nargs="+", type=int, default=[64, 4096], help="N, of the part `factors`")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--budget", type=int, default=2_000_000, help="environment steps in one run")
     parser.add_argument("--peers", type=pathlib.Path, default=HERE / "results" / "envs_peers.json")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "envs_study.json")
-    parser.add_argument("--plot", type=pathlib.Path, default=HERE.parent / "docs" / "envs-study.png")
+    parser.add_argument("--plots", type=pathlib.Path, default=HERE.parent / "docs")
     args = parser.parse_args()
-    study = {
-        "N": against_n(args.sizes, args.repeat, args.budget),
-        "transitions": transitions(),
-        "K": against_k(args.repeat),
-        "S, C": against_factors(args.repeat),
+    study = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
+    measure = {
+        "N": lambda: merged(study.get("N", []), against_n(args.sizes, args.repeat, args.budget)),
+        "transitions": transitions,
+        "K": lambda: against_k(args.repeat),
+        "factors": lambda: merged(study.get("factors", []), *[against_factors(args.repeat, n) for n in args.envs]),
     }
-    args.out.write_text(json.dumps(report(study), indent=1) + "\n")
-    peers = json.loads(args.peers.read_text()) if args.peers.exists() else {"rows": []}
-    plot(study, peers, args.plot)
+    for part in args.parts:
+        study[part] = measure[part]()
+        args.out.write_text(json.dumps(report(study), indent=1) + "\n")
+    if all(part in study for part in PARTS):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        peers = json.loads(args.peers.read_text()) if args.peers.exists() else {"rows": []}
+        plot_throughput(study, peers, args.plots / "envs-study.png")
+        plot_factors(study["factors"], args.plots / "envs-factors.png")
+
+
+def merged(before, *after):
+    """Rows, without the earlier ones of the same N."""
+    new = [row for rows in after for row in rows]
+    kept = [row for row in before if row["N"] not in {r["N"] for r in new}]
+    return sorted([*kept, *new], key=lambda r: r["N"])
 
 
 if __name__ == "__main__":

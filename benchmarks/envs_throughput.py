@@ -142,14 +142,23 @@ def main():
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--budget", type=int, default=2_000_000, help="environment steps in one run")
     parser.add_argument("--out", type=pathlib.Path, default=None)
+    parser.add_argument("--append", action="store_true", help="keep the file's rows of other environments and sizes")
     args = parser.parse_args()
     out = args.out or HERE / "results" / "envs_throughput.json"
     out.parent.mkdir(exist_ok=True)
-    rows = []
+    rows = {(r["env"], r["N"]): r for r in earlier(out, args.append)}
     for name in args.envs:
         for n in args.sizes:
-            rows.append(throughput(name, n, args.repeat, args.budget))
-            out.write_text(json.dumps(report(rows), indent=1) + "\n")
+            rows[name, n] = throughput(name, n, args.repeat, args.budget)
+            ordered = sorted(
+                rows.values(), key=lambda r: (ENVS.index(r["env"]) if r["env"] in ENVS else len(ENVS), r["N"])
+            )
+            out.write_text(json.dumps(report(ordered), indent=1) + "\n")
+
+
+def earlier(out, append):
+    """The rows of a run of which this one is another piece."""
+    return json.loads(out.read_text())["rows"] if append and out.exists() else []
 
 
 def report(rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,3 +72,25 @@ A 64-bit key and a 32-bit counter go through a three-round Feistel network, a pe
 are distinct, and so are the children of distinct keys under one ``fold_in``. Not for cryptography. A draw depends on
 (key, shape): the first values of a longer draw are not those of a shorter one, as with jax's own generators.
 """
+
+
+def seeded(key: jax.Array, impl: Any) -> jax.Array:
+    """A key of another generator, seeded by the numbers of ``key``; a key of that generator is itself.
+
+    Args:
+      key: a typed key, ``[]``.
+      impl: what ``jax.random.key(seed, impl=impl)`` takes.
+
+    Raises:
+      ValueError, TypeError: jax knows no such generator.
+
+    Example:
+      >>> key = seeded(jax.random.key(0), fast_prng)
+      >>> key.dtype == jax.random.key(0, impl=fast_prng).dtype, bool(seeded(key, fast_prng) == key)
+      (True, True)
+    """
+    other = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
+    if key.dtype == other.dtype:
+        return key
+    shape = jax.eval_shape(jax.random.key_data, other).shape
+    return jax.random.wrap_key_data(jax.random.bits(key, shape, jnp.uint32), impl=impl)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import difflib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -107,7 +109,11 @@ def checked_action(env: Any, action: Any) -> Any:
 
 
 def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
-    action = jnp.asarray(action)
+    try:
+        action = jnp.asarray(action)
+    except (TypeError, ValueError):
+        fact = f"{name}: the action is {type(action).__name__} ({action!r}), not an array."
+        raise EnvError(located(fact, fix=f"Give a value of {space}.")) from None
     kinds = [np.integer] if isinstance(space, Discrete) else [np.integer, np.floating]
     if action.shape != space.shape:
         hint = " Steps take one environment: batch them with jax.vmap." if action.ndim > len(space.shape) else ""
@@ -117,10 +123,17 @@ def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
         fact = f"{name}: the action has dtype {action.dtype}, the action space {space} needs {np.dtype(space.dtype)}."
         raise EnvError(located(fact, fix=f"Cast it: action.astype({np.dtype(space.dtype).name!r})."))
     action = action.astype(space.dtype)
-    if isinstance(space, Discrete) and not isinstance(action, jax.core.Tracer) and not bool(space.contains(action)):
-        fact = f"{name}: action {action} is outside {space}."
-        raise EnvError(located(fact, fix=f"Actions are 0, ..., {space.n - 1}."))
+    if not isinstance(action, jax.core.Tracer) and not bool(space.contains(action)):
+        clip = "Clip it: rlfx.envs.clip_action(env)."
+        fix = f"Actions are 0, ..., {space.n - 1}." if isinstance(space, Discrete) else clip
+        raise EnvError(located(f"{name}: action {action} is outside {space}.", fix=fix))
     return action
+
+
+def no_such(fact: str, name: str, names: Iterable[str], otherwise: str) -> EnvError:
+    """The error for a name that does not exist: suggests the nearest ones."""
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.4)
+    return EnvError(located(fact, fix=f"Did you mean {', '.join(map(repr, near))}?" if near else otherwise))
 
 
 def strong(tree: Any, like: Any = None) -> Any:

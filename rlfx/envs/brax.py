@@ -11,11 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step, strong
+from rlfx.envs.base import Environment, Step, no_such, strong
 from rlfx.envs.episodes import time_limit
 from rlfx.envs.gymnax import _lenient_promotion
 from rlfx.envs.spaces import Box
 from rlfx.errors import EnvError, located
+
+BACKENDS = ("generalized", "positional", "spring", "mjx")
 
 
 @contextlib.contextmanager
@@ -95,7 +97,9 @@ def make(name: str, *, backend: str | None = None, episode_length: int = 1000, *
     if importlib.util.find_spec("brax") is None:
         raise EnvError(located(f"brax/{name} needs brax, which is not installed.", fix="pip install 'rlfx[envs]'"))
     if name not in available():
-        raise EnvError(located(f"brax has no environment {name!r}.", fix=f"It has {', '.join(available())}."))
+        raise no_such(f"brax has no environment {name!r}.", name, available(), f"It has {', '.join(available())}.")
+    if backend not in (None, *BACKENDS):
+        raise EnvError(located(f"brax/{name}: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
     options = kwargs if backend is None else {**kwargs, "backend": backend}
     with _as_brax_expects():
         env = _envs().get_environment(name, **options)

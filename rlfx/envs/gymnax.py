@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx.envs.base import Environment, Step, strong
+from rlfx.envs.base import Environment, Step, no_such, strong
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.errors import EnvError, located
 
@@ -135,6 +135,8 @@ def make(name: str, **kwargs: Any) -> GymnaxEnvironment:
     if importlib.util.find_spec("gymnax") is None:
         fact = f"{name} comes from gymnax, which is not installed."
         raise EnvError(located(fact, fix="pip install 'rlfx[envs]'"))
+    if name not in available():
+        raise no_such(f"gymnax has no environment {name!r}.", name, available(), f"It has {', '.join(available())}.")
     import gymnax
 
     with _lenient_promotion():

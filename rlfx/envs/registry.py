@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from rlfx.envs import brax, episodes, gymnasium, gymnax
 from rlfx.envs.acrobot import Acrobot
-from rlfx.envs.base import Environment
+from rlfx.envs.base import Environment, no_such
 from rlfx.envs.breakout import Breakout
 from rlfx.envs.cartpole import CartPole, ParametricCartPole
 from rlfx.envs.catch import Catch
@@ -73,13 +73,28 @@ def make(name: str, auto_reset: bool = True, differentiable: bool = False, **kwa
 
 
 def _bare(name: str, kwargs: dict[str, Any]) -> Environment:
+    if not isinstance(name, str):
+        fact = f"make takes the name of an environment, not {type(name).__name__} ({name!r})."
+        raise EnvError(located(fact, fix="rlfx.envs.list_envs() names them."))
     family, _, rest = name.partition("/")
     if rest and family in _FAMILIES:
         return _FAMILIES[family].make(rest, **kwargs)
     if name in _OWN:
-        return _OWN[name](**kwargs)
+        return _own(name, kwargs)
     if name in gymnax.available():
         return gymnax.make(name, **kwargs)
-    near = difflib.get_close_matches(name, list_envs(), n=3, cutoff=0.4)
-    suggestion = f"Did you mean {', '.join(map(repr, near))}?" if near else "rlfx.envs.list_envs() names them."
-    raise EnvError(located(f"There is no environment {name!r}.", fix=suggestion))
+    missing = [f for f, module in _FAMILIES.items() if not module.available()]
+    without = (
+        f" Those of {', '.join(missing)} are not installed: pip install 'rlfx[envs,gymnasium]'." if missing else ""
+    )
+    fact = f"There is no environment {name!r}.{without}"
+    raise no_such(fact, name, list_envs(), "rlfx.envs.list_envs() names them.")
+
+
+def _own(name: str, kwargs: dict[str, Any]) -> Environment:
+    known = [f.name for f in dataclasses.fields(_OWN[name]) if f.init] if dataclasses.is_dataclass(_OWN[name]) else []
+    unknown = [k for k in kwargs if k not in known]
+    if unknown:
+        has = f"Its parameters are {', '.join(known)}." if known else "It has none; gymnax/... has gymnax's."
+        raise EnvError(located(f"{name} has no parameter {unknown[0]!r}.", fix=has))
+    return _OWN[name](**kwargs)

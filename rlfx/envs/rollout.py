@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx.envs.base import Environment, Step
 from rlfx.envs.registry import make
 from rlfx.envs.spaces import sample
 from rlfx.errors import EnvError, located
-from rlfx.prng import fast_prng
+from rlfx.prng import fast_prng, seeded
 from rlfx.transforms.fuse_steps import fuse_steps, supported
 
 
@@ -46,16 +47,16 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
       (1.0, True)
     """
     env = make(env) if isinstance(env, str) else env
-    if min(num_envs, num_steps) < 1:
-        fact = f"random_rollout of {num_envs} environments and {num_steps} steps."
-        raise EnvError(located(fact, fix="Both are at least 1."))
+    if not all(isinstance(n, (int, np.integer)) and n > 0 for n in (num_envs, num_steps)):
+        fact = f"random_rollout of {num_envs!r} environments and {num_steps!r} steps."
+        raise EnvError(located(fact, fix="Both are whole numbers, at least 1."))
     if not options and not supported(env, policy="random"):
         options = {"backend": "vmap"}
     steps = fuse_steps(env, num_steps, policy="random", outputs="statistics", **options)
 
     @jax.jit
     def run(key: jax.Array) -> RolloutStatistics:
-        key = jax.random.wrap_key_data(jax.random.bits(key, (2,)), impl=fast_prng)
+        key = seeded(key, fast_prng)
         states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
         _, s = steps(jax.random.fold_in(key, 0), states)
         episodes = s.episodes.sum()

@@ -266,13 +266,18 @@ def clip_reward(env: Environment, low: float = -1.0, high: float = 1.0) -> Envir
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ClipAction(Wrapper):
+    @property
+    def action_space(self):
+        space = self.env.action_space
+        return Box(-jnp.inf, jnp.inf, space.shape, space.dtype)
+
     def transition(self, key, state, action):
         space = self.env.action_space
         return self.env.step(key, state, jnp.clip(action, space.low, space.high))
 
 
 def clip_action(env: Environment) -> Environment:
-    """``env`` that clips continuous actions to the bounds of its action space.
+    """``env`` that takes any numbers as actions, and clips them to the bounds of its action space.
 
     Raises:
       EnvError: the action space is not one box.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, located
+from rlfx.prng import seeded
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.trace import unwrap_shared, validate_length
 
@@ -44,8 +46,19 @@ def validate_domain(length: Any, batch: Any, until: Callable | None) -> Domain:
     return Domain(length, None if batch is None else validate_length(batch, "batch"), until is not None)
 
 
-def check_arguments(params: Any, carry: Any, key: Any, domain: Domain) -> Arguments:
-    """Flatten and check the arguments of a compiled program.
+def validate_prng(prng: Any) -> Any:
+    """A generator that ``jax.random.key(seed, impl=prng)`` takes, or None; or a ProgramError that names the argument."""
+    if prng is not None:
+        try:
+            jax.eval_shape(lambda: jax.random.key(0, impl=prng))
+        except (TypeError, ValueError) as error:
+            fix = "Give rlfx.envs.fast_prng, a name such as 'threefry2x32', or None for that of the key."
+            raise ProgramError(located(f"prng={prng!r} is no random number generator.", fix=fix)) from error
+    return prng
+
+
+def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any = None) -> Arguments:
+    """Flatten and check the arguments of a compiled program; its key is one of ``prng``, seeded by the one given.
 
     Raises:
       ProgramError: for a leaf that is no array, a carry leaf without its [B] axis, or an unusable key.
@@ -70,7 +83,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain) -> Argume
             shape = shape[1:]
         flat_carry.append(leaf)
         avals.append(_struct(leaf, shape))
-    key = _key(key)
+    key = _seeded(_key(key), prng)
     key_aval = None if key is None else jax.ShapeDtypeStruct((), key.dtype)
     signature = (
         tree.tree_structure(params),
@@ -97,6 +110,13 @@ def _array(leaf: Any, name: str) -> Any:
 
 def _struct(leaf: Any, shape: tuple) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+
+def _seeded(key: Any, prng: Any) -> Any:
+    if key is None or prng is None:
+        return key
+    make = functools.partial(seeded, impl=prng)
+    return jax.eval_shape(make, key) if isinstance(key, jax.ShapeDtypeStruct) else make(key)
 
 
 def _key(key: Any) -> Any:

@@ -213,13 +213,19 @@ def _rem(x, y):
     return x - jax.lax.div(x, y) * y
 
 
+def _not(x):
+    """Mosaic GPU cannot negate a predicate."""
+    return jnp.where(x, jnp.int32(0), jnp.int32(1)) != 0 if x.dtype == bool else x ^ np.asarray(-1).astype(x.dtype)
+
+
 MOSAIC_REWRITES = {
     **REWRITES,
     J.primitive("floor"): _floor,
     J.primitive("ceil"): lambda x: -_floor(-x),
     J.primitive("rem"): _rem,
+    J.primitive("not"): _not,
 }
-"""What Mosaic GPU lacks beside: it has no rounding and no remainder."""
+"""What Mosaic GPU lacks beside: it has no rounding, no remainder, no negated predicates."""
 
 
 def _triton(block: int) -> Backend:
@@ -235,8 +241,15 @@ def _mosaic_gpu(block: int) -> Backend:
     return Backend(MOSAIC_REWRITES, pl.BlockSpec(memory_space=plgpu.GMEM), warpgroup)
 
 
+def _tpu(block: int) -> Backend:
+    from jax.experimental.pallas import tpu as pltpu
+
+    return Backend(REWRITES, pl.BlockSpec(memory_space=pltpu.VMEM))
+
+
 TARGETS: dict[str, Callable[[int], Backend]] = {
     "triton": _triton,
     "mosaic_gpu": _mosaic_gpu,
+    "tpu": _tpu,
     "interpret": lambda block: Backend(REWRITES, interpret=True),
 }

@@ -15,7 +15,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
 from rlfx.transforms import _keys as F
-from rlfx.transforms._scalar_rules import RULES
+from rlfx.transforms._scalar_rules import DENSE_FROM, RULES
 from rlfx.transforms._scalarize import Dense, Interpreter, Target, UnsupportedPrimitive, array_of, cell, keys_of
 
 _LEAF = jax.tree.structure(0)
@@ -116,6 +116,11 @@ class StepProgram:
     xs: Layout
     ys: Layout
 
+    @property
+    def has_products(self) -> bool:
+        """Whether its scalar form leaves matrix products, where the target has them."""
+        return _has_products(self.closed.jaxpr)
+
     def scalar_step(self, target: Target) -> Callable:
         """``(shared leaves, t, b, flat carry, flat x) -> (flat carry, y)`` on blocks of environments.
 
@@ -147,6 +152,13 @@ class StepProgram:
         except UnsupportedPrimitive as error:
             return str(error)
         return None
+
+
+def _has_products(jaxpr: Any) -> bool:
+    dot = J.primitive("dot_general")
+    here = (e for e in jaxpr.eqns if e.primitive is dot)
+    large = any(max(math.prod(v.aval.shape) for v in e.invars) >= DENSE_FROM for e in here)
+    return large or any(_has_products(inner) for e in jaxpr.eqns for inner, _ in J.sub_jaxprs(e.params))
 
 
 @contextlib.contextmanager

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx.errors import ProgramError, located
 from rlfx.transforms import _fuse_xla
 from rlfx.transforms._fuse_program import reporting_leaks, trace_step
 
-BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "interpret")
+BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "tpu", "interpret")
 CPU_TILE = 256
 _LANES = 16  # of a vector register
 
@@ -34,7 +35,8 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       length: K.
       backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
         ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"`` (bodies without
-        ``shared``; tiles of a multiple of 128), or ``"interpret"`` (the kernel, interpreted).
+        ``shared``; tiles of a multiple of 128), ``"tpu"`` (likewise, of 1024; all environments fit into its VMEM), or
+        ``"interpret"`` (the kernel, interpreted).
       tile: environments in a tile, or in a kernel's block (a power of two).
 
     Raises:
@@ -50,15 +52,15 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       >>> carry, ys.shape
       (Array([6., 6.], dtype=float32), (3, 2))
     """
-    if length < 1:
-        raise ProgramError(located(f"fuse_steps: K = {length} steps.", fix="Fuse at least one step."))
-    check_backend(backend)
+    if not isinstance(length, (int, np.integer)) or length < 1:
+        raise ProgramError(located(f"fuse_steps: K = {length!r} steps.", fix="Fuse at least one step."))
+    check_backend(backend, tile)
 
     @reporting_leaks()
     def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
-        n = _batch_of(carry, xs, length)
+        n = batch_of(carry, xs, length)
         program = trace_step(body, shared, carry, xs)
-        chosen, size = _choose(backend, tile, n)
+        chosen, size = _choose(backend, tile, n, program.has_products)
         t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
         if chosen == "vmap":
             return _vmapped(body, length, shared, t, b, carry, xs)
@@ -73,13 +75,28 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
     return run
 
 
-def check_backend(backend: str) -> None:
-    """Raise ProgramError if there is no such backend."""
+def check_backend(backend: str, tile: int | None) -> None:
+    """Raise ProgramError if there is no such backend, or if it has no such tiles."""
     if backend not in BACKENDS:
         raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
+    if tile is None:
+        return
+    whole = isinstance(tile, (int, np.integer)) and tile > 0
+    fits, fix = _TILES.get(backend, (lambda tile: True, "A tile has at least one environment."))
+    if not whole or not fits(tile):
+        raise ProgramError(located(f"fuse_steps: tile={tile!r} with backend={backend!r}.", fix=fix))
 
 
-def _batch_of(carry: Any, xs: Any, length: int) -> int:
+_TILES: dict[str, tuple[Callable[[int], bool], str]] = {
+    "triton": (lambda tile: tile & (tile - 1) == 0, "A block of Triton is a power of two of environments."),
+    "mosaic_gpu": (lambda tile: tile % 128 == 0, "A block of Mosaic GPU is a multiple of 128 environments."),
+    "tpu": (lambda tile: tile % 1024 == 0, "A block of a TPU is a multiple of 1024 environments."),
+}
+"""Which tiles a backend has, and what to say of others."""
+
+
+def batch_of(carry: Any, xs: Any, length: int) -> int:
+    """N, of a carry with leaves ``[N, ...]`` and inputs with leaves ``[K, N, ...]``; or a ProgramError."""
     leaves = jax.tree.leaves(carry)
     sizes = {x.shape[0] if x.ndim else -1 for x in leaves}
     sizes |= {x.shape[1] if x.ndim > 1 else -1 for x in jax.tree.leaves(xs)}
@@ -117,12 +134,13 @@ def _vmapped(body, length, shared, t, b, carry, xs):
     return jax.lax.scan(advance, carry, (t + jnp.arange(length, dtype=jnp.int32), xs), length=length)
 
 
-def _choose(backend: str, tile: int | None, n: int) -> tuple[str, int]:
-    """A backend and a tile; 0 where there are none."""
+def _choose(backend: str, tile: int | None, n: int, has_products: bool) -> tuple[str, int]:
+    """A backend and a tile; 0 where there are none. Matrix products are dispatched: of all environments at once."""
     if backend == "auto":
         platform = jax.default_backend()
-        backend = "triton" if platform == "gpu" else "scan" if platform != "cpu" or n <= CPU_TILE else "tile"
-    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "interpret": 128}
+        in_tiles = platform == "cpu" and n > CPU_TILE and not has_products
+        backend = "triton" if platform == "gpu" else "tile" if in_tiles else "scan"
+    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "tpu": 1024, "interpret": 128}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
 
 
@@ -141,5 +159,5 @@ def _pallas(*args, name: str):
 _EXECUTORS: dict[str, Callable] = {
     "scan": lambda *args: _fuse_xla.scan(*args[:-1]),
     "tile": lambda *args: _fuse_xla.tiles(*args[:-1], tile=args[-1]),
-    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "interpret")},
+    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "tpu", "interpret")},
 }

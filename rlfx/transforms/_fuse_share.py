@@ -31,8 +31,9 @@ def one_function(fn: Callable) -> Callable:
     costs as much as thousands of scalar operations. No matrix products inside; elsewhere than on CPU this is a call.
     """
     call = _call(fn)
-    # Without the barrier XLA dies where a constant is both an argument here and the counter of a small loop elsewhere.
-    return lambda *args: call(*jax.lax.optimization_barrier(args))
+    # Without the barrier XLA dies where a constant is both an argument here and the counter of a small loop elsewhere;
+    # without a function around the call, outside of any other, there is no call, and it dies of the calls inside.
+    return jax.jit(lambda *args: call(*jax.lax.optimization_barrier(args)))
 
 
 def _call(fn: Callable) -> Callable:
@@ -58,8 +59,8 @@ class Staged:
       closed: the function.
       tree: the structure of what it returns.
       kept: for each stage, the variables that it returns.
-      fixed: how many of the first leaves are the same at each call: operands of products that depend on them alone
-        (transposed weights) are left outside of the stages, so that XLA moves them out of the loop.
+      fixed: how many of the first leaves are the same at each call. Operands of products that depend on them alone
+        (transposed weights) are no part of the stages: :meth:`weights` computes them, before the loop.
     """
 
     closed: Any
@@ -72,11 +73,21 @@ class Staged:
         """Whether matrix products are left, which run between stages."""
         return any(e.primitive in _PRODUCTS for e in self.closed.jaxpr.eqns)
 
-    def __call__(self, *args: Any) -> Any:
+    def weights(self, fixed: Any) -> list:
+        """The operands of products that are the same at each call, from the first argument."""
+        jaxpr = self.closed.jaxpr
+        env = dict(zip(jaxpr.invars[: self.fixed], jax.tree.leaves(fixed), strict=True))
+        env |= dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
+        values = _values_of(jaxpr.eqns, list(_weights(jaxpr, self.fixed)), env)
+        # Behind a barrier: XLA would fold a transposition into the product, and run that twice as slowly.
+        return jax.lax.optimization_barrier(list(values.values()))
+
+    def __call__(self, weights: Sequence, *args: Any) -> Any:
+        """The function's value at ``args``, given :meth:`weights` of the first one."""
         jaxpr = self.closed.jaxpr
         env = dict(zip(jaxpr.invars, jax.tree.leaves(args), strict=True))
         env |= dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
-        env |= _values_of(jaxpr.eqns, list(_weights(jaxpr, self.fixed)), env)
+        env |= dict(zip(_weights(jaxpr, self.fixed), weights, strict=True))
         products = {v: e for e in jaxpr.eqns if e.primitive in _PRODUCTS for v in e.outvars}
         between = _between if products else _staged
         for has_products, stages in itertools.groupby(self.kept, key=lambda kept: any(v in products for v in kept)):

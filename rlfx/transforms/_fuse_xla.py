@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,14 +46,16 @@ def tiles(
 def _loop(program: StepProgram, length: int, shared: Flat, n: int) -> tuple[Callable, Callable]:
     """``(shared, t, b, carry, xs) -> (carry, ys)`` for n environments, and what is to be put around it."""
     step = program.scalar_step(Target(block=(n,), dense_matmul=True))
+    given: Callable[[Any], Callable] = lambda shared: functools.partial(step, shared)  # noqa: E731
     whole: Callable[[Callable], Callable] = lambda fn: fn  # noqa: E731
     if jax.default_backend() == "cpu":
-        step = staged(step, _avals(program, shared, n), n)
-        whole = whole if step.has_products else one_function
+        stages = staged(step, _avals(program, shared, n), n)
+        given = lambda shared: functools.partial(stages, stages.weights(shared), shared)  # noqa: E731
+        whole = whole if stages.has_products else one_function
 
     def advance(shared, t, b, carry, xs):
-        times = t + jnp.arange(length, dtype=jnp.int32)
-        return jax.lax.scan(lambda c, x: step(shared, x[0], b, c, x[1]), carry, (times, xs))
+        step, times = given(shared), t + jnp.arange(length, dtype=jnp.int32)
+        return jax.lax.scan(lambda c, x: step(x[0], b, c, x[1]), carry, (times, xs))
 
     return advance, whole
 

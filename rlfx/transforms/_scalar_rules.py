@@ -14,10 +14,10 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.transforms import _keys as F
 from rlfx.transforms._scalar_random import RANDOM_RULES
-from rlfx.transforms._scalarize import Dense, Interpreter, array_of, is_known, tidy, unsupported
+from rlfx.transforms._scalarize import Dense, Interpreter, array_of, boxed, is_known, tidy, unsupported
 
-DENSE_FROM = 128
-"""Products with at least this many weights are left to a matrix product, where the target has one."""
+DENSE_FROM = 48
+"""Products with at least this many weights, and those that follow one, are left to a matrix product, where there is one."""
 
 
 def elementwise(ip: Interpreter, eqn: Any, args: list) -> list:
@@ -144,7 +144,7 @@ def cumulative(ip: Interpreter, eqn: Any, args: list) -> list:
 def sort(ip: Interpreter, eqn: Any, args: list) -> list:
     """Odd-even transposition: stable, n (n - 1) / 2 exchanges."""
     axis, num_keys = eqn.params["dimension"], eqn.params["num_keys"]
-    arrays = [np.moveaxis(ip.elements(x), axis, 0).copy().astype(object) for x in args]
+    arrays = [boxed(np.moveaxis(ip.elements(x), axis, 0)) for x in args]
     n = arrays[0].shape[0]
     if n > 32:
         raise unsupported(eqn, f"sorts {n} elements: more than 32 would make too large a kernel")
@@ -168,7 +168,8 @@ def sort(ip: Interpreter, eqn: Any, args: list) -> list:
 def dot_general(ip: Interpreter, eqn: Any, args: list) -> list:
     (contract, batch), aval = eqn.params["dimension_numbers"], eqn.outvars[0].aval
     lhs, rhs = args
-    weights = isinstance(rhs, Dense) and rhs.uniform and rhs.size >= DENSE_FROM
+    after_another = isinstance(lhs, Dense) and not lhs.uniform
+    weights = isinstance(rhs, Dense) and rhs.uniform and (rhs.size >= DENSE_FROM or after_another)
     if ip.target.dense_matmul and weights and len(lhs.shape) == 1 and len(rhs.shape) == 2 and not batch[0]:
         kernel = rhs.array.T if contract[1] == (0,) else rhs.array
         out = jax.lax.dot_general(kernel, ip.dense(lhs), (((1,), (0,)), ((), ())), eqn.params["precision"])
@@ -246,7 +247,7 @@ def dynamic_update_slice(ip: Interpreter, eqn: Any, args: list) -> list:
 
 def _write(ip: Interpreter, x: np.ndarray, update: np.ndarray, starts: list, combine: Any) -> np.ndarray:
     """``x`` with ``update`` combined in at ``starts``; a window that sticks out anywhere is dropped."""
-    out = x.astype(object)
+    out = boxed(x)
     for offset in np.ndindex(*update.shape):
         for at in np.ndindex(*x.shape):
             first = [p - o for p, o in zip(at, offset, strict=True)]
@@ -373,7 +374,7 @@ def scan(ip: Interpreter, eqn: Any, args: list) -> list:
         ys.append([ip.elements(v) for v in y])
     ys = ys[::-1] if q["reverse"] else ys
     stacked = (
-        [np.stack([y.astype(object) for y in column]) for column in zip(*ys, strict=True)]
+        [np.stack([boxed(y) for y in column]) for column in zip(*ys, strict=True)]
         if ys
         else [np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars[q["num_carry"] :]]
     )

@@ -213,8 +213,8 @@ class Interpreter:
             return tuple(self.select(condition, x, y) for x, y in zip(on_true, on_false, strict=True))
         if isinstance(on_true, np.generic) and isinstance(on_false, np.generic) and same(on_true, on_false):
             return on_true
-        if on_true.dtype == bool:  # Mosaic GPU does not select predicates
-            return self.apply(lambda c, x, y: (c & x) | (~c & y), condition, on_true, on_false)
+        if on_true.dtype == bool:  # Mosaic GPU neither selects nor negates predicates
+            return self.apply(lambda c, x, y: jax.lax.select(c, _word(x), _word(y)) != 0, condition, on_true, on_false)
         return self.apply(lambda c, x, y: jax.lax.select(c, x, y), condition, on_true, on_false)
 
     def logical_and(self, conditions: Sequence[Any]) -> Any:
@@ -266,11 +266,20 @@ def array_of(elements: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
     return out.reshape(shape)
 
 
+def boxed(x: np.ndarray) -> np.ndarray:
+    """An array of elements that can be replaced one by one (``astype(object)`` makes Python numbers of known ones)."""
+    return array_of(list(x.flat), x.shape)
+
+
 def tidy(x: np.ndarray, aval: Any) -> np.ndarray:
     """An array of elements that are all known becomes a numeric one."""
     if x.dtype == object and not F.is_key(aval) and all(isinstance(e, np.generic) for e in x.flat):
         return np.array(list(x.flat), dtype=aval.dtype).reshape(x.shape)
     return x
+
+
+def _word(x: Any) -> jax.Array:
+    return x.astype(jnp.int32)
 
 
 def same(x: np.generic, y: np.generic) -> bool:

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.program import Program
 from rlfx.transforms._fuse_loop import FusedLoops
 from rlfx.transforms._fuse_program import trace_step
-from rlfx.transforms._fuse_scan import check_backend, fuse_scan
+from rlfx.transforms._fuse_scan import batch_of, check_backend, fuse_scan
 from rlfx.transforms._scalarize import UnsupportedPrimitive
 
 __all__ = [
@@ -144,7 +145,9 @@ def fuse_steps(
     scan = fuse_scan(body, k, backend=backend, tile=tile)
 
     def run(key: jax.Array, states: Any, extra: Any = None, *, t0: Any = 0, b0: Any = 0):
-        n = jax.tree.leaves(states)[0].shape[0]
+        n = batch_of(states, None, k)
+        if policy is None:
+            _check_given(env, extra)
         index = jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index)
         shared, xs = (None, extra) if policy is None else (extra, None)
@@ -182,8 +185,25 @@ def fuse_loops(program: Program, *, backend: str = "auto", tile: int | None = No
       >>> "fused: its steps are one scalarised program" in str(f.explain(2.0, jnp.ones(2)))
       True
     """
-    check_backend(backend)
+    check_backend(backend, tile)
     return dataclasses.replace(program, directives={**program.directives, "loops": FusedLoops(backend, tile)})
+
+
+def _check_given(env: Any, actions: Any) -> None:
+    """Raise ProgramError where a given action, known now, is outside the space (the step checks shapes and dtypes)."""
+    spaces, tree = jax.tree.flatten(env.action_space, is_leaf=lambda s: hasattr(s, "contains"))
+    given, structure = jax.tree.flatten(actions)
+    if tree != structure:
+        fact = f"fuse_steps: without a policy, `extra` holds the actions [K, N, ...]; it has structure {structure}."
+        raise ProgramError(located(fact, fix=f"Give values of {env.action_space}, or a policy."))
+    for space, leaf in zip(spaces, given, strict=True):
+        if isinstance(leaf, jax.core.Tracer) or np.shape(leaf)[2:] != space.shape:
+            continue
+        inside = jax.vmap(jax.vmap(space.contains))(leaf)
+        if not bool(inside.all()):
+            t, b = (int(i[0]) for i in jnp.nonzero(~inside, size=1))
+            fact = f"fuse_steps: the action {leaf[t, b]} of step {t} and environment {b} is outside {space}."
+            raise ProgramError(located(fact, fix="Clip the actions, or mask the logits they come from."))
 
 
 def _actor(env: Any, policy: Any) -> Callable:

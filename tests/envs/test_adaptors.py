@@ -138,7 +138,9 @@ def test_brax_gradients_through_physics():
 
 @pytest.mark.parametrize(("name", "message"), [
     ("gymnasium/CartPol-v1", "CartPol"),
-    ("brax/aint", "brax has no environment 'aint'"),
+    ("brax/aint", r"brax has no environment 'aint'(.|\n)*Did you mean 'ant'"),
+    ("gymnax/CartPol-v1", r"gymnax has no environment 'CartPol-v1'(.|\n)*Did you mean 'CartPole-v1'"),
+    (3, "make takes the name of an environment, not int"),
     ("Breakout", "Did you mean 'Breakout-MinAtar'"),
     ("zzzzzzzzzzzzqqqqqqqq", "rlfx.envs.list_envs"),
 ])  # fmt: skip
@@ -158,6 +160,25 @@ def test_missing_extra(name, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == family else real(n, *a))
     with pytest.raises(EnvError, match=rf"not installed.\n  Fix: pip install 'rlfx\[{extra}\]'"):
         rlfx.envs.make(name)
+
+
+def test_names_of_a_missing_package(monkeypatch):
+    from rlfx.envs import gymnax
+
+    monkeypatch.setattr(gymnax, "available", lambda: ())
+    with pytest.raises(EnvError, match=r"Those of gymnax are not installed: pip install 'rlfx\[envs,gymnasium\]'"):
+        rlfx.envs.make("FourRooms-misc")
+
+
+def test_unknown_parameters_of_our_own():
+    with pytest.raises(EnvError, match=r"CartPole-v1 has no parameter 'mass'(.|\n)*masspole"):
+        rlfx.envs.make("CartPole-v1", mass=3.0)
+
+
+def test_unknown_backend_of_brax():
+    pytest.importorskip("brax")
+    with pytest.raises(EnvError, match=r"brax/fast: there is no backend 'sprng'(.|\n)*'spring'"):
+        rlfx.envs.make("brax/fast", backend="sprng")
 
 
 def test_unknown_parameter():

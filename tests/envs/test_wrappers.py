@@ -218,6 +218,7 @@ BAD_ACTIONS = {
     "dtype": (jnp.float32(1.0), r"dtype float32.*needs int32(.|\n)*astype"),
     "range": (jnp.int32(2), r"action 2 is outside(.|\n)*0, ..., 1"),
     "structure": ({"a": jnp.int32(0)}, "the action has structure"),
+    "type": ("left", r"the action is str \('left'\), not an array"),
 }
 
 
@@ -226,6 +227,18 @@ def test_bad_actions_are_refused_at_the_boundary(case):
     action, message = BAD_ACTIONS[case]
     with pytest.raises(EnvError, match=message):
         cartpole.step(jax.random.key(0), cartpole.reset(jax.random.key(0)), action)
+
+
+@pytest.mark.parametrize("torque", [2.5, np.nan])
+def test_continuous_actions_outside_are_refused_at_the_boundary(torque):
+    env, action = rlfx.envs.make("Pendulum-v1"), jnp.array([torque], jnp.float32)
+    state = env.reset(jax.random.key(0))
+    with pytest.raises(EnvError, match=r"is outside Box\(-2.0, 2.0(.|\n)*rlfx.envs.clip_action"):
+        env.step(jax.random.key(0), state, action)
+    if not np.isnan(torque):
+        outer = rlfx.envs.clip_reward(rlfx.envs.clip_action(env))  # also below other wrappers
+        clipped = outer.step(jax.random.key(0), state, action)[0]
+        assert clipped.theta_dot == env.step(jax.random.key(0), state, jnp.array([2.0]))[0].theta_dot
 
 
 def test_bad_actions_are_refused_inside_jit():
@@ -296,6 +309,7 @@ def test_check_finds_what_is_wrong(env, message):
     (lambda: rlfx.envs.auto_reset(Counter(), reset="optimistic", ratio=0), "ratio=0"),
     (lambda: rlfx.envs.random_rollout("CartPole-v1", 0, 5), "0 environments"),
     (lambda: rlfx.envs.random_rollout("CartPole-v1", 5, 0), "0 steps"),
+    (lambda: rlfx.envs.random_rollout("CartPole-v1", 2.5, 5), "2.5 environments"),
 ])  # fmt: skip
 def test_bad_arguments(make, message):
     with pytest.raises(EnvError, match=message):

@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rlfx
+from rlfx.errors import ProgramError
+from rlfx.prng import fast_prng, seeded
 
 KEY = jax.random.key(42)
 
@@ -114,3 +117,39 @@ def test_vmap_over_seeds():
     keys = jax.random.split(KEY, 4)
     many = jax.vmap(lambda k: fn(None, None, k)[1])(keys)
     same(many, jnp.stack([fn(None, None, k)[1] for k in keys]))
+
+
+def test_a_generator_is_selected():
+    """The key given seeds it; a key of that generator is used as it is; by default it is the key's own."""
+
+    def f(w, c, t):
+        return w * jax.random.uniform(t.key), c
+
+    fast = rlfx.compile(f, length=4, batch=3, prng=fast_prng)
+    plain = rlfx.compile(f, length=4, batch=3)
+    run = lambda fn, key: jax.value_and_grad(lambda w: fn(w, None, key)[0])(2.0)  # noqa: E731
+    own = seeded(KEY, fast_prng)
+    same(run(fast, KEY), run(plain, own))
+    same(run(fast, own), run(plain, own))
+    same(run(fast, jax.random.key_data(KEY)), run(plain, own))
+    assert run(fast, KEY)[0] != run(plain, KEY)[0]
+    same(run(rlfx.compile(f, length=4, batch=3, prng="threefry2x32"), KEY), run(plain, KEY))
+    assert str(fast.explain(2.0, None)) == str(plain.explain(2.0, None, own))
+    assert fast.trace(2.0, None, jax.eval_shape(lambda: KEY)).key.dtype == own.dtype
+
+
+def test_a_generator_is_selected_for_unrolled_programs():
+    out = rlfx.unroll(lambda p, c, t: (c, jax.random.uniform(t.key)), length=3, prng=fast_prng)(None, None, KEY)[1]
+    same(
+        out,
+        rlfx.unroll(lambda p, c, t: (c, jax.random.uniform(t.key)), length=3)(None, None, seeded(KEY, fast_prng))[1],
+    )
+
+
+@pytest.mark.parametrize("make", [rlfx.compile, rlfx.unroll])
+@pytest.mark.parametrize("prng", ["fast", 3])
+def test_there_is_no_such_generator(make, prng):
+    with pytest.raises(
+        ProgramError, match=rf"prng={prng!r} is no random number generator(.|\n)*Fix: Give rlfx.envs.fast_prng"
+    ):
+        make(lambda p, c, t: (c, c), length=2, prng=prng)

@@ -60,6 +60,19 @@ def mlp_params(n_in=4, hidden=8, n_out=2):
     }
 
 
+def test_known_elements_are_replaced_one_by_one():
+    """A known array that is written to at a place that depends on data, then chosen from."""
+
+    def body(shared, t, b, carry, x):
+        written = jnp.zeros(3).at[carry % 3].set(1.0)
+        flags = jnp.array([True, False, False]).at[carry % 2].set(carry > 4)
+        return carry + 1, (jnp.where(carry > 2, written, jnp.ones(3)), flags, ~flags[0], jnp.sort(written))
+
+    carry = jnp.arange(4, dtype=jnp.int32)
+    reference, fused = (fuse_scan(body, 5, backend=b)(None, carry) for b in ("vmap", "scan"))
+    assert_same(reference, fused)
+
+
 CASES = [
     ("CartPole-v1", "scan", "threefry"),
     ("CartPole-v1", "interpret", "fast"),
@@ -113,13 +126,25 @@ def test_lowers_for_cuda_and_interprets(name):
         assert_same(make("vmap")(key, states), make("interpret")(key, states), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["Catch-bsuite", *slow([*CLASSIC, "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])])
+@pytest.mark.parametrize(
+    "name", ["Catch-bsuite", *slow([*CLASSIC, "Breakout-MinAtar", "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])]
+)
 @pytest.mark.filterwarnings("ignore:Using ``pl.pallas_call`` for Mosaic GPU:DeprecationWarning")
 def test_lowers_for_mosaic_gpu(name):
     env = rlfx.envs.make(name)
     key, states = start(env, 128, fast_prng)
     run = jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend="mosaic_gpu"))
     assert "mosaic_gpu" in run.trace(key, states).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", *slow([*CLASSIC[1:], "Breakout-MinAtar", "gymnax/CartPole-v1"])])
+def test_lowers_for_tpu(name):
+    env = rlfx.envs.make(name)
+    key, states = start(env, 1024, fast_prng)
+    run = jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend="tpu"))
+    device = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        assert "tpu_custom_call" in run.trace(key, states).lower(lowering_platforms=("tpu",)).as_text()
 
 
 @pytest.mark.parametrize("backend", ["tile", pytest.param("scan", marks=pytest.mark.slow), "interpret"])
@@ -308,8 +333,35 @@ def test_too_large_is_unsupported():
     assert "makes the program too large" in answer.reason
 
 
+@pytest.mark.parametrize("backend", ["scan", "tile"])
+@pytest.mark.parametrize("outputs", ["final", "trajectory"])
+def test_outside_of_jit(backend, outputs):
+    """Small loops and calls that are the whole program: XLA has died of those."""
+    env = rlfx.envs.make("CartPole-v1")
+    key, states = start(env, 4)
+    run = fuse_steps(env, 2, policy="random", outputs=outputs, backend=backend)
+    assert_same(
+        run(key, states),
+        jax.jit(fuse_steps(env, 2, policy="random", outputs=outputs, backend="vmap"))(key, states),
+        atol=3e-6,
+    )
+
+
 BAD = {
     "K = 0": (lambda env, key, s: fuse_steps(env, 0, policy="random"), "K = 0 steps"),
+    "K is no integer": (lambda env, key, s: fuse_steps(env, 2.5, policy="random"), "K = 2.5 steps"),
+    "tile = 0": (lambda env, key, s: fuse_steps(env, 2, backend="tile", tile=0), "tile=0 with backend='tile'"),
+    "tile of Triton": (lambda env, key, s: fuse_steps(env, 2, backend="triton", tile=48), "is a power of two"),
+    "tile of Mosaic": (lambda env, key, s: fuse_steps(env, 2, backend="mosaic_gpu", tile=64), "a multiple of 128"),
+    "one state": (
+        lambda env, key, s: fuse_steps(env, 2)(key, env.reset(key), jnp.zeros((2, 4), jnp.int32)),
+        r"leading \[N\] axes differ",
+    ),
+    "no actions": (lambda env, key, s: fuse_steps(env, 2)(key, s), r"`extra` holds the actions \[K, N"),
+    "actions outside": (
+        lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((2, 4), jnp.int32).at[1, 3].set(2)),
+        "the action 2 of step 1 and environment 3 is outside Discrete",
+    ),
     "N = 0": (
         lambda env, key, s: fuse_steps(env, 2, policy="random")(key, jax.tree.map(lambda x: x[:0], s)),
         "N = 0 environments",
