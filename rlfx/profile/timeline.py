@@ -18,7 +18,7 @@ from rlfx.profile.events import DeviceEvent, Event, Line, gather
 from rlfx.profile.hlo import CALLBACK as CALLBACK_OP
 from rlfx.profile.hlo import LEAF, Op
 from rlfx.profile.launches import Base, Launches, unmatched
-from rlfx.profile.rules import CALLBACK, COPY, DEVICE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
+from rlfx.profile.rules import BACKEND, CALLBACK, COMPILE, COPY, DEVICE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
 from rlfx.profile.scopes import UNNAMED, join
 from rlfx.profile.xspace import Trace
 
@@ -262,8 +262,8 @@ class _Walker:
                 base = self.launches.base(event.run, event.line, "", c.base)
                 return Context(None, CONTAINER, self.shares(base, UNNAMED, ""), base)
             return c
-        if c.device or c.state == CALLBACK:
-            return c
+        if c.device or c.state == CALLBACK or (c.state == COMPILE and state == BACKEND):
+            return c  # a jitted function called while another is traced is part of its compilation
         shares = c.shares or (Share(c.base.phase, c.base.path),)
         function = rules.function_of(event.name) or c.function
         if function and not c.base.path:
