@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         return capture(arguments.out, steps=arguments.steps, python_tracer=arguments.python_tracer)
 
     key = "jax_compilation_cache_include_metadata_in_key"
-    before = jax.config.read(key)
+    before = getattr(jax.config, key)
     jax.config.update(key, True)
     try:
         with Window(captured, arguments.start, arguments.duration) as window:
