@@ -24,11 +24,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a script under a capture and report")
     run.add_argument("--out", default="profile", help="directory for the trace (default: %(default)s)")
-    run.add_argument("--start", type=float, default=0.0, help="begin the capture after so many seconds")
     run.add_argument(
-        "--duration", type=float, default=5.0, help="end it after so many seconds, at the latest when the script ends "
-        "(default: %(default)s; 0: with the script)",
-    )  # fmt: skip
+        "--start",
+        type=float,
+        default=0.0,
+        help="begin the capture after so many seconds (default: at jax's first trace)",
+    )
+    run.add_argument("--duration", type=float, help="end it after so many seconds (default: one second after the last "
+                     "compilation; 0: when the script ends)")  # fmt: skip
     run.add_argument("--steps", type=int, default=0, help="environment steps done in the capture")
     run.add_argument("--python-tracer", action="store_true", help="record every Python call (inflates Python 1.7-2x)")
     run.add_argument("script")
@@ -45,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     compared.add_argument("before")
     compared.add_argument("after")
     calibrate = commands.add_parser("calibrate", help="measure the cost of profiling on this machine, and store it")
-    calibrate.add_argument("--rounds", type=int, default=7)
+    calibrate.add_argument("--rounds", type=int, default=15)
     calibrate.add_argument("--out", help="file (default: in the user's cache directory)")
     return top
 
@@ -91,7 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     if window.cut:
-        cut = f"the capture ended after {arguments.duration:g} seconds, as the script went on"
+        when = (
+            "a second after the last compilation" if arguments.duration is None else f"after {arguments.duration:g} s"
+        )
+        cut = f"the capture ended {when}, and the script went on"
         print(f"rlfx.profile: {cut}; --start and --duration choose others.", file=sys.stderr)
     print(read(arguments.out))
     return status
@@ -154,6 +160,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     print(f"{measured.machine}: ns an event, stored in {target}")
     for kind, ns in measured.costs.items():
         print(f"  {kind:<12}{ns:>12,.0f}")
+    print(f"They explain what profiling added to each of the programs measured within about {measured.spread:.0%}.")
 
 
 COMMANDS = {"run": run, "report": report, "compare": compare, "calibrate": calibrate}

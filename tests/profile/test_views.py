@@ -182,7 +182,7 @@ def test_run_of_a_window(tmp_path, capsys, monkeypatch):
 def outside(tmp_path, script, *options):
     """`python -m rlfx.profile run` as a user runs it: in a process of its own."""
     (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, "-m", "rlfx.profile", "run", "--out", str(tmp_path / "out"), *options, "script.py"]
+    command = [sys.executable, "-m", "rlfx.profile", "run", "--out", "out", *options, "script.py"]
     path = os.pathsep.join([str(pathlib.Path(rlfx.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
@@ -226,8 +226,32 @@ assert len(jax.devices()) == 3
 def test_run_lets_the_script_choose_its_devices_and_ends_the_capture_in_time(tmp_path):
     done = outside(tmp_path, LATE, "--duration", "0.3")
     assert done.returncode == 0
-    assert "the capture ended after 0.3 seconds, as the script went on; --start and --duration choose" in done.stderr
-    assert 0.3e9 <= read(tmp_path / "out").window_ns < 0.9e9
+    assert "the capture ended after 0.3 s, and the script went on; --start and --duration choose" in done.stderr
+    assert read(tmp_path / "out").window_ns >= 0.3e9
+
+
+SETTLES = """
+import time
+import jax, jax.numpy as jnp
+f = jax.jit(lambda a: jnp.sin(a) * 2)
+for size in (3, 4, 5):  # compiles three times, 0.6 s apart
+    end = time.time() + (0.6 if size < 5 else 2.5)
+    while time.time() < end:
+        f(jnp.ones(size)).block_until_ready()
+        time.sleep(0.005)
+"""
+
+
+def test_run_ends_the_capture_a_second_after_the_last_compilation(tmp_path):
+    done = outside(tmp_path, SETTLES)
+    assert done.returncode == 0
+    assert "the capture ended a second after the last compilation, and the script went on" in done.stderr
+    report = read(tmp_path / "out")
+    assert {c.function: c.count for c in report.compiled}["<lambda>"] == 3
+    assert report.window_ns > 2.1e9
+    whole = outside(tmp_path, SETTLES, "--duration", "0", "--out", "whole")
+    assert "the capture ended" not in whole.stderr
+    assert read(tmp_path / "whole").window_ns > 3.6e9
 
 
 def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
