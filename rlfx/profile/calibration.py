@@ -1,9 +1,10 @@
 """Measure what profiling costs on this machine: RL-Scope's appendix C.
 
-The paper switches one kind of book-keeping on at a time (*delta*), or compares average durations where that cannot be
-done (*difference of averages*). jax's tracer is on or off as a whole: so programs with different mixtures of events are
-run with and without profiling, in pairs, and the costs of an event of each kind are those that explain all the
-differences best (least squares of the relative errors, no cost below zero).
+*Delta*, the cost of an event: the paper switches one kind of book-keeping on at a time; jax's tracer is on or off as a
+whole. So programs with different mixtures of events are run with and without profiling, in pairs, and the costs are
+those that explain all the differences best (least squares of the relative errors, no cost below zero).
+*Difference of averages*, the cost of a call of one type beyond that of its events: its average duration with profiling
+and without (jitted calls, transfers, callbacks).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import jax
 import numpy as np
 import scipy.optimize
 
-from rlfx.profile.calibration_programs import programs
+from rlfx.profile.calibration_programs import calls, mixtures
 from rlfx.profile.capture import capture, machine
-from rlfx.profile.overhead import KINDS, Overhead
+from rlfx.profile.overhead import EVENTS, Overhead
 
 
 def _once(body: Callable[[], object], profiled: bool) -> float:
@@ -60,17 +61,24 @@ def calibrate(rounds: int = 15) -> Overhead:
     Returns:
       An `Overhead`; `save()` it for `Report.corrected`.
     """
-    events, added, errors = [], [], []
-    for plain, profiled in programs().values():
-        with jax.numpy_dtype_promotion("standard"):  # optax needs it
-            plain(), profiled()  # compiles
-            paid = _paid(profiled)
-            found = _differences(plain, profiled, rounds)
-        events.append([paid.get(kind, 0) for kind in KINDS])
-        added.append(np.median(found))
-        errors.append(_error(found))
-    costs, spread = solve(np.asarray(events, float), np.asarray(added), np.asarray(errors))
-    return Overhead(machine(), dict(zip(KINDS, costs, strict=True)), datetime.date.today().isoformat(), spread)
+    with jax.numpy_dtype_promotion("standard"):  # optax needs it
+        mixed = [_measured(plain, profiled, rounds) for plain, profiled in mixtures().values()]
+        paid, added, errors = zip(*mixed, strict=True)
+        events = np.asarray([[found.get(kind, 0) for kind in EVENTS] for found in paid], float)
+        costs, spread = solve(events, np.asarray(added), np.asarray(errors))
+        known = dict(zip(EVENTS, costs, strict=True))
+        for kind, program in calls().items():
+            paid, added, _ = _measured(program, program, rounds)
+            explained = sum(known.get(event, 0.0) * count for event, count in paid.items())
+            known[kind] = max(0.0, (added - explained) / paid[kind])
+    return Overhead(machine(), known, datetime.date.today().isoformat(), spread)
+
+
+def _measured(plain: Callable, profiled: Callable, rounds: int) -> tuple[dict[str, int], float, float]:
+    """`(events by kind, ns that profiling adds, its error)`."""
+    plain(), profiled()  # compiles
+    found = _differences(plain, profiled, rounds)
+    return _paid(profiled), float(np.median(found)), _error(found)
 
 
 def solve(events: np.ndarray, added: np.ndarray, errors: np.ndarray) -> tuple[list[float], float]:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from rlfx.profile.annotate import operation
+from rlfx.profile.rules import BACKEND, CALLBACK, TRANSFER
 
 Program = Callable[[], object]
 
@@ -26,7 +27,7 @@ def annotations(count: int, annotated: bool) -> Program:
     return loop
 
 
-def calls(function: Callable[..., object], arguments: tuple, count: int) -> Program:
+def repeated(function: Callable[..., object], arguments: tuple, count: int) -> Program:
     """`count` calls, waiting for each."""
 
     def loop() -> None:
@@ -124,18 +125,11 @@ def _scan(body: Callable, carry: object, length: int) -> Program:
     return lambda: jax.block_until_ready(program(carry))
 
 
-def programs() -> dict[str, tuple[Program, Program]]:
-    """`name: (uninstrumented, instrumented)`, a few ms to 30 ms each."""
-    x = jnp.zeros(8)
-    small = np.zeros(8, np.float32)
-    call = jax.jit(lambda a: a + 1)
+def mixtures() -> dict[str, tuple[Program, Program]]:
+    """`name: (uninstrumented, instrumented)`, a few ms to 30 ms each: different mixtures of events."""
     wide = jax.jit(lambda *a: tuple(b + 1 for b in a))
-    back = jax.jit(lambda a: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(a.shape, a.dtype), a))
     same = {
-        "calls": calls(call, (x,), 2_000),
-        "calls of many arguments": calls(wide, (x,) * 20, 500),
-        "transfers": calls(jax.device_put, (small,), 2_000),
-        "callbacks": calls(back, (x,), 500),
+        "calls of many arguments": repeated(wide, (jnp.zeros(8),) * 20, 500),
         "random numbers": random_numbers(1_000),
         "layers": layers(1_000),
         "learner, one program": learner(100, jitted=False),
@@ -144,4 +138,16 @@ def programs() -> dict[str, tuple[Program, Program]]:
     return {
         "annotations": (annotations(10_000, False), annotations(10_000, True)),
         **{name: (program, program) for name, program in same.items()},
+    }
+
+
+def calls() -> dict[str, Program]:
+    """By type of call: programs of that type alone."""
+    x = jnp.zeros(8)
+    call = jax.jit(lambda a: a + 1)
+    back = jax.jit(lambda a: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(a.shape, a.dtype), a))
+    return {
+        BACKEND: repeated(call, (x,), 2_000),
+        TRANSFER: repeated(jax.device_put, (np.zeros(8, np.float32),), 2_000),
+        CALLBACK: repeated(back, (x,), 500),
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlfx.errors import ProfileError, located
-from rlfx.profile.rules import CALLBACK
+from rlfx.profile.rules import BACKEND, CALLBACK, TRANSFER
 from rlfx.profile.sweep import split
 from rlfx.profile.timeline import ANNOTATION, HOST, TASK, THUNK
 
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from rlfx.profile.report import Process, Report
 
 
-KINDS = (ANNOTATION, THUNK, TASK, HOST, CALLBACK)
+EVENTS = (ANNOTATION, THUNK, TASK, HOST)
+CALLS = (BACKEND, TRANSFER, CALLBACK)
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What one event of each kind (`KINDS`) costs on `machine`: `costs` in ns.
+    """What one event of each kind (`EVENTS`) costs on `machine`, and a call (`CALLS`) beyond its events: `costs` in ns.
 
     `spread` is the relative error (root mean square) of these costs on the programs that they were measured on.
     """
@@ -70,7 +71,7 @@ def load(path: str | os.PathLike | None = None) -> Overhead:
         )
     try:
         found = Overhead(**json.loads(source.read_text()))
-        if not set(found.costs) <= set(KINDS):
+        if not set(found.costs) <= {*EVENTS, *CALLS}:
             raise TypeError(f"kinds of events of another version: {', '.join(found.costs)}")
         return found
     except (json.JSONDecodeError, TypeError):

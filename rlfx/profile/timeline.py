@@ -247,6 +247,8 @@ class _Walker:
                 reached = TRANSFER if new.state == FETCH else new.state
                 source = TRANSFER if old.state == FETCH else old.state or PYTHON
                 self.out.transitions[source, reached, share.phase, share.path] += 1
+                if reached in (BACKEND, TRANSFER) and not event.synthetic:
+                    self.pay(reached, event)
         if inside and not event.synthetic:
             self.pay(HOST, event)
         if event.rule.value in (WAIT, FETCH) and self.lines[event.line].kind != "pool":

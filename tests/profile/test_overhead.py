@@ -64,7 +64,7 @@ def test_calibrations_are_stored_in_the_user_s_cache(tmp_path, monkeypatch):
     overhead = Overhead("this one", COSTS, "2026-01-01")
     assert overhead.save() == stored_at() == tmp_path / "rlfx" / "profile-overhead.json"
     assert load() == overhead
-    old = Overhead("this one", {"annotation": 1.0, "backend": 1.0}, "2026-01-01")
+    old = Overhead("this one", {"annotation": 1.0, "wait": 1.0}, "2026-01-01")
     for text in ("[1", "[1]", json.dumps(dataclasses.asdict(old))):
         stored_at().write_text(text)
         with pytest.raises(ProfileError, match=r"is not a calibration of this version\.\n  Fix: Run `python -m rlfx"):
