@@ -44,10 +44,10 @@ WORKLOADS = (
     ("chatty", "PPO", "CartPole-v1", "jit per step", 3),
     ("chatty", "DQN", "CartPole-v1", "jit per step", 3),
     ("chatty", "A2C", "Pendulum-v1", "jit per step", 8),
-    ("jitted", "PPO", "CartPole-v1", "scan", 5),
-    ("jitted", "DQN", "CartPole-v1", "scan", 5),
-    ("jitted", "DDPG", "Pendulum-v1", "scan", 5),
-    ("jitted", "A2C", "brax/fast", "scan", 40),
+    ("jitted", "PPO", "CartPole-v1", "scan", 3),
+    ("jitted", "DQN", "CartPole-v1", "scan", 3),
+    ("jitted", "DDPG", "Pendulum-v1", "scan", 3),
+    ("jitted", "A2C", "brax/fast", "scan", 20),
     ("host", "A2C", "gymnasium/CartPole-v1", "scan", 10),
 )
 
