@@ -70,7 +70,7 @@ def calibrate(rounds: int = 15) -> Overhead:
         for kind, program in calls().items():
             paid, added, _ = _measured(program, program, rounds)
             explained = sum(known.get(event, 0.0) * count for event, count in paid.items())
-            known[kind] = max(0.0, (added - explained) / paid[kind])
+            known[kind] = max(0.0, added - explained) / max(1, paid.get(kind, 0))
     return Overhead(machine(), known, datetime.date.today().isoformat(), spread)
 
 
@@ -92,7 +92,7 @@ def solve(events: np.ndarray, added: np.ndarray, errors: np.ndarray) -> tuple[li
       >>> [round(c, 3) for c in costs], round(spread, 3)
       ([100.0, 50.0], 0.0)
     """
-    scale = np.hypot(0.1 * added, errors)
+    scale = np.hypot(0.1 * added, errors) + 1.0
     costs, _ = scipy.optimize.nnls(events / scale[:, None], added / scale)
     left = (events @ costs - added) / scale * 0.1
     return [float(c) for c in costs], float(np.sqrt(np.mean(left**2)))
