@@ -63,7 +63,9 @@ def overhead_capture() -> str:
         "corrected": "corrected, costs fitted to the workload",
         "wall": "wall, corrected",
     }
-    body = [[*workload(r), *[f"{r[c]:.2f}" if c in r else "–" for c in columns]] for r in part_of("capture")["workloads"]]
+    body = [
+        [*workload(r), *[f"{r[c]:.2f}" if c in r else "–" for c in columns]] for r in part_of("capture")["workloads"]
+    ]
     return markdown(["kind", "workload", *columns.values()], body)
 
 

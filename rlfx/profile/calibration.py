@@ -63,9 +63,8 @@ def calibrate(rounds: int = 15) -> Overhead:
     """
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
         mixed = [_measured(plain, profiled, rounds) for plain, profiled in mixtures().values()]
-        paid, added, errors = zip(*mixed, strict=True)
-        events = np.asarray([[found.get(kind, 0) for kind in EVENTS] for found in paid], float)
-        costs, spread = solve(events, np.asarray(added), np.asarray(errors))
+        events = np.asarray([[paid.get(kind, 0) for kind in EVENTS] for paid, _, _ in mixed], float)
+        costs, spread = solve(events, np.asarray([m[1] for m in mixed]), np.asarray([m[2] for m in mixed]))
         known = dict(zip(EVENTS, costs, strict=True))
         for kind, program in calls().items():
             paid, added, _ = _measured(program, program, rounds)

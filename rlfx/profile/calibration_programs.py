@@ -15,7 +15,7 @@ from rlfx.profile.rules import BACKEND, CALLBACK, TRANSFER
 Program = Callable[[], object]
 
 
-def annotations(count: int, annotated: bool) -> Program:
+def empty_loop(count: int, annotated: bool) -> Program:
     """Python alone, with and without the annotation: what it costs outside a capture counts as well."""
 
     def loop() -> None:
@@ -136,7 +136,7 @@ def mixtures() -> dict[str, tuple[Program, Program]]:
         "learner, jit per step": learner(50, jitted=True),
     }
     return {
-        "annotations": (annotations(10_000, False), annotations(10_000, True)),
+        "annotations": (empty_loop(10_000, False), empty_loop(10_000, True)),
         **{name: (program, program) for name, program in same.items()},
     }
 

@@ -35,8 +35,11 @@ def test_two_processes_at_once_are_merged_on_epoch_time(tmp_path):
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(tmp_path), f"worker_{i}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
         for i in range(2)
     ]
     for w in workers:
