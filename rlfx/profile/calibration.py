@@ -65,10 +65,10 @@ def calibrate(rounds: int = 15) -> Overhead:
         mixed = [_measured(plain, profiled, rounds) for plain, profiled in mixtures().values()]
         events = np.asarray([[paid.get(kind, 0) for kind in EVENTS] for paid, _, _ in mixed], float)
         costs, spread = solve(events, np.asarray([m[1] for m in mixed]), np.asarray([m[2] for m in mixed]))
-        known = dict(zip(EVENTS, costs, strict=True))
+        known: dict[str, float] = dict(zip(EVENTS, costs, strict=True))
         for kind, program in calls().items():
             paid, added, _ = _measured(program, program, rounds)
-            explained = sum(known.get(event, 0.0) * count for event, count in paid.items())
+            explained = sum(known[event] * paid.get(event, 0) for event in EVENTS)
             known[kind] = max(0.0, added - explained) / max(1, paid.get(kind, 0))
     return Overhead(machine(), known, datetime.date.today().isoformat(), spread)
 
