@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax._src import core, custom_batching, dispatch, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng
@@ -29,7 +29,7 @@ from jax.interpreters import ad, batching, mlir
 #: Private names that other modules build on; they import them from here.
 __all__ = [
     "ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var",
-    "define_prng_impl", "partial_eval", "primitives", "prng", "source_info_util",
+    "define_prng_impl", "partial_eval", "primitives", "prng", "pxla", "source_info_util",
 ]  # fmt: skip
 
 # The user's source line is the first frame outside the library.
