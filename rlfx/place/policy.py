@@ -11,8 +11,8 @@ from jax import Array
 
 from rlfx.place.features import Features
 
-
-SHARPNESS, LATEST = 8.0, 8.0
+GREED = 8.0  # first value of PLC's weight on waiting
+LATEST = 8.0  # waits, in durations of the task, beyond which devices are equally late
 
 
 class Encoding(NamedTuple):
@@ -59,7 +59,7 @@ class DualPolicy(nn.Module):
         self.place_load = dense(self.hidden, use_bias=False)
         self.place_device = nn.Sequential([dense(self.hidden), nn.leaky_relu, dense(self.hidden)])
         self.place = dense(1, kernel_init=nn.initializers.normal(1e-2))
-        self.greed = self.param("greed", nn.initializers.constant(SHARPNESS), ())
+        self.greed = self.param("greed", nn.initializers.constant(GREED), ())
 
     def encode(self, f: Features, progress: Array | None = None) -> Encoding:
         """Message passing, then everything that depends on the graph alone.

@@ -12,7 +12,7 @@ import numpy as np
 from rlfx.place.baselines import Assignment
 from rlfx.place.critical import Chain, chain
 from rlfx.place.problem import Problem
-from rlfx.place.simulate import Schedules, judged
+from rlfx.place.simulate import judged
 
 
 class Moves(NamedTuple):
@@ -146,7 +146,9 @@ def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chain
     order = jnp.asarray(np.stack([starts[i].order for i in picks]), jnp.int32)
     cost = jnp.asarray(costs[picks], jnp.float32)
     # Until the first move that is taken, every task is on the chain and runs at any time.
-    hold = Chain(jnp.ones(device.shape, bool), jnp.broadcast_to(jnp.arange(problem.tasks, dtype=jnp.int32), device.shape))
+    hold = Chain(
+        jnp.ones(device.shape, bool), jnp.broadcast_to(jnp.arange(problem.tasks, dtype=jnp.int32), device.shape)
+    )
     start, finish = jnp.zeros(device.shape, jnp.float32), jnp.full(device.shape, jnp.inf, jnp.float32)
     return State(device, order, cost, hold, start, finish, device, order, cost)
 
