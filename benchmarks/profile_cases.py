@@ -1,10 +1,13 @@
-"""The three case studies of RL-Scope's section 4, for JAX, on this machine.
+"""The case studies of RL-Scope's section 4, for JAX, on this machine.
 
     python benchmarks/profile_cases.py implementations   # 4.1: one PPO, four ways to run it
+    python benchmarks/profile_cases.py eager             # F.3: two eager execution models
+    python benchmarks/profile_cases.py consecutive       # F.5: a hyperparameter, and Python time
     python benchmarks/profile_cases.py survey            # 4.2 and B.1: algorithms x simulators
     python benchmarks/profile_cases.py scale             # 4.3: several rollout workers
 
-Each prints a table and writes benchmarks/results/profile_<name>.json.
+Each prints a table and writes benchmarks/results/profile_<name>.json; `profile_tables.py` makes the tables of
+docs/profile-case-studies.md from them.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 
 import jax
 import numpy as np
+from profile_collected import build as build_collected
 from profile_rlfx_ppo import build as build_rlfx
 from profile_workloads import ALGORITHMS, build, profiled
 
@@ -62,26 +66,61 @@ def figures(report: profile.Report) -> dict:
     }
 
 
+def measured(train, iterate, samples: int, iterations: int, plain_runs: int = 5, captures: int = 3):
+    """Figures of the best of some captures, and the fastest of some runs without: the machine is shared."""
+    plain = np.inf
+    for _ in range(plain_runs):
+        begin = time.perf_counter()
+        for _ in range(iterations):
+            train = iterate(train)
+        jax.block_until_ready(train)
+        plain = min(plain, (time.perf_counter() - begin) / (samples * iterations) * 1e6)
+    captured = []
+    for _ in range(captures):
+        train, found = profiled(train, iterate, samples, iterations)
+        captured.append(found)
+    report = min(captured, key=lambda r: r.window_ns)
+    return {"plain_us_per_step": plain, **figures(report)}, report
+
+
+def eager(arguments: argparse.Namespace) -> None:
+    """DDPG on Pendulum, no jit of its own: jax's eager mode, and that with the jits inside jax.numpy off as well."""
+    rows = []
+    for mode, nothing_jitted in (("eager", False), ("eager, jax.disable_jit", True)):
+        with jax.disable_jit(nothing_jitted):
+            row, report = measured(*build("DDPG", "Pendulum-v1", "eager"), iterations=1, plain_runs=2, captures=1)
+        rows.append({"mode": mode, **row})
+        print(report.text(depth=2), "\n", flush=True)
+    row, _ = measured(*build("DDPG", "Pendulum-v1", "scan"), iterations=4)
+    rows.append({"mode": "scan", **row})
+    save("eager", rows)
+
+
+def consecutive(arguments: argparse.Namespace) -> None:
+    """DDPG with 1 to 1,000 consecutive simulator steps in a call of the compiled collection loop."""
+    rows = []
+    for count in (1, 10, 100, 1000):
+        row, report = measured(*build_collected(count), iterations=max(1, 200 // count))
+        python = sum(ns for r, ns in report.rows.items() if r.host == "python" and "simulation" in r.path)
+        host = sum(
+            ns
+            for r, ns in report.rows.items()
+            if r.host in ("python", "backend", "dispatch") and "simulation" in r.path
+        )
+        row |= {"simulation_python_us": python / 1e3 / report.steps, "simulation_host_us": host / 1e3 / report.steps}
+        rows.append({"consecutive": count, **row})
+        print(f"{count:>5}", {k: v for k, v in rows[-1].items() if isinstance(v, float)}, flush=True)
+    save("consecutive", rows)
+
+
 def implementations(arguments: argparse.Namespace) -> None:
     """PPO on CartPole, 16 environments, 32 steps, 4 epochs of 4 minibatches: the same text, run in several ways."""
     rows, reports = [], {}
     for mode, iterations in (("eager", 2), ("jit per step", 4), ("scan", 8), ("rlfx", 8)):
-        train, iterate, samples = build_rlfx() if mode == "rlfx" else build("PPO", "CartPole-v1", mode)
-        plain = np.inf
-        for _ in range(5):  # the fastest: the machine is shared
-            begin = time.perf_counter()
-            for _ in range(iterations):
-                train = iterate(train)
-            jax.block_until_ready(train)
-            plain = min(plain, (time.perf_counter() - begin) / (samples * iterations) * 1e6)
-        captured = []
-        for _ in range(3):
-            train, found = profiled(train, iterate, samples, iterations)
-            captured.append(found)
-        report = min(captured, key=lambda r: r.window_ns)
-        reports[mode] = report
-        rows.append({"mode": mode, "plain_us_per_step": plain, **figures(report)})
-        print(report.text(depth=2), "\n", flush=True)
+        made = build_rlfx() if mode == "rlfx" else build("PPO", "CartPole-v1", mode)
+        row, reports[mode] = measured(*made, iterations)
+        rows.append({"mode": mode, **row})
+        print(reports[mode].text(depth=2), "\n", flush=True)
     save("implementations", rows)
     body = [
         [r["mode"], f"{r['plain_us_per_step']:.1f}", f"{r['us_per_step']:.1f}", f"{r['python_to_backend']:.3f}",
@@ -170,7 +209,7 @@ def worker(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("implementations", "survey", "scale", "worker"))
+    parser.add_argument("case", choices=("implementations", "eager", "consecutive", "survey", "scale", "worker"))
     parser.add_argument("--plot", help="implementations: write stacked bars here")
     parser.add_argument("--directory")
     parser.add_argument("--name")

@@ -5,20 +5,24 @@
 
 Each round runs a workload without instrumentation (no annotation, no capture) and with it (annotated, captured), in an
 order that changes from round to round, each right after an unmeasured run of itself; medians over rounds. Process CPU
-time, because wall time on a shared machine is the others' as well.
+time, because wall time on a shared machine is the others' as well. `--only` measures some of the workloads and keeps
+the results of the others.
 
 capture  all measured iterations lie inside a capture:
   cpu        CPU time of the instrumented iterations over the uninstrumented ones
-  machine    the same after taking out the cost of every event as calibrated for the machine
+  tracer     the same of jax's own tracer alone: no annotation, no `rlfx.profile`
+  machine    cpu after taking out the cost of every event as calibrated for the machine
   corrected  the same with the costs fitted to the workload, in rounds before those that count (as the paper does)
-  wall       the captured window, corrected on the critical path, over the uninstrumented wall time
-run      a run of about `--seconds`, in which `profile.sampled` captures 3 iterations:
+  wall       wall time of the instrumented iterations, corrected on the critical path with the machine's costs, over
+             the uninstrumented one
+run      a run of about `--seconds`, in which `profile.sampled` with its default settings captures once:
   cpu        CPU time of the whole run, beginning and ending the capture included, over that of the plain run
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import pathlib
@@ -30,6 +34,7 @@ import jax
 from profile_workloads import ANNOTATED, PLAIN, build
 
 from rlfx import profile
+from rlfx._jaxpr import stop_trace
 from rlfx.profile import calibration as calibrations
 from rlfx.profile import overhead
 from rlfx.profile.capture import machine
@@ -39,10 +44,10 @@ WORKLOADS = (
     ("chatty", "PPO", "CartPole-v1", "jit per step", 3),
     ("chatty", "DQN", "CartPole-v1", "jit per step", 3),
     ("chatty", "A2C", "Pendulum-v1", "jit per step", 8),
-    ("jitted", "PPO", "CartPole-v1", "scan", 5),
-    ("jitted", "DQN", "CartPole-v1", "scan", 5),
-    ("jitted", "DDPG", "Pendulum-v1", "scan", 5),
-    ("jitted", "A2C", "brax/fast", "scan", 40),
+    ("jitted", "PPO", "CartPole-v1", "scan", 3),
+    ("jitted", "DQN", "CartPole-v1", "scan", 3),
+    ("jitted", "DDPG", "Pendulum-v1", "scan", 3),
+    ("jitted", "A2C", "brax/fast", "scan", 20),
     ("host", "A2C", "gymnasium/CartPole-v1", "scan", 10),
 )
 
@@ -74,34 +79,63 @@ def alternating(rounds, *measurements):
         yield [found[j] for j in range(len(measurements))]
 
 
+@contextlib.contextmanager
+def tracer_alone(folder):
+    """jax's profiler with the levels that `profile.capture` asks for, and nothing of ours."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level, options.host_tracer_level, options.session_id = 0, 2, "alone"
+    jax.profiler.start_trace(folder, profiler_options=options)
+    try:
+        yield
+    finally:
+        stop_trace(pathlib.Path(folder) / "alone")
+
+
 def inside_a_capture(algorithm, env, mode, iterations, arguments, calibration):
     plain, noted = Run(algorithm, env, mode, PLAIN), Run(algorithm, env, mode, ANNOTATED)
     fitted = calibrations.fit(calibration, lambda: noted(iterations))
+    reports = []
 
     def without():
         plain(iterations)
         return seconds(lambda: plain(iterations))
+
+    def traced():
+        plain(iterations)
+        with tempfile.TemporaryDirectory() as folder, tracer_alone(folder):
+            return seconds(lambda: plain(iterations))
 
     def captured():
         noted(iterations)
         with tempfile.TemporaryDirectory() as folder:
             with profile.capture(folder, steps=noted.samples * iterations) as session:
                 found = seconds(lambda: noted(iterations))
-            return *found, session.report()
+            if len(reports) < 2:  # the events of a run are the same each time
+                reports.append(session.report())
+            return found
 
-    out = {"cpu": [], "machine": [], "corrected": [], "wall": []}
-    for (wall0, cpu0), (_, cpu1, report) in alternating(arguments.rounds, without, captured):
-        out["cpu"].append(cpu1 / cpu0)
-        out["machine"].append((cpu1 - overhead.total(report.processes[0], calibration) / 1e9) / cpu0)
-        out["corrected"].append((cpu1 - overhead.total(report.processes[0], fitted) / 1e9) / cpu0)
-        out["wall"].append(report.corrected(fitted).window_ns / 1e9 / wall0)
+    rounds = list(alternating(arguments.rounds, without, traced, captured))
+
+    def owed(costs):
+        return statistics.mean(overhead.total(r.processes[0], costs) for r in reports) / 1e9
+
+    held_up = statistics.mean(r.corrected(calibration).corrected_ns for r in reports) / 1e9
+    out = {
+        "cpu": [cpu1 / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
+        "tracer": [cpu1 / cpu0 for (_, cpu0), (_, cpu1), _ in rounds],
+        "machine": [(cpu1 - owed(calibration)) / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
+        "corrected": [(cpu1 - owed(fitted)) / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
+        "wall": [(wall1 - held_up) / wall0 for (wall0, _), _, (wall1, _) in rounds],
+    }
+    last = reports[-1]
     return {
         **{k: statistics.median(v) for k, v in out.items()},
         "rounds": out,
-        "events": sum(len(v) for v in report.processes[0].timeline.paid.values()),
-        "sums_to_window": sum(report.rows.values()) == report.window_ns,
-        "unattributed": report.unattributed,
-        "problems": report.problems,
+        "events": {kind: len(found) for kind, found in last.processes[0].timeline.paid.items()},
+        "sums_to_window": all(sum(r.rows.values()) == r.window_ns for r in reports),
+        "unattributed": last.unattributed,
+        "problems": last.problems,
+        "costs_ns": calibration.costs,
         "fitted_costs_ns": fitted.costs,
     }
 
@@ -109,14 +143,14 @@ def inside_a_capture(algorithm, env, mode, iterations, arguments, calibration):
 def whole_run(algorithm, env, mode, _, arguments, calibration):
     plain, noted = Run(algorithm, env, mode, PLAIN), Run(algorithm, env, mode, ANNOTATED)
     plain(20)
-    iterations = max(10, round(20 * arguments.seconds / seconds(lambda: plain(20))[1]))
+    iterations = max(10, round(60 * arguments.seconds / seconds(lambda: plain(60))[1]))
     bare = noted.iterate
 
     def sampled():
         with tempfile.TemporaryDirectory() as folder:
-            noted.iterate = profile.sampled(bare, folder, calls=3, steps=noted.samples)
+            noted.iterate = profile.sampled(bare, folder, steps=noted.samples)
             found = seconds(lambda: noted(iterations))
-            assert noted.iterate.report().steps == 3 * noted.samples
+            assert noted.iterate.session.steps == 2 * noted.samples
             return found
 
     pairs = list(alternating(arguments.rounds, lambda: seconds(lambda: plain(iterations)), sampled))
@@ -136,31 +170,41 @@ PARTS = {"capture": inside_a_capture, "run": whole_run}
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, default="capture")
+    parser.add_argument("--only", type=int, nargs="+", help="these of the workloads, by number from 0")
     parser.add_argument(
-        "--kinds", nargs="+", choices=("chatty", "jitted", "host"), default=("chatty", "jitted", "host")
+        "--calibration", help="a file of `python -m rlfx.profile calibrate --out` (default: measured first)"
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=4.0, help="CPU seconds of a whole run")
     parser.add_argument("--out", default="benchmarks/results/profile_overhead.json")
     arguments = parser.parse_args()
-    calibration = calibrations.calibrate() if arguments.part == "capture" else None
+    calibration = None
+    if arguments.part == "capture":
+        given = arguments.calibration
+        calibration = overhead.load(given) if given and pathlib.Path(given).exists() else calibrations.calibrate()
+        if given:
+            calibration.save(given)
     out = pathlib.Path(arguments.out)
-    rows = []
-    for kind, algorithm, env, mode, iterations in WORKLOADS:
-        if kind not in arguments.kinds:
-            continue
+    chosen = range(len(WORKLOADS)) if arguments.only is None else arguments.only
+    for kind, algorithm, env, mode, iterations in [WORKLOADS[i] for i in chosen]:
         found = PARTS[arguments.part](algorithm, env, mode, iterations, arguments, calibration)
-        rows.append({"kind": kind, "algorithm": algorithm, "env": env, "mode": mode, **found})
+        key = {"kind": kind, "algorithm": algorithm, "env": env, "mode": mode}
         shown = " ".join(f"{k} {v:.3f}" for k, v in found.items() if isinstance(v, float))
         print(f"{kind:<8}{algorithm:<6}{env:<24}{mode:<14}{shown}", flush=True)
         stored = json.loads(out.read_text()) if out.exists() else {}
+        part = stored.get(arguments.part, {})
+        others = [r for r in part.get("workloads", []) if any(r[k] != v for k, v in key.items())]
+        row = {**key, "date": datetime.date.today().isoformat(), "machine": machine(), **found}
+        rows = sorted([*others, row], key=lambda r: [w[:4] for w in WORKLOADS].index(tuple(r[k] for k in key)))
+        shared = {"rounds": arguments.rounds, "seconds": arguments.seconds}
+        if calibration:
+            shared = {
+                "rounds": arguments.rounds,
+                "costs_ns": calibration.costs,
+                "calibration_error": calibration.spread,
+            }
+        stored[arguments.part] = {**shared, "workloads": rows}
         stored["machine"] = machine()
-        stored[arguments.part] = {
-            "date": datetime.date.today().isoformat(),
-            "rounds": arguments.rounds,
-            "costs_ns": calibration.costs if calibration else None,
-            "workloads": rows,
-        }
         out.write_text(json.dumps(stored, indent=1))
         jax.clear_caches()
 

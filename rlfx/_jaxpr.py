@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax._src import core, custom_batching, dispatch, dtypes, profiler, source_info_util, xla_bridge
 from jax._src.export import shape_poly
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng
@@ -29,7 +29,7 @@ from jax.interpreters import ad, batching, mlir
 #: Private names that other modules build on; they import them from here.
 __all__ = [
     "ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var",
-    "define_prng_impl", "partial_eval", "primitives", "prng", "source_info_util",
+    "define_prng_impl", "partial_eval", "primitives", "prng", "pxla", "source_info_util",
 ]  # fmt: skip
 
 # The user's source line is the first frame outside the library.
@@ -330,6 +330,8 @@ STOP_GRADIENT = _all("stop_gradient")
 #: Primitives that ``jax.extend`` does not list.
 ADD_ANY = ad.add_jaxvals_p
 SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
+#: jnp.stack, unstack and tile, where jax has primitives for them.
+STACKING = frozenset(p for n in ("stack_p", "unstack_p", "tile_p") if (p := getattr(lax, n, None)))
 RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
 DRAWS = _all("random_bits", "random_fold_in", "random_split")
 RANDOM = _all("random_bits", "random_fold_in", "random_seed", "random_split", "random_gamma", "threefry2x32")

@@ -11,6 +11,9 @@ from jax import Array
 
 from rlfx.place.features import Features
 
+GREED = 8.0  # first value of PLC's weight on waiting
+LATEST = 8.0  # waits, in durations of the task, beyond which devices are equally late
+
 
 class Encoding(NamedTuple):
     """What one message passing over the graph yields; it serves a whole episode, and a whole batch (section 5.3).
@@ -55,7 +58,8 @@ class DualPolicy(nn.Module):
         self.place_task = dense(self.hidden)
         self.place_load = dense(self.hidden, use_bias=False)
         self.place_device = nn.Sequential([dense(self.hidden), nn.leaky_relu, dense(self.hidden)])
-        self.place = dense(1)
+        self.place = dense(1, kernel_init=nn.initializers.normal(1e-2))
+        self.greed = self.param("greed", nn.initializers.constant(GREED), ())
 
     def encode(self, f: Features, progress: Array | None = None) -> Encoding:
         """Message passing, then everything that depends on the graph alone.
@@ -79,9 +83,15 @@ class DualPolicy(nn.Module):
         return Encoding(select, self.place_task(jnp.concatenate([h, z], axis=-1)), self.place_load(h) / V)
 
     def devices(self, task: Array, load: Array, x: Array) -> Array:
-        """PLC's logits ``[..., D]`` from task ``[..., H]``, load ``[..., D, H]``, device features ``[..., D, 6]``."""
+        """PLC's logits ``[..., D]`` from task ``[..., H]``, load ``[..., D, H]``, device features ``[..., D, 6]``.
+
+        The network's logits correct a rule: a device on which the task starts later, by its own duration, is less
+        likely by a factor of exp(greed), which is learned too. Untrained, PLC prefers where the task starts earliest.
+        """
         hidden = nn.leaky_relu(task[..., None, :] + load + self.place_device(x))
-        return self.place(hidden)[..., 0]
+        duration = jnp.mean(x[..., 5], axis=-1, keepdims=True)
+        later = x[..., 4] / jnp.maximum(duration, 1e-9)
+        return self.place(hidden)[..., 0] - self.greed * jnp.minimum(later, LATEST)
 
     def __call__(self, f: Features, x: Array) -> tuple[Encoding, Array]:
         """Touch every layer, for initialisation."""

@@ -142,7 +142,8 @@ def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
     """The placement problem of a graph on a machine.
 
     Raises:
-      PlacementError: no assignment can fit, because some task's own inputs and result exceed every device's memory.
+      PlacementError: the graph has no task, or no assignment can fit, because some task's own inputs and result
+        exceed every device's memory.
 
     Example:
       >>> from rlfx.place import workloads, hardware
@@ -151,6 +152,11 @@ def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
       (76, 4)
     """
     tasks, inputs = graph.tasks, graph.inputs
+    if not tasks:
+        fact = (
+            f"{graph.name} computes nothing: its results are its arguments or constants, so there is nothing to place."
+        )
+        raise PlacementError(located(fact, fix="Place a function with at least one operation."))
     number = {node: i for i, node in enumerate(tasks)}
     input_number = {node: i for i, node in enumerate(inputs)}
     adjacency = np.zeros((len(tasks), len(tasks)), bool)

@@ -12,7 +12,7 @@ import numpy as np
 from rlfx.place.baselines import Assignment
 from rlfx.place.critical import Chain, chain
 from rlfx.place.problem import Problem
-from rlfx.place.simulate import Schedules, judged
+from rlfx.place.simulate import judged
 
 
 class Moves(NamedTuple):
@@ -21,7 +21,7 @@ class Moves(NamedTuple):
     Attributes:
       device: one task to another device.
       follow: one task to the device of a task that it reads or feeds.
-      swap: two tasks exchange devices.
+      swap: two tasks that run at the same time on two devices exchange them, which keeps the devices' loads.
       order: two tasks exchange places in the run-time order.
       ahead: a task exchanges places with the one that its device ran right before it.
       critical: the probability that the (first) task is drawn from the critical chain instead of from all tasks.
@@ -41,23 +41,28 @@ DEVICES = Moves(device=1.0, follow=0.0, swap=0.0, order=0.0)
 class State(NamedTuple):
     """C chains: current and best assignments, int32 ``[C, V]``, and their costs in seconds, float32 ``[C]``.
 
-    ``hold`` is what holds the current ones up, ``[C, V]``.
+    ``hold`` is what holds the current ones up, ``start`` and ``finish`` when their tasks run, ``[C, V]``.
     """
 
     device: jax.Array
     order: jax.Array
     cost: jax.Array
     hold: Chain
+    start: jax.Array
+    finish: jax.Array
     best_device: jax.Array
     best_order: jax.Array
     best_cost: jax.Array
 
 
-def _propose(key: jax.Array, device: jax.Array, order: jax.Array, hold: Chain, near: jax.Array, D: int,
-             moves: Moves) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """A neighbour of one assignment."""
+TRIES = 8  # proposals a step; the first that changes anything is simulated
+
+
+def _propose(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves) -> tuple[jax.Array, jax.Array]:
+    """A neighbour of one assignment (a state without its leading axis)."""
+    device, order, hold = state.device, state.order, state.hold
     V = device.shape[0]
-    k_kind, k_v, k_u, k_d, k_near, k_critical = jax.random.split(key, 6)
+    k_kind, k_v, k_u, k_d, k_near, k_critical, k_same = jax.random.split(key, 7)
     kind = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves[:5], jnp.float32)))
     u = jax.random.randint(k_u, (), 0, V)
     on = hold.on.astype(jnp.float32)
@@ -69,13 +74,24 @@ def _propose(key: jax.Array, device: jax.Array, order: jax.Array, hold: Chain, n
     neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1])]
     one = jnp.where(kind == 0, fresh, device[neighbour])
     moved = device.at[v].set(one)
-    swapped = device.at[v].set(device[u]).at[u].set(device[v])
+    meanwhile = (state.start < state.finish[v]) & (state.finish > state.start[v]) & (device != device[v])
+    partner = jnp.argmax(jnp.where(meanwhile, jax.random.uniform(k_same, (V,)), -1.0))
+    partner = jnp.where(jnp.any(meanwhile), partner, v)
+    swapped = device.at[v].set(device[partner]).at[partner].set(device[v])
     other = jnp.where(kind == 4, hold.before[v], u)
     reordered = order.at[v].set(order[other]).at[other].set(order[v])
     return (
         jnp.where(kind <= 1, moved, jnp.where(kind == 2, swapped, device)),
         jnp.where(kind >= 3, reordered, order),
     )
+
+
+def _changed(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves) -> tuple[jax.Array, jax.Array]:
+    """A neighbour that differs from where it began: no simulator call is spent on an assignment that is known."""
+    device, order = jax.vmap(lambda k: _propose(k, state, near, D, moves))(jax.random.split(key, TRIES))
+    differs = jnp.any((device != state.device[None]) | (order != state.order[None]), axis=1)
+    first = jnp.argmax(differs)
+    return device[first], order[first]
 
 
 def neighbours(problem: Problem, width: int = 8) -> np.ndarray:
@@ -88,11 +104,6 @@ def neighbours(problem: Problem, width: int = 8) -> np.ndarray:
     return out
 
 
-def _held(problem: Problem, device: jax.Array, schedules: Schedules, take: jax.Array, old: Chain) -> Chain:
-    new = jax.vmap(lambda d, s: chain(problem, d, s))(device, schedules)
-    return jax.tree.map(lambda a, b: jnp.where(take[:, None], a, b), new, old)
-
-
 @partial(jax.jit, static_argnames=("steps", "limited", "guided"))
 def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, temperatures: jax.Array, moves: Moves, *,
             steps: int, limited: bool, guided: bool) -> tuple[State, jax.Array]:  # fmt: skip
@@ -102,18 +113,23 @@ def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, tem
         key, temperature = inputs
         k_move, k_accept = jax.random.split(key)
         chains = state.cost.shape[0]
-        device, order = jax.vmap(lambda k, d, o, h: _propose(k, d, o, h, near, D, moves))(
-            jax.random.split(k_move, chains), state.device, state.order, state.hold
-        )
+        device, order = jax.vmap(lambda k, s: _changed(k, s, near, D, moves))(jax.random.split(k_move, chains), state)
         cost, schedules = judged(problem, device, order, limited=limited)
         threshold = -temperature * jnp.log(jax.random.uniform(k_accept, (chains,), minval=1e-12))
         take = cost <= state.cost + threshold
         better = cost < state.best_cost
+        hold = jax.vmap(lambda d, s: chain(problem, d, s))(device, schedules) if guided else state.hold
+
+        def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(take[:, None], new, old)
+
         state = State(
-            jnp.where(take[:, None], device, state.device),
-            jnp.where(take[:, None], order, state.order),
+            pick(device, state.device),
+            pick(order, state.order),
             jnp.where(take, cost, state.cost),
-            _held(problem, device, schedules, take, state.hold) if guided else state.hold,
+            jax.tree.map(pick, hold, state.hold),
+            pick(schedules.start, state.start),
+            pick(schedules.finish, state.finish),
             jnp.where(better[:, None], device, state.best_device),
             jnp.where(better[:, None], order, state.best_order),
             jnp.where(better, cost, state.best_cost),
@@ -129,9 +145,12 @@ def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chain
     device = jnp.asarray(np.stack([starts[i].device for i in picks]), jnp.int32)
     order = jnp.asarray(np.stack([starts[i].order for i in picks]), jnp.int32)
     cost = jnp.asarray(costs[picks], jnp.float32)
-    all_tasks = jnp.ones(device.shape, bool)  # until the first move that is taken
-    hold = Chain(all_tasks, jnp.broadcast_to(jnp.arange(problem.tasks, dtype=jnp.int32), device.shape))
-    return State(device, order, cost, hold, device, order, cost)
+    # Until the first move that is taken, every task is on the chain and runs at any time.
+    hold = Chain(
+        jnp.ones(device.shape, bool), jnp.broadcast_to(jnp.arange(problem.tasks, dtype=jnp.int32), device.shape)
+    )
+    start, finish = jnp.zeros(device.shape, jnp.float32), jnp.full(device.shape, jnp.inf, jnp.float32)
+    return State(device, order, cost, hold, start, finish, device, order, cost)
 
 
 def anneal(

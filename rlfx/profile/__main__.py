@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import pathlib
-import runpy
-import signal
 import sys
+from collections.abc import Iterator
 
-from rlfx.errors import ProfileError, RlfxError
+import jax
+
+from rlfx.errors import ProfileError, located
+from rlfx.profile.scripts import Window, execute
 
 COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
@@ -22,8 +24,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a script under a capture and report")
     run.add_argument("--out", default="profile", help="directory for the trace (default: %(default)s)")
-    run.add_argument("--start", type=float, default=0.0, help="begin the capture after so many seconds")
-    run.add_argument("--duration", type=float, help="end it after so many seconds (default: at the script's end)")
+    run.add_argument(
+        "--start",
+        type=float,
+        default=0.0,
+        help="begin the capture after so many seconds (default: at jax's first trace)",
+    )
+    run.add_argument("--duration", type=float, help="end it after so many seconds (default: one second after the last "
+                     "compilation; 0: when the script ends)")  # fmt: skip
     run.add_argument("--steps", type=int, default=0, help="environment steps done in the capture")
     run.add_argument("--python-tracer", action="store_true", help="record every Python call (inflates Python 1.7-2x)")
     run.add_argument("script")
@@ -40,76 +48,59 @@ def parser() -> argparse.ArgumentParser:
     compared.add_argument("before")
     compared.add_argument("after")
     calibrate = commands.add_parser("calibrate", help="measure the cost of profiling on this machine, and store it")
-    calibrate.add_argument("--rounds", type=int, default=7)
+    calibrate.add_argument("--rounds", type=int, default=15)
     calibrate.add_argument("--out", help="file (default: in the user's cache directory)")
     return top
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; errors of rlfx go to stderr, with status 1."""
+    """Run one command; errors of the profiler go to stderr, with status 1. `run` ends with the status of the script."""
     arguments = parser().parse_args(argv)
     try:
-        COMMANDS[arguments.command](arguments)
-    except RlfxError as error:
+        return COMMANDS[arguments.command](arguments) or 0
+    except ProfileError as error:
         print(f"rlfx.profile: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Run a script as `__main__`, captured wholly or in a window, and print the report."""
+def run(arguments: argparse.Namespace) -> int:
+    """Run a script as `__main__`, captured wholly or in a window, and print the report; returns the script's status."""
     script = pathlib.Path(arguments.script)
-    if not script.exists():
+    if not script.is_file():
         raise ProfileError(f"The script {str(script)!r} does not exist.")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMMAND_BUFFERS}".strip()
-    import jax
 
     from rlfx.profile import capture, read
-
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
 
     def captured():
         return capture(arguments.out, steps=arguments.steps, python_tracer=arguments.python_tracer)
 
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [str(script), *arguments.arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    whole = not arguments.start and arguments.duration is None
-    window = captured() if whole else _window(captured, arguments.start, arguments.duration)
+    key = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, key)
+    jax.config.update(key, True)
     try:
-        with window, contextlib.suppress(SystemExit):
-            runpy.run_path(str(script), run_name="__main__")
+        with Window(captured, arguments.start, arguments.duration) as window:
+            status = execute(script, arguments.arguments)
     finally:
-        sys.argv, sys.path[:] = argv, path
+        jax.config.update(key, before)
+    if not window.begun:
+        never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
+        raise ProfileError(f"The script ended before the capture began: it {never}.")
+    if window.refused:
+        raise ProfileError(
+            located(
+                "The script captures itself, and a process has one capture at a time.",
+                fix="Run it with `python` alone, and read its own directory with `python -m rlfx.profile report`.",
+            )
+        )
+    if window.cut:
+        when = (
+            "a second after the last compilation" if arguments.duration is None else f"after {arguments.duration:g} s"
+        )
+        cut = f"the capture ended {when}, and the script went on"
+        print(f"rlfx.profile: {cut}; --start and --duration choose others.", file=sys.stderr)
     print(read(arguments.out))
-
-
-@contextlib.contextmanager
-def _window(captured, start: float, duration: float | None):
-    """Begin and end the capture by an alarm: its handler runs on the main thread, between two of its instructions."""
-    stack = contextlib.ExitStack()
-    begun = False
-
-    def ring(number, frame) -> None:
-        nonlocal begun
-        if begun:
-            stack.close()
-            return
-        begun = True
-        stack.enter_context(captured())
-        if duration is not None:
-            signal.setitimer(signal.ITIMER_REAL, duration)
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(start, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        stack.close()
-    if not begun:
-        raise ProfileError(f"The script ended before the capture began: it ran for less than --start {start} seconds.")
+    return status
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -119,15 +110,26 @@ def report(arguments: argparse.Namespace) -> None:
     found = read(arguments.directory)
     if arguments.corrected:
         found = found.corrected()
-    if arguments.html:
-        pathlib.Path(arguments.html).write_text(found._repr_html_())
-    if arguments.perfetto:
-        from rlfx.profile.perfetto import save
+    with _written():
+        if arguments.html:
+            pathlib.Path(arguments.html).write_text(found._repr_html_())
+        if arguments.perfetto:
+            from rlfx.profile.perfetto import save
 
-        save(found, arguments.perfetto)
-    if arguments.plot:
-        _plots(found, pathlib.Path(arguments.plot))
+            save(found, arguments.perfetto)
+        if arguments.plot:
+            _plots(found, pathlib.Path(arguments.plot))
     print(json.dumps(found.as_dict()) if arguments.json else found.text(arguments.depth))
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ProfileError(
+            located(f"Cannot write {error.filename}: {error.strerror}.", fix="Name a file in a folder that exists.")
+        ) from None
 
 
 def _plots(found, folder: pathlib.Path) -> None:
@@ -153,10 +155,12 @@ def calibrate(arguments: argparse.Namespace) -> None:
     from rlfx.profile import calibration
 
     measured = calibration.calibrate(arguments.rounds)
-    target = measured.save(arguments.out)
+    with _written():
+        target = measured.save(arguments.out)
     print(f"{measured.machine}: ns an event, stored in {target}")
     for kind, ns in measured.costs.items():
         print(f"  {kind:<12}{ns:>12,.0f}")
+    print(f"They explain what profiling added to each of the programs measured within about {measured.spread:.0%}.")
 
 
 COMMANDS = {"run": run, "report": report, "compare": compare, "calibrate": calibrate}

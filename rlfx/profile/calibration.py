@@ -1,9 +1,10 @@
-"""Measure what profiling costs on this machine: RL-Scope's appendix C, with both kinds of calibration.
+"""Measure what profiling costs on this machine: RL-Scope's appendix C.
 
-*Delta*: run a loop with and without a kind of book-keeping; the difference over its number of events is the cost of
-one (annotations, instructions of XLA). *Difference of averages*: where book-keeping cannot be switched on alone,
-compare the average duration of a call with and without profiling (jitted calls, waits, transfers, callbacks,
-compilations).
+*Delta*, the cost of an event: the paper switches one kind of book-keeping on at a time; jax's tracer is on or off as a
+whole. So programs with different mixtures of events are run with and without profiling, in pairs, and the costs are
+those that explain all the differences best (least squares of the relative errors, no cost below zero).
+*Difference of averages*, the cost of a call of one type beyond that of its events: its average duration with profiling
+and without (jitted calls, transfers, callbacks).
 """
 
 from __future__ import annotations
@@ -16,15 +17,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
 
-from rlfx.profile.annotate import operation
+from rlfx.profile.calibration_programs import calls, mixtures
 from rlfx.profile.capture import capture, machine
-from rlfx.profile.overhead import Overhead
-from rlfx.profile.rules import BACKEND, CALLBACK, COMPILE, TRANSFER, WAIT
-
-ANNOTATION, THUNK = "annotation", "thunk"
+from rlfx.profile.overhead import EVENTS, Overhead
 
 
 def _once(body: Callable[[], object], profiled: bool) -> float:
@@ -38,103 +36,65 @@ def _once(body: Callable[[], object], profiled: bool) -> float:
         return time.process_time() - begin
 
 
-def _seconds(body: Callable[[], object], rounds: int, profiled: bool) -> float:
-    """The cheapest of `rounds` runs: the one that others on the machine disturbed least."""
-    return min(_once(body, profiled) for _ in range(rounds))
+def _differences(plain: Callable[[], object], profiled: Callable[[], object], rounds: int) -> np.ndarray:
+    """Process CPU ns that profiling adds to a run, in pairs whose order turns round each time."""
+    found = []
+    for i in range(rounds):
+        first = i % 2 == 0
+        a = _once(profiled, True) if first else _once(plain, False)
+        b = _once(plain, False) if first else _once(profiled, True)
+        found.append(a - b if first else b - a)
+    return np.asarray(found) * 1e9
 
 
-def _difference(plain: Callable[[], object], profiled: Callable[[], object], count: int, rounds: int) -> float:
-    """ns an event: `(time of profiled under capture - time of plain without) / count`, not below zero."""
-    return max(0.0, (_seconds(profiled, rounds, True) - _seconds(plain, rounds, False)) / count * 1e9)
+def _error(found: np.ndarray) -> float:
+    """About the standard error of the median."""
+    return float(np.subtract(*np.percentile(found, [75, 25]))) / len(found) ** 0.5
 
 
-def _annotations(count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            with operation("calibration"):
-                pass
-
-    return loop
-
-
-def _empty(count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            pass
-
-    return loop
-
-
-def _scan(body: Callable, carry: object, length: int) -> Callable[[], object]:
-    program = jax.jit(lambda c: jax.lax.scan(body, c, None, length=length))
-    return lambda: jax.block_until_ready(program(carry))
-
-
-def _keys(count: int) -> Callable[[], object]:
-    """Very many short instructions: random numbers, `count` times."""
-
-    def body(key, _):
-        key, noise = jax.random.split(key)
-        return key, jax.random.normal(noise, (16,)).sum()
-
-    return _scan(body, jax.random.key(0), count)
-
-
-def _layers(count: int) -> Callable[[], object]:
-    """Small layers, forwards and backwards, `count` times."""
-    ws = [jnp.zeros((16, 16))] * 3
-
-    def body(x, _):
-        for w in ws:
-            x = jnp.tanh(x @ w)
-        return x + jax.grad(lambda a: jnp.tanh(a @ ws[0]).sum())(x), x.sum(axis=0)
-
-    return _scan(body, jnp.zeros((16, 16)), count)
-
-
-def _calls(function: Callable[[object], object], argument: object, count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for _ in range(count):
-            jax.block_until_ready(function(argument))
-
-    return loop
-
-
-def _compilations(count: int) -> Callable[[], None]:
-    def loop() -> None:
-        for i in range(count):
-            jax.block_until_ready(jax.jit(lambda a: jnp.sin(a) + i)(jnp.zeros(3)))
-
-    return loop
-
-
-def calibrate(rounds: int = 7) -> Overhead:
-    """Measure what one event of each kind costs on this machine, in process CPU time; about 20 s.
+def calibrate(rounds: int = 15) -> Overhead:
+    """Measure what one event of each kind costs on this machine, in process CPU time; about a minute.
 
     Args:
-      rounds: runs of each loop; the fastest with and the fastest without profiling are compared.
+      rounds: pairs of runs of each program, with and without profiling; the median difference counts.
 
     Returns:
       An `Overhead`; `save()` it for `Report.corrected`.
     """
-    x = jnp.zeros(8)
-    small = np.zeros(8, np.float32)
-    call = jax.jit(lambda a: a + 1)
-    back = jax.jit(lambda a: jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(a.shape, a.dtype), a))
-    costs = {ANNOTATION: _difference(_empty(20_000), _annotations(20_000), 20_000, rounds)}
-    # Half of an algorithm's instructions make random numbers, half are layers.
-    costs[THUNK] = (_instruction(_keys(1_500), rounds) + _instruction(_layers(2_000), rounds)) / 2
-    for kind, body, count in (
-        (WAIT, _calls(lambda a: a, x, 3_000), 3_000),
-        (BACKEND, _calls(call, x, 3_000), 3_000),
-        (TRANSFER, _calls(jax.device_put, small, 3_000), 3_000),
-        (CALLBACK, _calls(back, x, 1_000), 1_000),
-        (COMPILE, _compilations(8), 8),
-    ):
-        body()
-        known = sum(costs.get(k, 0.0) * n for k, n in _paid(body).items() if k != kind) / count
-        costs[kind] = max(0.0, _difference(body, body, count, rounds) - known)
-    return Overhead(machine(), costs, datetime.date.today().isoformat())
+    with jax.numpy_dtype_promotion("standard"):  # optax needs it
+        mixed = [_measured(plain, profiled, rounds) for plain, profiled in mixtures().values()]
+        events = np.asarray([[paid.get(kind, 0) for kind in EVENTS] for paid, _, _ in mixed], float)
+        costs, spread = solve(events, np.asarray([m[1] for m in mixed]), np.asarray([m[2] for m in mixed]))
+        known: dict[str, float] = dict(zip(EVENTS, costs, strict=True))
+        for kind, program in calls().items():
+            paid, added, _ = _measured(program, program, rounds)
+            explained = sum(known[event] * paid.get(event, 0) for event in EVENTS)
+            known[kind] = max(0.0, added - explained) / max(1, paid.get(kind, 0))
+    return Overhead(machine(), known, datetime.date.today().isoformat(), spread)
+
+
+def _measured(plain: Callable, profiled: Callable, rounds: int) -> tuple[dict[str, int], float, float]:
+    """`(events by kind, ns that profiling adds, its error)`."""
+    plain(), profiled()  # compiles
+    found = _differences(plain, profiled, rounds)
+    return _paid(profiled), float(np.median(found)), _error(found)
+
+
+def solve(events: np.ndarray, added: np.ndarray, errors: np.ndarray) -> tuple[list[float], float]:
+    """`(ns an event of each kind, relative error)` that explain `added[p]` ± `errors[p]` ns by `events[p, kind]`.
+
+    Every program counts the same, but those less that are known to less than a tenth. The error is the root mean square
+    over the programs, of what the costs leave unexplained.
+
+    Example:
+      >>> costs, spread = solve(np.asarray([[10.0, 0.0], [4.0, 2.0]]), np.asarray([1000.0, 500.0]), np.zeros(2))
+      >>> [round(c, 3) for c in costs], round(spread, 3)
+      ([100.0, 50.0], 0.0)
+    """
+    scale = np.hypot(0.1 * added, errors) + 1.0
+    costs, _ = scipy.optimize.nnls(events / scale[:, None], added / scale)
+    left = (events @ costs - added) / scale * 0.1
+    return [float(c) for c in costs], float(np.sqrt(np.mean(left**2)))
 
 
 def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 9) -> Overhead:
@@ -153,15 +113,10 @@ def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 9) -> 
     predicted = sum(overhead.costs.get(kind, 0.0) * count for kind, count in _paid(workload).items())
     if not predicted:
         return overhead
-    found = [_once(workload, True) - _once(workload, False) for _ in range(rounds)]
-    factor = max(0.0, float(np.median(found))) * 1e9 / predicted
-    return replace(overhead, costs={kind: factor * ns for kind, ns in overhead.costs.items()})
-
-
-def _instruction(body: Callable[[], object], rounds: int) -> float:
-    body()
-    count = _paid(body).get(THUNK, 0)  # none where the device is not the host
-    return _difference(body, body, count, rounds) if count else 0.0
+    found = _differences(workload, workload, rounds)
+    factor = max(0.0, float(np.median(found))) / predicted
+    spread = _error(found) / abs(float(np.median(found)))
+    return replace(overhead, costs={kind: factor * ns for kind, ns in overhead.costs.items()}, spread=spread)
 
 
 def _paid(body: Callable[[], object]) -> dict[str, int]:

@@ -65,6 +65,7 @@ class Gathered:
     main: int
     window: tuple[int, int]
     problems: list[str] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)  # (start, line) of host events that change nothing
 
 
 def gather(trace: Trace) -> Gathered:
@@ -76,11 +77,12 @@ def gather(trace: Trace) -> Gathered:
     lines: list[Line] = []
     events: list[Any] = []
     windows: dict[int, tuple[int, int]] = {}
+    marks: list[tuple[int, int]] = []
     problems = [f"the profiler warns: {text}" for text in trace.warnings]
     for plane in trace.planes:
         if plane.name in HOST_PLANES:
             for line in plane.lines:
-                _host_line(plane.name, line, lines, events, windows)
+                _host_line(plane.name, line, lines, events, windows, marks)
         elif rules.DEVICE_PLANE.fullmatch(plane.name):
             for line in plane.lines:
                 _device_line(plane.name, line, lines, events, problems)
@@ -107,23 +109,27 @@ def gather(trace: Trace) -> Gathered:
     events.sort(key=attrgetter("end"), reverse=True)
     events.sort(key=attrgetter("start"))
     _check_regions(events, problems)
-    return Gathered(events, lines, -1 if main is None else main, window, problems)
+    return Gathered(events, lines, -1 if main is None else main, window, problems, marks)
 
 
-def _host_line(plane: str, line: Any, lines: list[Line], events: list[Any], windows: dict) -> None:
+def _host_line(plane: str, line: Any, lines: list[Line], events: list[Any], windows: dict, marks: list) -> None:
     if rules.COMPILER_THREADS.fullmatch(line.name):
         return
     at = len(lines)
     python = False
     kept: list[Any] = []
+    passed: list[tuple[int, int]] = []
     waits: dict[int, int] = {}
     for e in line.events:
         name = e.name
         found = rules.rule(name)
         kind = found.kind
-        if kind in ("inherit", "ignore"):
+        if kind == "ignore":
             continue
         start = round(e.start_ns)
+        if kind == "inherit":
+            passed.append((start, at))
+            continue
         end = start + round(e.duration_ns)
         if kind == "capture":
             windows[at] = (start, end)
@@ -149,6 +155,7 @@ def _host_line(plane: str, line: Any, lines: list[Line], events: list[Any], wind
         pool = line.name.startswith("tf_") or not python
         lines.append(Line(plane, line.name, "pool" if pool else "program"))
         events.extend(kept)
+        marks.extend(passed)
 
 
 def _wait(e: Any, open_waits: dict[int, int], start: int) -> int | None:

@@ -17,20 +17,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlfx.errors import ProfileError, located
-from rlfx.profile.rules import CALLBACK
+from rlfx.profile.rules import BACKEND, CALLBACK, TRANSFER
 from rlfx.profile.sweep import split
+from rlfx.profile.timeline import ANNOTATION, HOST, TASK, THUNK
 
 if TYPE_CHECKING:
     from rlfx.profile.report import Process, Report
 
 
+EVENTS = (ANNOTATION, THUNK, TASK, HOST)
+CALLS = (BACKEND, TRANSFER, CALLBACK)
+
+
 @dataclass(frozen=True)
 class Overhead:
-    """`costs`: ns of one event of a kind (annotation, thunk, wait, backend, transfer, ...) on `machine`."""
+    """What one event of each kind (`EVENTS`) costs on `machine`, and a call (`CALLS`) beyond its events: `costs` in ns.
+
+    `spread` is the relative error (root mean square) of these costs on the programs that they were measured on.
+    """
 
     machine: str
     costs: dict[str, float]
     date: str
+    spread: float = 0.0
 
     def save(self, path: str | os.PathLike | None = None) -> pathlib.Path:
         """Store as JSON, by default in the user's cache directory."""
@@ -61,10 +70,15 @@ def load(path: str | os.PathLike | None = None) -> Overhead:
             )
         )
     try:
-        return Overhead(**json.loads(source.read_text()))
+        found = Overhead(**json.loads(source.read_text()))
+        if not set(found.costs) <= {*EVENTS, *CALLS}:
+            raise TypeError(f"kinds of events of another version: {', '.join(found.costs)}")
+        return found
     except (json.JSONDecodeError, TypeError):
         raise ProfileError(
-            located(f"{source} is not a calibration.", fix="Run `python -m rlfx.profile calibrate` again.")
+            located(
+                f"{source} is not a calibration of this version.", fix="Run `python -m rlfx.profile calibrate` again."
+            )
         ) from None
 
 
@@ -92,7 +106,9 @@ def correct(report: Report, overhead: Overhead) -> Report:
             taken += _subtract(rows, found.rows, round(ns))
             if found.bound:
                 _subtract(device, found.device, round(ns))
-    return dataclasses.replace(report, rows=rows, device_rows=device, corrected_ns=taken)
+    return dataclasses.replace(
+        report, rows=rows, device_rows=device, corrected_ns=taken, correction_error=overhead.spread
+    )
 
 
 def total(process: Process, overhead: Overhead) -> float:

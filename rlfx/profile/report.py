@@ -73,6 +73,7 @@ class Report:
     problems: list[str]
     steps: int = 0
     corrected_ns: int = 0  # profiling overhead taken out of `rows`
+    correction_error: float = 0.0  # about its relative error
     extra: dict[str, Any] = field(default_factory=dict)
 
     # Sizes.

@@ -82,6 +82,7 @@ def _title(report: Report) -> str:
     head = f"{count} process{'es' if count > 1 else ''}, {report.span_ns / 1e9:.3f} s"
     if report.corrected_ns:
         head += f" after taking out {report.corrected_ns / 1e6:.1f} ms of profiling overhead"
+        head += f" (± {report.correction_error:.0%})" if report.correction_error else ""
     if report.steps:
         head += f", {report.steps:,} steps, {report.steps_per_second:,.0f} steps/s"
     return head
@@ -216,6 +217,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "seconds": report.span_ns / 1e9,
         "window_ns": report.window_ns,
         "corrected_ns": report.corrected_ns,
+        "correction_error": report.correction_error,
         "steps": report.steps,
         "steps_per_second": report.steps_per_second,
         "verdict": report.verdict,

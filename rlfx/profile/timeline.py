@@ -18,12 +18,15 @@ from rlfx.profile.events import DeviceEvent, Event, Line, gather
 from rlfx.profile.hlo import CALLBACK as CALLBACK_OP
 from rlfx.profile.hlo import LEAF, Op
 from rlfx.profile.launches import Base, Launches, unmatched
-from rlfx.profile.rules import CALLBACK, COPY, DEVICE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
+from rlfx.profile.rules import BACKEND, CALLBACK, COMPILE, COPY, DEVICE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
 from rlfx.profile.scopes import UNNAMED, join
 from rlfx.profile.xspace import Trace
 
 FOREVER = np.iinfo(np.int64).max
 CONTAINER = "container"
+# What profiling pays for: an annotation of ours, an instruction of XLA, a task handed to one of its threads (recorded
+# when handed over and when taken up), and any other event of the host. Calls back to Python count apart.
+ANNOTATION, THUNK, TASK, HOST = "annotation", "thunk", "task", "host"
 
 
 class Share(NamedTuple):
@@ -160,6 +163,9 @@ class _Walker:
                     handle(event, inside)
         for line in range(len(self.lines)):
             self.close(line, FOREVER)
+        inside = [(at, line) for at, line in self.gathered.marks if start <= at < stop]
+        if inside:
+            self.out.paid.setdefault(HOST, []).extend(inside)
         self.out.tracks = [
             Track(line, np.asarray(t, np.int64), np.asarray(c, np.int32))
             for line, t, c in zip(self.lines, self.times, self.steps, strict=True)
@@ -225,7 +231,7 @@ class _Walker:
             if event.rule.value.startswith(OPERATION) and c.state in (PYTHON, CALLBACK):
                 self.out.operations[c.base.phase, c.base.path] += 1
             if not event.synthetic:
-                self.pay("annotation", event)
+                self.pay(ANNOTATION, event)
         self.push(event, after)
 
     def state(self, event: Event, inside: bool) -> None:
@@ -241,8 +247,10 @@ class _Walker:
                 reached = TRANSFER if new.state == FETCH else new.state
                 source = TRANSFER if old.state == FETCH else old.state or PYTHON
                 self.out.transitions[source, reached, share.phase, share.path] += 1
-                if not event.synthetic:
+                if reached in (BACKEND, TRANSFER) and not event.synthetic:
                     self.pay(reached, event)
+        if inside and not event.synthetic:
+            self.pay(HOST, event)
         if event.rule.value in (WAIT, FETCH) and self.lines[event.line].kind != "pool":
             self.out.waited = max(self.out.waited, event.end)
         if event.correlation is not None:
@@ -262,8 +270,8 @@ class _Walker:
                 base = self.launches.base(event.run, event.line, "", c.base)
                 return Context(None, CONTAINER, self.shares(base, UNNAMED, ""), base)
             return c
-        if c.device or c.state == CALLBACK:
-            return c
+        if c.device or c.state == CALLBACK or (c.state == COMPILE and state == BACKEND):
+            return c  # a jitted function called while another is traced is part of its compilation
         shares = c.shares or (Share(c.base.phase, c.base.path),)
         function = rules.function_of(event.name) or c.function
         if function and not c.base.path:
@@ -271,9 +279,13 @@ class _Walker:
         return Context(state, "", shares, c.base, function)
 
     def record(self, event: Event, inside: bool) -> None:
+        if inside:
+            self.pay(TASK, event)
         self.launches.handed_over(event.line, event.link, self.contexts[self.top(event.line)].base)
 
     def region(self, event: Event, inside: bool) -> None:
+        if inside:
+            self.pay(TASK, event)
         before = self.contexts[self.top(event.line)]
         base = self.launches.taken_up(event.line, event.link, before.base)
         context = self.intern(Context(before.state, before.device, before.shares, base))
@@ -289,6 +301,7 @@ class _Walker:
     def unknown(self, event: Event, inside: bool) -> None:
         if not inside:
             return
+        self.pay(HOST, event)
         c = self.contexts[self.top(event.line)]
         if self.lines[event.line].kind in ("main", "program") and c.state in (PYTHON, None):
             seen = self.out.unknown.setdefault(event.name, [0, 0])
@@ -378,4 +391,4 @@ class _Walker:
         kernel.path = share.path
         kernel.copy = event.copy
         if self.lines[event.line].kind != "stream":
-            self.pay(CALLBACK if new.state == CALLBACK else "thunk", event)
+            self.pay(CALLBACK if new.state == CALLBACK else THUNK, event)

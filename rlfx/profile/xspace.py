@@ -112,10 +112,14 @@ def _notes(path: pathlib.Path) -> dict[str, Any]:
     if not sidecar.exists():
         return {}
     try:
-        return json.loads(sidecar.read_text())
-    except json.JSONDecodeError:
+        notes = json.loads(sidecar.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        notes = None
+    if not isinstance(notes, dict):
         raise ProfileError(
             located(
-                f"{SIDECAR} beside the trace is not JSON.", fix="Capture again, or delete it to read the trace alone."
+                f"{SIDECAR} beside the trace is not a JSON object.",
+                fix="Capture again, or delete it to read the trace alone.",
             )
-        ) from None
+        )
+    return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class Value:
       bytes: what its buffer takes.
       node: the operation that computes it; None for an input.
       host: whether it is in host memory.
+      varying, constant: along which dimensions it may vary, and whether XLA knows it: computed when first asked for.
     """
 
     bytes: int
@@ -28,6 +30,7 @@ class Value:
     dtype: Any
     node: Node | None = None
     varying: frozenset | None = None
+    constant: bool | None = None
     host: bool = False
 
 
@@ -57,7 +60,7 @@ _VIEWS = names(
 LOOPS = frozenset({J.SCAN, J.WHILE})
 COPY, BROADCAST = J.primitive("copy"), J.primitive("broadcast_in_dim")
 #: A copy into another layout.
-RELAYOUT = "relayout"
+RELAYOUT, FOR_LOOP = "relayout", "relayout for a loop"
 
 
 def bytes_of(aval: Any) -> int:
@@ -79,6 +82,7 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     nodes: list[Node] = []
     known: dict[Any, list[Value]] = {}
     widened: dict[tuple[int, tuple], Value] = {}
+    zeros: dict[tuple, Value] = {}
 
     def wide(value: Value | None, like: Value, equation: Any) -> Value | None:
         """An operand of an elementwise operation, with its axes of length 1 repeated."""
@@ -104,7 +108,7 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = run(body, ins, [new(v.aval) for v in body.constvars] if body_consts else [])
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
-            elif (same := _times_one(equation)) is not None:
+            elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
                 outs = [ins[same]]
             else:
                 key = _identity(equation, ins)
@@ -113,7 +117,7 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                     outs = [new(v.aval) for v in equation.outvars]
                     if op in J.ELEMENTWISE:
                         ins = [wide(v, outs[0], equation) for v in ins]
-                    nodes.extend(_expand(equation, ins, outs))
+                    nodes.extend(_expand(equation, ins, outs, zeros))
                     if key:
                         known[key] = outs
             env.update(zip(equation.outvars, outs, strict=True))
@@ -121,6 +125,11 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
 
     inputs = [new(v.aval) for v in jaxpr.invars]
     outputs = run(jaxpr, inputs, [new(v.aval) for v in jaxpr.constvars])
+    shared = collections.Counter(id(v) for node in nodes if node.op is COPY for v in node.ins)
+    alone = {id(v) for v in zeros.values() if shared[id(v)] == 1}
+    for node in nodes:  # of zeros for one result alone there is no copy
+        if node.op is COPY and node.ins and id(node.ins[0]) in alone:
+            node.ins = ()
     needed, kept = {id(v) for v in outputs if v}, []
     for node in reversed(nodes):
         if any(id(v) in needed for v in node.outs):
@@ -149,9 +158,20 @@ def made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: 
     return node
 
 
-def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
-    """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs."""
+def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: dict[tuple, Value]) -> list[Node]:
+    """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs.
+
+    Args:
+      zeros: those that loops write their results over, by shape; one for all of them.
+    """
     op, before = equation.primitive, []
+
+    def zero(like: Value) -> Value:
+        key = like.shape, str(like.dtype), like.host
+        if key not in zeros:
+            zeros[key] = Value(like.bytes, like.shape, like.dtype, host=like.host)
+            before.append(made(BROADCAST, [], [zeros[key]], equation))
+        return zeros[key]
 
     def copied(op: Any, value: Value | None, like: Value) -> Value:
         twin = Value(like.bytes, like.shape, like.dtype, host=like.host)
@@ -164,18 +184,34 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[N
         for i, out in enumerate(outs):
             if i < carry and ins[start + i] is None:
                 continue
-            init = copied(COPY, ins[start + i] if i < carry else None, out)
+            init = copied(COPY, ins[start + i] if i < carry else zero(out), out)
             if i < carry:
                 ins[start + i] = init
             else:
                 ins.append(init)
             pairs.append((init, out))
+        # Constants that are repeated are made inside of the loop.
+        carried = range(start, start + carry)
+        ins = [None if i not in carried and _is_repeated_constant(v) else v for i, v in enumerate(ins)]
+        # What is transposed gets another layout, and is copied into the one that a loop reads.
+        ins = [copied(FOR_LOOP, v, v) if v is not None and v.node and v.node.op is _TRANSPOSE else v for v in ins]
     elif op in _LAYOUTS:
         ins = [
             copied(RELAYOUT, v, v) if v is not None and bad else v
             for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)
         ]
     return [*before, made(op, ins, outs, equation, pairs)]
+
+
+def is_constant(value: Value) -> bool:
+    """Whether XLA knows a value: it is computed from literals."""
+    if value.constant is None:
+        value.constant = value.node is not None and all(map(is_constant, value.node.ins))
+    return value.constant
+
+
+def _is_repeated_constant(value: Value | None) -> bool:
+    return value is not None and value.node is not None and value.node.op is BROADCAST and is_constant(value)
 
 
 def _carries(equation: Any) -> tuple[int, int]:
@@ -241,6 +277,15 @@ def _times_one(equation: Any) -> int | None:
         if J.is_literal(v) and np.ndim(v.val) == 0 and v.val == 1 and not J.is_literal(equation.invars[1 - i]):
             return 1 - i
     return None
+
+
+def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
+    """A case of a selection between the same value and itself."""
+    cases = ins[1:] if equation.primitive is J.primitive("select_n") else ()
+    return 1 if cases and cases[0] is not None and all(v is cases[0] for v in cases) else None
+
+
+_TRANSPOSE = J.primitive("transpose")
 
 
 def _order_kept(equation: Any, before: Any) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, names
+from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, is_constant, names
 from rlfx.recurrence.estimate_library import library_calls
 
 #: Computed inside the loop that reads them, as often as they are read.
-_CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | names(
+_CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | J.STACKING | names(
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
     "dynamic_update_slice", "random_seed",
 )  # fmt: skip
@@ -27,6 +30,8 @@ _REDUCTIONS = names(
 _REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 #: Between host and device; a slice of what is on the host is fetched as it is.
 _MOVED = J.primitive("device_put")
+_DIVISIONS = names("div", "rem")
+_REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
 UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
@@ -65,7 +70,7 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
             and node.op is not COPY
             and not any(id(out) in needing_buffer for out in node.outs)
             and all(_fuses(user, out, library) for out in node.outs for user in consumers.get(id(out), ()))
-            and not (node.op in _EXPENSIVE and count > 1)
+            and not (_is_expensive(node) and count > 1)
             if call is None
             else call is not node
         )
@@ -81,17 +86,40 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         and not any(id(out) in needing_buffer for out in node.outs)
         and all(user.op in (RELAYOUT, J.primitive("dot_general")) for out in node.outs for user in consumers[id(out)])
     }
-    return [
-        Unit(node, *_reads(node, roots - twice if node.op is RELAYOUT else roots))
+    again = {
+        id(node)
         for node in flat.nodes
-        if id(node) in roots
-    ]
+        if id(node) in roots and id(node) not in library and node.op in _CHEAP - _EXPENSIVE - {COPY} and _is_unary(node)
+    }
+
+    def computes(user: Node, value: Value) -> bool:
+        """Whether an operation computes an operand again that is in memory for others."""
+        if user.op is RELAYOUT:
+            return id(value.node) in twice
+        return id(value.node) in again and user.op in _CHEAP - {COPY} and id(user) not in library
+
+    return [Unit(node, *_reads(node, roots, computes)) for node in flat.nodes if id(node) in roots]
+
+
+def _is_expensive(node: Node) -> bool:
+    if node.op not in _DIVISIONS or np.dtype(node.outs[0].dtype).kind not in "iu":
+        return node.op in _EXPENSIVE
+    by_constant = len(node.ins) == 1 or is_constant(node.ins[-1])  # literals are no operands
+    return not by_constant  # of integers: multiplications and shifts
+
+
+def _is_unary(node: Node) -> bool:
+    """Whether XLA may compute an operation several times: it reads no more than one large operand."""
+    rank = len(node.outs[0].shape)
+    return sum(len(v.shape) >= rank and not (v.node and v.node.op in _REPEATED) for v in node.ins) <= 1
 
 
 def _fuses(user: Node, value: Value, library: dict[int, Node]) -> bool:
     """Whether an operation computes what it reads, instead of reading it from memory."""
     if id(user) in library:
-        return value.node is not None and (library.get(id(value.node)) is library[id(user)] or not _varying(value))
+        if user.op in _REDUCTIONS and _narrow(value):
+            return True
+        return value.node is not None and library.get(id(value.node)) is library[id(user)]
     if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
         if value.node is None or _narrow(value):
             return True
@@ -99,7 +127,7 @@ def _fuses(user: Node, value: Value, library: dict[int, Node]) -> bool:
             _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP))
             for v in value.node.ins
         )
-    return user.op in _CHEAP or (value.host and user.op is _MOVED)
+    return (user.op in _CHEAP and user.op is not COPY) or (value.host and user.op is _MOVED)
 
 
 def _narrow(value: Value) -> bool:
@@ -113,7 +141,7 @@ def _varying(value: Value) -> frozenset:
         value.varying = frozenset(d for d, size in enumerate(value.shape) if size != 1)
         node = value.node
         if node is not None and node.op is BROADCAST and node.equation.primitive is not BROADCAST:
-            value.varying = frozenset(d for d, size in enumerate(node.ins[0].shape) if size != 1)
+            value.varying = frozenset(d for v in node.ins for d, size in enumerate(v.shape) if size != 1)
         elif node is not None and node.op is BROADCAST:
             dims = node.equation.params["broadcast_dimensions"]
             shape = node.equation.invars[0].aval.shape
@@ -123,7 +151,7 @@ def _varying(value: Value) -> frozenset:
     return value.varying
 
 
-def _reads(root: Node, roots: set[int]) -> tuple[list[Value], set[int]]:
+def _reads(root: Node, roots: set[int], computes: Callable[[Node, Value], bool]) -> tuple[list[Value], set[int]]:
     found: dict[int, Value] = {}
     elsewhere: set[int] = set()
     seen: set[tuple[int, bool]] = set()
@@ -131,7 +159,7 @@ def _reads(root: Node, roots: set[int]) -> tuple[list[Value], set[int]]:
     def visit(node: Node, aligned: bool) -> None:
         aligned = aligned and (node.op in IN_PLACE or (node.op in LOOPS))
         for value in node.ins:
-            if value.node is None or id(value.node) in roots:
+            if value.node is None or (id(value.node) in roots and not computes(node, value)):
                 found[id(value)] = value
                 if not aligned:
                     elsewhere.add(id(value))

@@ -54,13 +54,13 @@ def _only_user(node: Node, consumers: dict[int, list[Node]], in_memory: set[int]
 
 
 def _producers(members: dict[int, Node], calls: dict, consumers: dict, in_memory: set[int]) -> Iterator[Node]:
-    """Operations that compute for the call alone, or for other calls as well."""
+    """Operations that compute for the call alone."""
     for member in members.values():
         for value in member.ins:
             node = value.node
             if node is None or id(node) in members or id(node) in calls or id(value) in in_memory:
                 continue
-            if _supported(node) and all(id(u) in members or id(u) in calls for u in consumers[id(value)]):
+            if _supported(node) and all(id(u) in members for u in consumers[id(value)]):
                 yield node
 
 

@@ -50,7 +50,8 @@ read_p = _primitive("read", _read_aval)
 declare_p = _primitive("declare", lambda *, shape, dtype: J.ShapedArray(shape, dtype))
 #: ``define_p(declared, value)``: ties the knot. Returns the value.
 define_p = _primitive("define", lambda declared, value: _same(value))
-#: ``reduce_p(x; op, over)``: a reduction over timesteps and environments.
+#: ``reduce_p(x; op, over)``: a reduction over timesteps and environments. ``op="any"`` is of the environments of one device:
+#: it may decide whether something is computed, never what its result is, and devices do not wait for each other.
 reduce_p = _primitive("reduce", lambda x, *, op, over: J.ShapedArray(x.shape, x.dtype))
 #: ``inputs_p(xs; axes)``: element ``(t, b)`` of data given from outside.
 inputs_p = _primitive("inputs", lambda xs, *, axes: J.ShapedArray(xs.shape[len(axes) :], xs.dtype))

@@ -106,7 +106,7 @@ def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
     some = (
         truncated
         if current_domain("rlfx.next_value").batch is None
-        else reduce_p.bind(truncated, op="max", over=("b",))
+        else reduce_p.bind(truncated, op="any", over=("b",))
     )
     at_end = jax.lax.cond(some, lambda: critic(step.final_obs), lambda: jnp.zeros_like(following))
     return jnp.where(truncated, at_end, following)

@@ -15,7 +15,7 @@ from typing import Any
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cost import flops_of_jaxpr_equation
 from rlfx.recurrence.estimate import Moment, loop_moments, program_moments
-from rlfx.recurrence.estimate_flat import COPY, Value
+from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, Value
 
 #: The ``jax.named_scope`` of everything that is learned.
 LEARNING = "rlfx.learn"
@@ -147,7 +147,9 @@ def _without(segment: Segment, saved: int) -> tuple[Segment, int]:
 
 def _empty(value: Value) -> bool:
     """The buffer of what a loop will stack."""
-    return value.node is not None and value.node.op is COPY and not value.node.ins
+    while value.node is not None and value.node.op is COPY and value.node.ins:
+        (value,) = value.node.ins
+    return value.node is not None and value.node.op in (BROADCAST, COPY) and value.node.equation.primitive in LOOPS
 
 
 def _and(one: Segment, other: Segment) -> Segment:

@@ -163,6 +163,14 @@ def test_a_single_device_is_refused(arguments):
         assign(model, *arguments, devices=jax.devices()[:1])
 
 
+def test_a_function_without_operations_is_refused(arguments):
+    def same(x, w):
+        return x
+
+    with pytest.raises(PlacementError, match=r"(?s)same computes nothing: .*Place a function with at least one"):
+        assign(same, *arguments, devices=jax.devices()[:4], hardware=MACHINE)
+
+
 def test_hardware_of_another_size_is_refused(arguments):
     with pytest.raises(PlacementError, match=r"hardware describes 4 devices and 2 are given"):
         assign(model, *arguments, devices=jax.devices()[:2], hardware=MACHINE)

@@ -96,6 +96,39 @@ def test_search_only_improves_and_counts_calls(chain):
     np.testing.assert_array_equal(baselines.evaluate(chain, [assignment])[0], np.float32(cost))
 
 
+def at_work(problem, assignment):
+    """A chain at an assignment whose schedule is known, without its leading axis."""
+    state = search.initial(problem, [assignment], baselines.evaluate(problem, [assignment]), 1)
+    run = simulate.simulate(problem, state.device, state.order)
+    return jax.tree.map(lambda x: x[0], state._replace(start=run.start, finish=run.finish))
+
+
+def neighbours_of(problem, state, moves, count=64):
+    near = jnp.asarray(search.neighbours(problem))
+    draw = jax.jit(jax.vmap(lambda k: search._changed(k, state, near, problem.devices, moves)))
+    device, order = draw(jax.random.split(jax.random.key(0), count))
+    return np.asarray(device), np.asarray(order)
+
+
+def test_no_call_is_spent_on_the_assignment_that_is_known(chain):
+    """A task follows a neighbour that is on its own device already: most such moves change nothing, none is simulated."""
+    state = at_work(chain, baselines.list_schedule(chain, np.random.default_rng(0)))
+    device, order = neighbours_of(chain, state, search.Moves(device=0.0, follow=1.0, swap=0.0, order=0.0))
+    assert np.all(np.sum(device != np.asarray(state.device), axis=1) == 1)
+    np.testing.assert_array_equal(order, np.broadcast_to(np.asarray(state.order), order.shape))
+
+
+def test_swaps_exchange_tasks_that_run_at_the_same_time(chain):
+    state = at_work(chain, baselines.list_schedule(chain, np.random.default_rng(0)))
+    device, _ = neighbours_of(chain, state, search.Moves(device=0.0, follow=0.0, swap=1.0, order=0.0))
+    old, start, finish = np.asarray(state.device), np.asarray(state.start), np.asarray(state.finish)
+    for new in device:
+        v, u = np.flatnonzero(new != old)
+        assert (new[v], new[u]) == (old[u], old[v])
+        assert start[v] < finish[u]
+        assert start[u] < finish[v]
+
+
 def test_hot_chains_accept_worse_neighbours_and_remember_the_best(chain):
     starts, costs = methods.heuristic_starts(chain, jax.random.key(0), 16)
     state, _ = search.anneal(chain, jax.random.key(1), search.initial(chain, starts, costs, 2), 128, hot=0.5, cold=0.4)

@@ -103,6 +103,21 @@ def test_device_features_of_the_earliest_rule_match_list_scheduling(chain, learn
     np.testing.assert_allclose(chosen, 0.0, atol=1e-6)  # relative to the earliest
 
 
+def test_an_untrained_network_places_where_a_task_starts_earliest(chain, learner):
+    """PLC corrects a rule: before training a task waits longer than it needs to by a fraction of its own duration."""
+    episode = play(learner.params, features(chain), jax.random.key(2), 4, 0.0)
+    chosen = np.take_along_axis(np.asarray(episode.state), np.asarray(episode.device)[..., None, None], 2)[:, :, 0]
+    waits = chosen[..., 4] / chosen[..., 5]
+    assert np.quantile(waits, 0.99) < 1.0
+    untrained = float(learner.params["params"]["greed"])
+    blind = jax.tree.map(lambda x: x, learner.params)
+    blind["params"]["greed"] = jnp.zeros(())
+    other = play(blind, features(chain), jax.random.key(2), 4, 0.0)
+    far = np.take_along_axis(np.asarray(other.state), np.asarray(other.device)[..., None, None], 2)[:, :, 0]
+    assert untrained > 0.0
+    assert np.quantile(far[..., 4] / far[..., 5], 0.5) > 1.0
+
+
 def test_forced_episodes_repeat_the_choices(chain, learner):
     f = features(chain)
     episode = play(learner.params, f, jax.random.key(1), 4, 0.0)

@@ -48,9 +48,10 @@ def test_a_trace_without_events(made, tmp_path):
         read(tmp_path)
 
 
-def test_broken_notes_beside_a_trace(made, tmp_path):
-    made.gpu_space(1).write(tmp_path, notes="{")
-    with pytest.raises(ProfileError, match=r"rlfx.json beside the trace is not JSON"):
+@pytest.mark.parametrize("notes", ["{", "", "[1]"])
+def test_broken_notes_beside_a_trace(made, tmp_path, notes):
+    made.gpu_space(1).write(tmp_path, notes=notes)
+    with pytest.raises(ProfileError, match=r"rlfx.json beside the trace is not a JSON object\.\n  Fix: Capture again"):
         read(tmp_path)
 
 

@@ -1,5 +1,7 @@
 """Captures of real programs on this machine: sums, counts, states, threads and scopes through every transformation."""
 
+import functools
+import logging
 import threading
 import time
 
@@ -10,6 +12,7 @@ import pytest
 from jax import block_until_ready  # bound before any capture
 
 from rlfx.profile import capture, operation, phase, read
+from rlfx.profile.compilations import LOWERS
 
 
 def work(x, n):
@@ -265,10 +268,63 @@ def test_compilations_by_function_and_cause(tmp_path, x):
     assert "argument batch" in report.text()
 
 
+def causes(report, function):
+    (compiled,) = [c for c in report.compiled if c.function == function]
+    return compiled.causes
+
+
+def test_causes_name_the_argument_inside_a_tree_a_static_one_and_those_of_jax_s_own_functions(tmp_path):
+    @jax.jit
+    def learn(params, batch):
+        return jax.tree.map(lambda w: w * 2, params), batch.sum()
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def repeat(a, n):
+        return a * n
+
+    a = jnp.ones(3)
+    narrow = a.astype(jnp.bfloat16)
+    with capture(tmp_path) as session:
+        learn({"w": a}, a)
+        learn({"w": a, "b": a}, a)
+        learn({"w": narrow, "b": a}, a)
+        for n in (2, 3):
+            repeat(a, n)
+        for size in (5, 6):
+            jnp.arctan(np.ones(size, np.float32))
+    report = session.report()
+    first, tree, dtype = causes(report, "learn")
+    assert first == "first call in this process"
+    assert tree.startswith("argument 0: now <class 'dict'> with 2 children and before <class 'dict'> with 1 child")
+    assert dtype == "argument 1: now bf16[3] and before f32[3]"  # of the flat arguments: params["w"]
+    assert causes(report, "repeat")[1] in (
+        "argument 1: static, now 3 and before 2",
+        "same types (f32[3]): a static argument, placement, sharding or donation changed",  # jax 0.11 does not say
+    )
+    assert causes(report, "arctan") == ("not compiled for (f32[5]) before", "argument 0: now f32[6] and before f32[5]")
+
+
+def test_functions_called_while_another_is_traced_are_compilation(tmp_path, x):
+    @jax.jit
+    def learn(a):
+        with operation("loss"):
+            return jnp.mean(jnp.tanh(jnp.matmul(a, a)))  # functions that jax has jitted
+
+    with capture(tmp_path) as session:
+        jax.block_until_ready(learn(x))
+    report = session.report()
+    assert report.total(host="compile", path=("loss",)) > 0.9 * report.within("loss") - report.device_within("loss")
+    assert report.count("python", "backend") == 1
+    assert report.count("compile", "backend") == 0
+
+
 def test_explanations_do_not_reach_the_user_s_log(tmp_path, x, capfd):
     with capture(tmp_path):
         jax.jit(lambda a: a - 3)(x)
-    assert "CACHE MISS" not in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "CACHE MISS" not in said
+    assert "Compiling" not in said
+    assert logging.getLogger(LOWERS).level == logging.NOTSET
     assert not jax.config.jax_explain_cache_misses
 
 

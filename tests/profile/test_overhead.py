@@ -13,25 +13,28 @@ from rlfx.profile.calibration import calibrate, fit
 from rlfx.profile.overhead import Overhead, load, stored_at, total
 from rlfx.profile.rows import Row
 
-COSTS = {"annotation": 10_000.0, "backend": 2_000.0, "wait": 1_000.0}
+COSTS = {"annotation": 10_000.0, "host": 2_000.0}
 
 
 def test_costs_are_taken_out_where_they_were_paid(made, tmp_path):
     made.gpu_space(3).write(tmp_path)
     report = read(tmp_path)
-    corrected = report.corrected(Overhead("anywhere", COSTS, "2026-01-01"))
+    corrected = report.corrected(Overhead("anywhere", COSTS, "2026-01-01", 0.09))
     update, loss = ("update",), ("update", "loss")
     taken = {row: ns - corrected.rows[row] for row, ns in report.rows.items() if ns != corrected.rows[row]}
+    # An iteration: the annotation; the call; its execution and two launches; the wait; the read.
     assert taken == {
         Row("", update, "", "python", "idle"): 3 * 10_000,
         Row("", update, "", "backend", "idle"): 3 * 2_000,
-        Row("", loss, "", "wait", "busy"): 3 * 1_000,
+        Row("", update, "", "dispatch", "idle"): 3 * 3 * 2_000,
+        Row("", loss, "", "wait", "busy"): 3 * 2_000,
+        Row("", update, "", "transfer", "copy"): 3 * 2_000,
     }
-    assert corrected.corrected_ns == 39_000
-    assert sum(corrected.rows.values()) == corrected.window_ns == 3_000_000 - 39_000
+    assert corrected.corrected_ns == 66_000
+    assert sum(corrected.rows.values()) == corrected.window_ns == 3_000_000 - 66_000
     assert corrected.device_rows != report.device_rows
-    assert "after taking out 0.0 ms of profiling overhead" in corrected.text()
-    assert total(report.processes[0], Overhead("", COSTS, "")) == 39_000
+    assert "after taking out 0.1 ms of profiling overhead (± 9%)" in corrected.text()
+    assert total(report.processes[0], Overhead("", COSTS, "")) == 66_000
 
 
 def test_no_row_becomes_negative(made, tmp_path):
@@ -61,9 +64,11 @@ def test_calibrations_are_stored_in_the_user_s_cache(tmp_path, monkeypatch):
     overhead = Overhead("this one", COSTS, "2026-01-01")
     assert overhead.save() == stored_at() == tmp_path / "rlfx" / "profile-overhead.json"
     assert load() == overhead
-    stored_at().write_text("[1")
-    with pytest.raises(ProfileError, match="is not a calibration"):
-        load()
+    old = Overhead("this one", {"annotation": 1.0, "wait": 1.0}, "2026-01-01")
+    for text in ("[1", "[1]", json.dumps(dataclasses.asdict(old))):
+        stored_at().write_text(text)
+        with pytest.raises(ProfileError, match=r"is not a calibration of this version\.\n  Fix: Run `python -m rlfx"):
+            load()
 
 
 def test_costs_are_fitted_to_a_workload_in_proportion():
@@ -76,9 +81,9 @@ def test_costs_are_fitted_to_a_workload_in_proportion():
                 f(x).block_until_ready()
 
     workload()
-    machine = Overhead("this one", {"annotation": 1000.0, "backend": 3000.0}, "2026-01-01")
+    machine = Overhead("this one", {"annotation": 1000.0, "host": 3000.0}, "2026-01-01")
     fitted = fit(machine, workload, rounds=3)
-    assert fitted.costs["backend"] == pytest.approx(3 * fitted.costs["annotation"])
+    assert fitted.costs["host"] == pytest.approx(3 * fitted.costs["annotation"])
     assert fit(machine, lambda: None, rounds=1) == machine
 
 

@@ -3,10 +3,13 @@
 import gzip
 import json
 import os
+import pathlib
+import subprocess
 import sys
 
 import pytest
 
+import rlfx
 from rlfx.errors import ProfileError
 from rlfx.profile import read
 from rlfx.profile.__main__ import main
@@ -174,6 +177,103 @@ def test_run_of_a_window(tmp_path, capsys, monkeypatch):
     assert report.within("loop") > 0.95 * report.window_ns
     assert main(["run", "--out", str(tmp_path / "b"), "--start", "60", str(script)]) == 1
     assert "ended before the capture began: it ran for less than --start 60.0 seconds" in capsys.readouterr().err
+
+
+def outside(tmp_path, script, *options):
+    """`python -m rlfx.profile run` as a user runs it: in a process of its own."""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "-m", "rlfx.profile", "run", "--out", "out", *options, "script.py"]
+    path = os.pathsep.join([str(pathlib.Path(rlfx.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+
+
+FAILS = """
+import jax.numpy as jnp
+x = jnp.ones(3) + 1
+raise {error}
+"""
+
+
+def test_run_ends_with_the_status_of_the_script(tmp_path):
+    done = outside(tmp_path, FAILS.format(error="SystemExit(3)"))
+    assert done.returncode == 3
+    assert done.stdout.startswith("1 process, ")
+    done = outside(tmp_path, FAILS.format(error="ValueError('simulator broke')"))
+    assert done.returncode == 1
+    traceback = done.stderr.splitlines()
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[1].startswith('  File "script.py", line 4')
+    assert "ValueError: simulator broke" in traceback
+    assert done.stdout.startswith("1 process, ")
+
+
+LATE = """
+import time
+import jax
+jax.config.update("jax_num_cpu_devices", 3)  # refused once jax has started
+import jax.numpy as jnp
+f = jax.jit(lambda a: jnp.sin(a) * 2)
+x = jnp.ones(3)
+end = time.time() + 1
+while time.time() < end:
+    x = f(x)
+x.block_until_ready()
+assert len(jax.devices()) == 3
+"""
+
+
+def test_run_lets_the_script_choose_its_devices_and_ends_the_capture_in_time(tmp_path):
+    done = outside(tmp_path, LATE, "--duration", "0.3")
+    assert done.returncode == 0
+    assert "the capture ended after 0.3 s, and the script went on; --start and --duration choose" in done.stderr
+    assert read(tmp_path / "out").window_ns >= 0.3e9
+
+
+SETTLES = """
+import time
+import jax, jax.numpy as jnp
+f = jax.jit(lambda a: jnp.sin(a) * 2)
+for size in (3, 4, 5):  # compiles three times, 0.6 s apart
+    end = time.time() + (0.6 if size < 5 else 2.5)
+    while time.time() < end:
+        f(jnp.ones(size)).block_until_ready()
+        time.sleep(0.005)
+"""
+
+
+def test_run_ends_the_capture_a_second_after_the_last_compilation(tmp_path):
+    done = outside(tmp_path, SETTLES)
+    assert done.returncode == 0
+    assert "the capture ended a second after the last compilation, and the script went on" in done.stderr
+    report = read(tmp_path / "out")
+    assert {c.function: c.count for c in report.compiled}["<lambda>"] == 3
+    assert report.window_ns > 2.1e9
+    whole = outside(tmp_path, SETTLES, "--duration", "0", "--out", "whole")
+    assert "the capture ended" not in whole.stderr
+    assert read(tmp_path / "whole").window_ns > 3.6e9
+
+
+def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
+    done = outside(tmp_path, "print(1)")
+    assert done.returncode == 1
+    assert done.stderr == "rlfx.profile: The script ended before the capture began: it ran nothing of jax.\n"
+    own = (
+        "import jax.numpy as jnp\nfrom rlfx.profile import capture\nwith capture('own'):\n    print(jnp.ones(3) + 1)\n"
+    )
+    done = outside(tmp_path, own)
+    assert done.stdout == "[2. 2. 2.]\n"
+    assert done.returncode == 1
+    assert "The script captures itself, and a process has one capture at a time.\n  Fix: Run it with" in done.stderr
+    assert read(tmp_path / "own").window_ns > 0
+
+
+def test_a_file_that_cannot_be_written(report, tmp_path, capsys):
+    for option in ("--html", "--perfetto"):
+        assert main(["report", str(tmp_path), option, str(tmp_path / "none" / "x")]) == 1
+        assert f"rlfx.profile: Cannot write {tmp_path}/none/x: No such file or directory.\n  Fix: Name a file in" in (
+            capsys.readouterr().err
+        )
 
 
 def test_errors_are_one_message_and_status_1(tmp_path, capsys):

@@ -1,11 +1,14 @@
 """Every plan has the same results: environments split over devices, the learner in blocks of timesteps."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rlfx
+import rlfx.envs
 from rlfx.errors import DomainError, ScheduleError
 
 LENGTH, BATCH = 6, 4
@@ -95,3 +98,29 @@ def test_a_recurrent_learner_has_no_blocks():
     fn = rlfx.compile(coupled, length=LENGTH, batch=BATCH, transform=lambda p: rlfx.incrementalize(p, block_size=2))
     with pytest.raises(ScheduleError, match="the gradient flows through reads of other timesteps"):
         jax.grad(lambda p: fn(p, *arguments()[1:])[0])(arguments()[0])
+
+
+def test_devices_meet_once_for_a_loss_without_reductions():
+    """At truncations the critic sees the last observation: each device decides for its own environments whether it does."""
+
+    def actor_critic(w, x, t):
+        value = jnp.tanh(w * x)
+        truncated = x > 1.0
+        step = rlfx.envs.Step(x, x > 2.0, truncated, x, {})
+        following = rlfx.next_value(lambda o: jnp.tanh(w * o), step, value)
+        return (x + 0.9 * jax.lax.stop_gradient(following) - value) ** 2, jnp.where(truncated, 0.0, x + 0.3)
+
+    x, w = jnp.linspace(0.0, 1.0, 4), jnp.float32(0.7)
+    mesh = jax.make_mesh((2,), ("b",))
+    split, whole, reference = (
+        jax.value_and_grad(lambda w, fn=fn: fn(w, x)[0])
+        for fn in (
+            rlfx.compile(actor_critic, length=9, batch=4, mesh=mesh),
+            rlfx.compile(actor_critic, length=9, batch=4),
+            rlfx.reference(actor_critic, length=9, batch=4),
+        )
+    )
+    for fn in (split, whole):
+        jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-5), fn(w), reference(w))
+    text = jax.jit(split).lower(w).compile().as_text()
+    assert len(re.findall(r"all-reduce(?:-start)?\(", text)) <= 2  # of the loss and the gradient, together or each

@@ -1,0 +1,257 @@
+"""Write the tables of docs/profile.md and docs/profile-case-studies.md from benchmarks/results/profile_*.json.
+
+    python benchmarks/profile_tables.py            # rewrites what stands between the markers
+    python benchmarks/profile_tables.py --check    # says whether the pages are up to date, with status 1 if not
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; figures in running text are written by hand from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = ("docs/profile.md", "docs/profile-case-studies.md")
+TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rows_of(name: str) -> list[dict]:
+    return json.loads((ROOT / "benchmarks/results" / f"profile_{name}.json").read_text())["rows"]
+
+
+def part_of(name: str) -> dict:
+    return json.loads((ROOT / "benchmarks/results/profile_overhead.json").read_text())[name]
+
+
+def markdown(header: list[str], body: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *body]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 or share < 0.0005 else f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """Three digits: 2,987; 55.1; 6.3; 0.395."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def workload(row: dict) -> list[str]:
+    return [row["kind"], f"{row['algorithm']} {row['env']}, {row['mode']}"]
+
+
+def overhead_run() -> str:
+    header = ["kind", "workload", "run with one short capture / plain", "CPU seconds of a run", "extra CPU seconds"]
+    body = [
+        [*workload(r), f"{r['cpu']:.2f}", f"{r['cpu_seconds']:.1f}", f"{r['extra_cpu_seconds']:.2f}"]
+        for r in part_of("run")["workloads"]
+    ]
+    return markdown(header, body)
+
+
+def overhead_capture() -> str:
+    columns = {
+        "cpu": "instrumented / plain",
+        "tracer": "jax's tracer alone / plain",
+        "machine": "corrected, costs of the machine",
+        "corrected": "corrected, costs fitted to the workload",
+        "wall": "wall, corrected",
+    }
+    body = [
+        [*workload(r), *[f"{r[c]:.2f}" if c in r else "–" for c in columns]] for r in part_of("capture")["workloads"]
+    ]
+    return markdown(["kind", "workload", *columns.values()], body)
+
+
+def overhead_costs() -> str:
+    part = part_of("capture")
+    costs = part["costs_ns"]
+    return markdown(
+        ["event", *costs, "error"], [["ns", *[f"{v:,.0f}" for v in costs.values()], f"{part['calibration_error']:.0%}"]]
+    )
+
+
+def implementations() -> str:
+    rows = rows_of("implementations")
+
+    def line(name, cell):
+        return [name, *[cell(r) for r in rows]]
+
+    def shares(r, names, of):
+        return " / ".join(percent(r[of].get(n, 0)).rstrip("%") for n in names) + "%"
+
+    host, work = ("python", "backend", "dispatch"), ("simulation", "inference", "backpropagation")
+    body = [
+        line("µs an environment step, unprofiled", lambda r: number(r["plain_us_per_step"])),
+        line("Python → backend calls a step", lambda r: number(r["python_to_backend"])),
+        line("instructions a step", lambda r: number(r["instructions"])),
+        line("device busy", lambda r: percent(r["device_busy"])),
+        line("device-bound (the host has nothing to do)", lambda r: percent(r["device_bound"])),
+        line("what a sampling tool shows", lambda r: percent(r["naive_utilisation"])),
+        line("host: python / backend / dispatch", lambda r: shares(r, host, "host")),
+        line("compiling, after warm-up", lambda r: percent(r["compile_share"])),
+        line("device work: simulation / inference / backpropagation", lambda r: shares(r, work, "device_operations")),
+        line("device work without an operation", lambda r: percent(r["unattributed"])),
+    ]
+    return markdown(["", *[r["mode"] for r in rows]], body)
+
+
+def eager() -> str:
+    rows = rows_of("eager")
+    body = [
+        [r["mode"], number(r["plain_us_per_step"]), number(r["python_to_backend"]), number(r["backend_to_dispatch"]),
+         number(r["instructions"]), percent(r["device_busy"])]
+        for r in rows
+    ]  # fmt: skip
+    header = [
+        "DDPG on Pendulum",
+        "µs a step",
+        "Python → backend a step",
+        "dispatches a step",
+        "instructions a step",
+        "device busy",
+    ]
+    return markdown(header, body)
+
+
+def consecutive() -> str:
+    body = [
+        [str(r["consecutive"]), number(r["plain_us_per_step"]), number(r["simulation_python_us"]),
+         number(r["simulation_host_us"]), number(r["python_to_backend"]), percent(r["device_busy"]),
+         percent(r["operations"]["simulation"])]
+        for r in rows_of("consecutive")
+    ]  # fmt: skip
+    header = ["consecutive steps", "µs a step", "Python in simulation, µs a step", "Python, backend and dispatch in it",
+              "calls a step", "device busy", "simulation"]  # fmt: skip
+    return markdown(header, body)
+
+
+def survey() -> str:
+    body = [
+        [r["env"], r["algorithm"], *[percent(r["operations"][o]) for o in ("simulation", "inference", "backpropagation")],
+         percent(r["device_bound"]), number(r["callbacks"]), r["verdict"].split("-bound")[0]]
+        for r in rows_of("survey")
+    ]  # fmt: skip
+    header = [
+        "environment",
+        "algorithm",
+        "simulation",
+        "inference",
+        "backpropagation",
+        "device-bound",
+        "callbacks a step",
+        "limit",
+    ]
+    return markdown(header, body)
+
+
+def scale() -> str:
+    body = [
+        [str(r["workers"]), number(r["steps_per_s"]), percent(r["device_busy"]), percent(r["device_bound"]),
+         f"{statistics.mean(r['kernels_s']):.2f}", percent(r["naive_utilisation"])]
+        for r in rows_of("scale")
+    ]  # fmt: skip
+    header = ["workers", "steps/s, all together", "device busy, all together", "device-bound, a worker",
+              "seconds in kernels, a worker of 2 s", "sampled utilisation"]  # fmt: skip
+    return markdown(header, body)
+
+
+MODES = ("eager", "jit per step", "scan")
+
+
+def findings() -> str:
+    """The ratios that the statements about F.1 to F.12 rest on."""
+    by = {r["mode"]: r for r in rows_of("implementations")}
+    surveyed, workers = rows_of("survey"), rows_of("scale")
+    ddpg, nothing_jitted, ddpg_scan = rows_of("eager")
+    few, *_, many = rows_of("consecutive")
+    back, recompiled = by["eager"], by["eager"]["compiled"][:2]
+
+    def each(cell) -> str:
+        return ", ".join(cell(by[m]) for m in MODES)
+
+    def faster(slow, fast) -> str:
+        return number(slow["plain_us_per_step"] / fast["plain_us_per_step"]) + "x"
+
+    def span(values) -> str:
+        return f"{percent(min(values))} to {percent(max(values))}"
+
+    def simulating(algorithms) -> float:
+        shares = [r["operations"] for r in surveyed if r["algorithm"] in algorithms]
+        return statistics.mean(o["simulation"] / (o["simulation"] + o["backpropagation"]) for o in shares)
+
+    def simulation(on_host) -> str:
+        return span([r["operations"]["simulation"] for r in surveyed if r["env"].startswith("gymnasium") == on_host])
+
+    on, off = simulating(("PPO", "A2C")), simulating(("DQN", "DDPG"))
+    of_time = back["operations"]["backpropagation"]
+    worked = back["device_operations"]["backpropagation"] * back["device_busy"] / of_time
+    compiled = ", ".join(f"{c['function']} {c['count']}x" for c in recompiled)
+    python = few["simulation_python_us"] / max(many["simulation_python_us"], 1e-9)
+    lines = [
+        (
+            "F.1",
+            "eager / jit per step, eager / scan",
+            f"{faster(back, by['jit per step'])}, {faster(back, by['scan'])}",
+        ),
+        ("F.2", f"Python's share: {', '.join(MODES)}", each(lambda r: percent(r["host"].get("python", 0)))),
+        ("F.3", "eager with nothing jitted / eager", faster(nothing_jitted, ddpg)),
+        ("F.3", "eager / scan, DDPG", faster(ddpg, ddpg_scan)),
+        ("F.4", "eager backpropagation: of the time; of it, kernels", f"{percent(of_time)}; {percent(worked)}"),
+        ("F.5", "Python in simulation, a step: 1 consecutive / 1,000", f"{number(python)}x"),
+        ("F.5", "time a step: 1 consecutive / 1,000", faster(few, many)),
+        ("F.6", "recompiling in eager", f"{percent(back['compile_share'])} of the time: {compiled}"),
+        ("F.7", f"device busy: {', '.join(by)}", ", ".join(percent(r["device_busy"]) for r in by.values())),
+        (
+            "F.8",
+            f"dispatch / busy: {', '.join(MODES)}",
+            each(lambda r: number(r["host"]["dispatch"] / r["device_busy"])),
+        ),
+        ("F.9", f"device-bound: {', '.join(MODES)}", each(lambda r: percent(r["device_bound"]))),
+        ("F.9", "device-bound, workers", span([r["device_bound"] for r in workers])),
+        ("F.10", "simulation / (it + backpropagation): PPO and A2C", f"{on:.2f}"),
+        ("F.10", "the same: DQN and DDPG; ratio", f"{off:.2f}; {on / off:.1f}x"),
+        ("F.11", "1 to 4 workers: sampled", span([r["naive_utilisation"] for r in workers])),
+        ("F.11", "1 to 4 workers: busy", span([r["device_busy"] for r in workers])),
+        ("F.12", "simulation, compiled environments", simulation(False)),
+        ("F.12", "simulation, on the host", simulation(True)),
+    ]
+    return markdown(["finding", "measured", "here"], [list(line) for line in lines])
+
+
+TABLES = {
+    "overhead-run": overhead_run, "overhead-capture": overhead_capture, "overhead-costs": overhead_costs,
+    "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
+    "findings": findings,
+}  # fmt: skip
+
+
+def page(text: str) -> str:
+    """The page with all its tables made anew."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    stale = []
+    for name in PAGES:
+        old = (ROOT / name).read_text()
+        new = page(old)
+        if new != old:
+            stale.append(name)
+            if not arguments.check:
+                (ROOT / name).write_text(new)
+    if arguments.check and stale:
+        sys.exit(f"{', '.join(stale)}: not what benchmarks/profile_tables.py writes; run it")
+
+
+if __name__ == "__main__":
+    main()

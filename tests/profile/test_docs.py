@@ -1,0 +1,13 @@
+"""The tables in the documentation are those that the committed results give."""
+
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_the_tables_of_the_pages_are_made_from_the_results():
+    command = [sys.executable, str(ROOT / "benchmarks/profile_tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
