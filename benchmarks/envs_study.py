@@ -24,6 +24,7 @@ import pathlib
 import re
 
 import jax
+import matplotlib
 from envs_throughput import HERE, gymnax_scan, ours, report, seconds  # sets XLA's flags before jax starts
 
 from rlfx.envs import fast_prng
@@ -219,6 +220,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results" / "envs_study.json")
     parser.add_argument("--plots", type=pathlib.Path, default=HERE.parent / "docs")
     args = parser.parse_args()
+    matplotlib.use("Agg")
     study = json.loads(args.out.read_text())["rows"] if args.out.exists() else {}
     measure = {
         "N": lambda: merged(study.get("N", []), against_n(args.sizes, args.repeat, args.budget)),
@@ -229,12 +231,10 @@ def main():
     for part in args.parts:
         study[part] = measure[part]()
         args.out.write_text(json.dumps(report(study), indent=1) + "\n")
-    if all(part in study for part in PARTS):
-        import matplotlib
-
-        matplotlib.use("Agg")
-        peers = json.loads(args.peers.read_text()) if args.peers.exists() else {"rows": []}
+    peers = json.loads(args.peers.read_text()) if args.peers.exists() else {"rows": []}
+    if all(part in study for part in ("N", "transitions", "K")):
         plot_throughput(study, peers, args.plots / "envs-study.png")
+    if "factors" in study:
         plot_factors(study["factors"], args.plots / "envs-factors.png")
 
 
