@@ -25,8 +25,11 @@ class Explained(Protocol):
 
 
 def memory_note(explained: Explained) -> str:
-    """``predicted 22.5 MiB, measured by XLA 22.4 MiB, budget 25 MiB``."""
-    note = f"predicted {show_bytes(explained.predicted_bytes)}"
+    """``predicted 22.5 MiB, measured by XLA 22.4 MiB, budget 25 MiB``; or why there is no prediction."""
+    try:
+        note = f"predicted {show_bytes(explained.predicted_bytes)}"
+    except ValueError as error:  # a loop on data, a callback: jax says so when the gradient is traced
+        return f"not predicted, the loss has no gradient: {str(error).split('. ')[0]}"
     host = explained.timeline.peak_host
     note += f" ({show_bytes(host)} of it in host memory)" if host else ""
     if explained.measured_bytes is not None:

@@ -13,7 +13,7 @@ import rlfx.envs
 from rlfx.envs import fast_prng
 from rlfx.errors import ProgramError
 from rlfx.transforms._fuse_loop import products_prevail
-from rlfx.transforms.fuse_steps import fuse_loops, fuse_steps
+from rlfx.transforms.fuse_steps import fuse_loops, fuse_steps, tune
 from tests import strategies
 from tests.recurrence.test_generated import QUICK, mismatches, outcome
 
@@ -244,6 +244,16 @@ def test_where_products_prevail_a_cpu_is_left_alone():
 def test_auto_follows_what_was_measured(hidden, n, prevail):
     """Two networks of two hidden layers, as in `benchmarks/envs_ppo.py`."""
     assert products_prevail(2 * (4 * hidden + hidden**2) + 3 * hidden, n) == prevail
+
+
+def test_a_program_is_tuned_by_measuring():
+    f = lambda w, x, t: (w * x, x + 1.0)  # noqa: E731
+    make = lambda backend, tile: rlfx.unroll(  # noqa: E731
+        f, length=3, batch=2, transform=partial(fuse_steps, backend=backend, tile=tile)
+    )
+    best, seconds = tune(make, 2.0, jnp.ones(2), candidates=(("vmap", None), ("scan", None)), repeat=1)
+    assert best in seconds
+    assert set(seconds) == {("vmap", None), ("scan", None)}
 
 
 def test_there_is_no_such_backend():
