@@ -73,7 +73,8 @@ def overhead_costs() -> str:
     part = part_of("capture")
     costs = part["costs_ns"]
     return markdown(
-        ["event", *costs, "error"], [["ns", *[f"{v:,.0f}" for v in costs.values()], percent(part.get("calibration_error", 0))]]
+        ["event", *costs, "error"],
+        [["ns", *[f"{v:,.0f}" for v in costs.values()], percent(part.get("calibration_error", 0))]],
     )
 
 
@@ -239,6 +240,7 @@ TABLES = {
 
 def page(text: str) -> str:
     """The page with all its tables made anew."""
+
     def made(name: str) -> str:
         try:
             return TABLES[name]()
