@@ -348,6 +348,13 @@ def zero_keys(shape: tuple, dtype: Any) -> Any:
     return prng.random_wrap(jnp.zeros((*shape, *impl.key_shape), jnp.uint32), impl=impl)
 
 
+def random_by_loop(equation: Any) -> bool:
+    """Whether an operation on random keys is jax's own threefry, a loop of its own, and not straight arithmetic."""
+    dtypes_of = [v.aval.dtype for v in (*equation.invars, *equation.outvars)]
+    impls = [d._impl.name for d in dtypes_of if jnp.issubdtype(d, jax.dtypes.prng_key)]
+    return not impls or impls[0] == "threefry2x32"
+
+
 def short_dtype(dtype: Any) -> str:
     """``f32``, ``i32``, ``bool``, ``key``."""
     return "key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtypes.short_dtype_name(dtype)

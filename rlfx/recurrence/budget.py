@@ -168,13 +168,16 @@ def _tiles(form: str, start: int, length: int, batch: int) -> Iterator[Plan]:
 
 
 def _replay_blocks(program: Program, learner: Learner) -> list[int]:
-    """Block lengths to try: where what is kept between blocks and what is acted again within one are in balance."""
+    """Block lengths to try: where what is kept between blocks and what is acted again within one are in balance.
+
+    The nearest first: it needs least, and longer blocks were not faster (benchmarks/results/memory_images.json).
+    """
     domain, length = program.domain, program.domain.length
     state = sum(bytes_of(v, domain) for v in program.carry)
     per_step = max(bytes_of(v, domain) for v in learner.stored if points(program.dims_of(v), domain) >= length)
     balance = math.sqrt(length * max(state, 1) / max(per_step, 1))
     near = sorted(_divisors(length), key=lambda d: abs(math.log(d / max(balance, 1.0))))
-    return sorted(near[:3], reverse=True)
+    return near[:3]
 
 
 def _divisors(n: int) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.cost import show_bytes
 from rlfx.recurrence.estimate_flat import Flat, Node, Value, flatten
 from rlfx.recurrence.estimate_fusion import IN_PLACE, UPDATES, schedule, units_of
 
@@ -32,7 +33,7 @@ class LiveValue:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.bytes / 2**20:.2f} MiB  {self.dtype}[{','.join(map(str, self.shape))}]  {self.source}"
+        return f"{show_bytes(self.bytes)}  {self.dtype}[{','.join(map(str, self.shape))}]  {self.source}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def _inside(node: Node) -> tuple[Value, ...]:
         return _peak(loop_moments(body, body_consts, params["body_nconsts"], len(body.outvars)))[1]
     if op is J.COND:
         return max((_peak(program_moments(*J.body_of(b)))[1] for b in params["branches"]), key=_total)
-    if op in J.RANDOM:
+    if op in J.RANDOM and J.random_by_loop(node.equation):
         return _random(node)
     return ()
 

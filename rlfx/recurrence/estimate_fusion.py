@@ -30,7 +30,7 @@ _REDUCTIONS = names(
 _REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 #: Between host and device; a slice of what is on the host is fetched as it is.
 _MOVED = J.primitive("device_put")
-_DIVISIONS = names("div", "rem")
+_DIVISIONS, _BITS = names("div", "rem"), J.primitive("random_bits")
 _REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
 UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
@@ -66,7 +66,7 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
                 count += 1 if id(user) in roots else places[id(user)]
         call = library.get(id(node))
         fused = (
-            node.op in _CHEAP
+            _is_cheap(node)
             and node.op is not COPY
             and not any(id(out) in needing_buffer for out in node.outs)
             and all(_fuses(user, out, library) for out in node.outs for user in consumers.get(id(out), ()))
@@ -99,6 +99,11 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
         return id(value.node) in again and user.op in _CHEAP - {COPY} and id(user) not in library
 
     return [Unit(node, *_reads(node, roots, computes)) for node in flat.nodes if id(node) in roots]
+
+
+def _is_cheap(node: Node) -> bool:
+    """Whether an operation may run in the loop of what reads it: random bits where they are straight arithmetic, too."""
+    return node.op in _CHEAP or (node.op is _BITS and not J.random_by_loop(node.equation))
 
 
 def _is_expensive(node: Node) -> bool:

@@ -6,6 +6,7 @@ import gru_bptt
 import hand
 import jax
 import jax.numpy as jnp
+import memory_over_time
 import numpy as np
 import pytest
 from networks import init_mlp, mlp
@@ -135,3 +136,15 @@ def test_the_scripts_run(capsys, lenient):
     out = capsys.readouterr().out
     assert out.count("falls per 1,000 steps") == 2
     assert "truncated to 4: loss" in out
+
+
+def test_monte_carlo_offloads_or_acts_again_and_n_step_forgets(lenient):
+    found = list(memory_over_time.main(["--size", "32", "--length", "64", "--batch", "4"]).values())
+    assert [(e.plan.form, e.plan.offload is not None) for e in found] == [
+        ("blocks", True),
+        ("replay", False),
+        ("stream", False),
+    ]
+    stacked = 4 * 3 * 32 * 32 * 64 * 4
+    assert found[0].timeline.peak_host >= stacked > found[0].timeline.peak_device
+    assert all(e.measured_bytes <= stacked // 2 for e in found[1:])

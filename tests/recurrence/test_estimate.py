@@ -102,4 +102,4 @@ def test_the_largest_values_come_with_shape_and_source_line():
     assert found[0].bytes == 4 * N * 512
     assert found[0].shape == (N, 512)
     assert "test_estimate.py" in found[0].source
-    assert str(found[0]).startswith("0.50 MiB  f32[256,512]  test_estimate.py:")
+    assert str(found[0]).startswith("512 KiB  f32[256,512]  test_estimate.py:")
