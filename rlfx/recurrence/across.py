@@ -28,7 +28,9 @@ def reduce_value(
     if op == "last":
         return Value(wide.data[-1], dims - {"t"}) if "t" in dims else wide
     if valid is None:
-        data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min, "any": jnp.any}[op](wide.data, axis=axes)
+        data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min, "any": jnp.any}[op](
+            wide.data, axis=axes
+        )
         return Value(finish(op, data.astype(wide.data.dtype)), dims - set(over))
     data = wide.data
     mask = mask_like(expand(valid, dims, sizes).data, data)
