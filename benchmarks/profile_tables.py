@@ -55,7 +55,7 @@ def overhead_run() -> str:
     return markdown(header, body)
 
 
-def overhead_capture() -> str:
+def overhead_capture(part: str = "capture") -> str:
     columns = {
         "cpu": "instrumented / plain",
         "tracer": "jax's tracer alone / plain",
@@ -63,10 +63,12 @@ def overhead_capture() -> str:
         "corrected": "corrected, costs fitted to the workload",
         "wall": "wall, corrected",
     }
-    body = [
-        [*workload(r), *[f"{r[c]:.2f}" if c in r else "–" for c in columns]] for r in part_of("capture")["workloads"]
-    ]
+    body = [[*workload(r), *[f"{r[c]:.2f}" if c in r else "–" for c in columns]] for r in part_of(part)["workloads"]]
     return markdown(["kind", "workload", *columns.values()], body)
+
+
+def overhead_capture_first() -> str:
+    return overhead_capture("capture_first_calibration")
 
 
 def overhead_costs() -> str:
@@ -232,7 +234,8 @@ def findings() -> str:
 
 
 TABLES = {
-    "overhead-run": overhead_run, "overhead-capture": overhead_capture, "overhead-costs": overhead_costs,
+    "overhead-run": overhead_run, "overhead-capture": overhead_capture,
+    "overhead-capture-first": overhead_capture_first, "overhead-costs": overhead_costs,
     "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
     "findings": findings,
 }  # fmt: skip
