@@ -43,18 +43,16 @@ from rlfx.place.policy import DualPolicy  # noqa: E402
 from rlfx.place.problem import build  # noqa: E402
 
 
-def panels(rows=2048, width=256, grid=8):
-    """(A B) + (C (D E)) in blocks, A and C tall; each block of a product is a loop over panels of 64 rows."""
+def panels(rows=2048, width=256, grid=4):
+    """(A B) + (C (D E)) in blocks, A and C tall; each product of blocks is a loop over panels of 64 rows."""
 
-    def product(xs, ws):
-        def panel(rs):
-            return functools.reduce(operator.add, (r @ w for r, w in zip(rs, ws, strict=True)))
-
-        out = jax.lax.map(panel, tuple(x.reshape(-1, 64, width) for x in xs))
-        return out.reshape(xs[0].shape[0], width)
+    def product(x, w):
+        panel = jax.lax.map(lambda r: r @ w, x.reshape(-1, 64, width))
+        return panel.reshape(x.shape[0], width)
 
     def matmul(x, y):
-        return [[product(row, col) for col in zip(*y, strict=True)] for row in x]
+        return [[functools.reduce(operator.add, map(product, row, col)) for col in zip(*y, strict=True)]
+                for row in x]  # fmt: skip
 
     def fn(A, B, C, D, E):
         left, right = matmul(A, B), matmul(C, matmul(D, E))
