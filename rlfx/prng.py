@@ -66,7 +66,7 @@ def _random_bits(key, bit_width, shape):
 fast_prng = define_prng_impl(
     key_shape=(2,), seed=_seed, split=_split, random_bits=_random_bits, fold_in=_fold_in, name="feistel32", tag="fst"
 )
-"""``jax.random.key(seed, impl=fast_prng)``: keys whose random numbers cost about a seventh of threefry's.
+"""``jax.random.key(seed, impl=fast_prng)``: keys whose random numbers cost less than threefry's.
 
 A 64-bit key and a 32-bit counter go through a three-round Feistel network, a permutation, so that the children of a key
 are distinct, and so are the children of distinct keys under one ``fold_in``. Not for cryptography. A draw depends on
