@@ -140,7 +140,7 @@ def test_an_older_capture_of_the_same_process_is_set_aside(tmp_path):
 
 def test_a_capture_that_leaves_the_device_running(tmp_path):
     a = jnp.ones((400, 400))
-    f = jax.jit(lambda a: jax.lax.fori_loop(0, 200, lambda i, c: jnp.tanh(c @ a), a))
+    f = jax.jit(lambda a: jax.lax.fori_loop(0, 600, lambda i, c: jnp.tanh(c @ a), a))
     jax.block_until_ready(f(a))
     with capture(tmp_path) as session:
         y = f(a)
