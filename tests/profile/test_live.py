@@ -58,9 +58,9 @@ def test_two_scopes_of_known_ratio(tmp_path, x):
     @jax.jit
     def program(a):
         with operation("long"):
-            a = work(a, 30)
+            a = work(a, 150)  # beside it the start of the program, which is in the first scope, does not count
         with operation("short"):
-            return work(a, 10)
+            return work(a, 50)
 
     jax.block_until_ready(program(x))
     ratios = []
