@@ -89,8 +89,8 @@ def carried_weights(jaxpr):
     count = 0
     for e in jaxpr.eqns:
         if e.primitive is J.SCAN:
-            first = e.params["num_consts"]
-            count += sum(v.aval.shape == (H, H) for v in e.invars[first : first + e.params["num_carry"]])
+            consts, carried = J.scan_counts(e.params)
+            count += sum(v.aval.shape == (H, H) for v in e.invars[consts : consts + carried])
         count += sum(carried_weights(body) for body, _ in J.sub_jaxprs(dict(e.params)))
     return count
 
