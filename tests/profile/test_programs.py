@@ -55,7 +55,7 @@ def plain():
 
 def test_a_program_without_annotations_is_attributed_to_its_stages_and_the_environment(plain, tmp_path):
     params = jax.block_until_ready(plain(jnp.zeros((4, 2)), jax.random.key(0)))
-    keys = list(jax.random.split(jax.random.key(2), 5))
+    keys = list(jax.random.split(jax.random.key(2), 20))
     with capture(tmp_path) as session:
         for key in keys:
             params = plain(params, key)
@@ -73,8 +73,11 @@ def test_a_program_without_annotations_is_attributed_to_its_stages_and_the_envir
 def test_operations_named_inside_a_timestep_survive_compilation(tmp_path):
     update = training(annotated)
     params = jax.block_until_ready(update(jnp.zeros((4, 2)), jax.random.key(0)))
+    keys = list(jax.random.split(jax.random.key(3), 20))  # one call is a millisecond, most of it its own start
     with capture(tmp_path) as session:
-        jax.block_until_ready(update(params, jax.random.key(3)))
+        for key in keys:
+            params = update(params, key)
+        jax.block_until_ready(params)
     report = session.report()
     assert report.device_within("inference") > 0
     assert report.device_within("simulation") > 0
