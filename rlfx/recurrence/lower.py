@@ -88,7 +88,9 @@ class Execution:
         slices = [(self.now() if v is self.program.now else self.env[v]).data for v in moving]
         state, ys = self.advance(running, running.initial(), self.times.data, slices)
         for v, data in zip(loop.stacked, ys, strict=True):
-            self.env[v] = Value(data, self.program.dims_of(v) | {"t"})
+            # What a scan computes is the same at every timestep if it varies with none, x[0] for one.
+            dims = self.program.dims_of(v)
+            self.env[v] = Value(data if "t" in dims else data[0], dims)
         for v in loop.last:
             self.finals[v] = running.last_of(v, state)
 

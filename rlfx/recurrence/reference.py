@@ -354,9 +354,7 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
             return arguments.key
         return jnp.int32(t0 + t) if var is program.now else jnp.int32(b)
 
-    stops = [domain.length] * batch
-    if domain.until:
-        stops = [_stop_of(at, domain, given, b, batch) for b in range(batch)]
+    stops = _stops(at, domain, given) if domain.until else [domain.length] * batch
     run = _Evaluation(at, domain, batch, given, stops)
     run.inputs_t0 = int(t0)
 
@@ -381,16 +379,25 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
     return losses, (out_carry, out_aux, *extra)
 
 
-def _stop_of(at: Callable, domain: Domain, given: Callable, b: int, batch: int) -> int:
-    """How many timesteps an environment has: the carry does not depend on its end, so any bound will do."""
+def _stops(at: Callable, domain: Domain, given: Callable) -> list[int]:
+    """How many timesteps each environment has.
+
+    A carry may read a sum over the environments that have not ended, so the ends are found in the order of time: what
+    comes before a timestep needs only the ends before it, and for the others any bound will do.
+    """
+    batch = domain.batch or 1
+    going = set(range(batch))
     run = _Evaluation(at, domain, batch, given, [domain.length] * batch)
     for t in range(1, domain.length):
-        program = run.at(t, b).program
-        if int(run.value(program.ends, t, b)) < t:
-            return t - 1
-    last = run.at(domain.length - 1, b).program
-    ends = last.definitions()[last.ends].source
-    return int(run.value(ends, domain.length - 1, b))
+        ended = {b for b in going if int(run.value(run.at(t, b).program.ends, t, b)) < t}
+        if ended:
+            going -= ended
+            run = _Evaluation(at, domain, batch, given, [t - 1 if b in ended else n for b, n in enumerate(run.stops)])
+    stops = list(run.stops)
+    for b in going:
+        last = run.at(domain.length - 1, b).program
+        stops[b] = int(run.value(last.definitions()[last.ends].source, domain.length - 1, b))
+    return stops
 
 
 def _collect(run: _Evaluation, out: Callable, whole: Program, i: int) -> Any:

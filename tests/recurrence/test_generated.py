@@ -92,14 +92,23 @@ def mismatches(got: Any, expected: Any) -> list[str]:
 
 
 def check(p: strategies.GeneratedProgram, *, jit: bool = True, options: dict | None = QUICK) -> tuple[list[str], bool]:
-    """``(mismatches, refused)`` of the compiled program."""
+    """``(mismatches, refused)`` of the compiled program. A maximum of nothing has no meaning, so it counts as refused.
+
+    (``rlfx.shared`` may see slices of environments that have ended, which are empty; XLA does not say so, the reference
+    does.)
+    """
     compiled = rlfx.compile(p.function, **p.options())
     with contextlib.suppress(RlfxError):
         compiled.trace(*p.arguments())
     reference = rlfx.reference(p.function, **p.options())
     with contextlib.nullcontext() if jit else jax.disable_jit():
         got = outcome(compiled, p, jit=jit, options=options)
-    expected = outcome(reference, p)
+    try:
+        expected = outcome(reference, p)
+    except ValueError as error:
+        if "non-empty reduced dimension" in str(error):
+            return [], True
+        raise
     return mismatches(got, expected), isinstance(got, Exception)
 
 

@@ -657,6 +657,41 @@ def test_until_stops_the_loop_when_every_environment_has_ended():
     np.testing.assert_allclose(out[0], 2.0 * (0 + 1 + 2 + 1 + 2) / 5)
 
 
+def test_under_until_a_sum_over_environments_counts_those_that_go_on_even_of_a_constant():
+    """The ends of some decide what the others see, hence when they end: in the reference, too."""
+
+    def f(p, c, t):
+        going = rlfx.sum(1.0, "b")
+        return p * going, jnp.tanh(0.1 * going + 0.5 * c), going
+
+    options = {"length": 4, "batch": 3, "until": lambda c: c > 0.35, "reduce": "sum"}
+    carry = jnp.array([-0.4, 0.5, 0.0])
+    for fn in (rlfx.compile(f, **options), rlfx.reference(f, **options)):
+        loss, (last, going, lengths) = fn(jnp.float32(1.0), carry)
+        assert lengths.tolist() == [4, 1, 3]
+        close(going, [[3, 3, 3], [2, 0, 2], [2, 0, 2], [1, 0, 0]])
+        close(loss, 3 * 3 + 2 * 2 + 2 * 2 + 1)
+        h = -0.4
+        for n in (3, 2, 2, 1):
+            h = np.tanh(0.1 * n + 0.5 * h)
+        close(last[0], h)
+
+
+def test_a_value_that_a_loop_computes_but_that_does_not_vary_with_time_has_no_axis_of_time():
+    """``x[0]`` of a series of the loop itself, as aux, in the loss, and in the gradient."""
+
+    def f(p, c, t):
+        x = rlfx.series(p * c + 0.1, end=0.0)
+        return x[0] * x[t + 1], jnp.tanh(x[0] + 0.5 * c), x[0]
+
+    args = jnp.float32(0.7), jnp.array([0.3, -0.2])
+    for length in (1, 2, 5):
+        fn, reference = (make(f, length=length, batch=2) for make in (rlfx.compile, rlfx.reference))
+        got, expected = (jax.value_and_grad(g, (0, 1), has_aux=True)(*args) for g in (fn, reference))
+        assert got[0][1][1].shape == (2,)
+        jax.tree.map(lambda a, b: close(a, b, rtol=1e-5), got, expected)
+
+
 def test_until_under_vmap_over_seeds_ends_with_the_last_seed():
     fn = rlfx.compile(lambda p, c, t: (p * c, c + 1.0), length=50, until=lambda c: c >= 4.0)
     starts = jnp.array([0.0, 3.0, 10.0])
