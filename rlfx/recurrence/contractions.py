@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.interpret import evaluate
 
 tree = jax.tree_util
 
@@ -40,36 +41,21 @@ def transposed_contractions(fn: Callable) -> Callable:
         closed, out = jax.make_jaxpr(lambda *xs: fn(*tree.tree_unflatten(structure, xs)), return_shape=True)(*flat)
         if not _has_tall(closed.jaxpr):
             return fn(*args)
-        return tree.tree_unflatten(tree.tree_structure(out), _evaluate(closed.jaxpr, closed.consts, flat))
+        return tree.tree_unflatten(tree.tree_structure(out), evaluate(closed.jaxpr, closed.consts, flat, _rule))
 
     return call
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if J.is_literal(atom) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(x) for x in eqn.invars]
-        names = J.source_info_util.current_name_stack() + eqn.source_info.name_stack
-        with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names):
-            if eqn.primitive is _JIT and _has_tall(eqn):
-                outs = _evaluate(*J.body_of(eqn.params["jaxpr"]), operands)
-            elif eqn.primitive is J.SCAN and _has_tall(eqn):
-                outs = J.bind(J.SCAN, eqn.params | {"jaxpr": _rewritten(eqn.params["jaxpr"])}, *operands)
-            elif _is_tall(eqn):
-                outs = [_contract(eqn.params, *operands)]
-            else:
-                outs = J.bind(eqn.primitive, eqn.params, *operands)
-        values.update(zip(eqn.outvars, outs, strict=True))
-    return [read(x) for x in jaxpr.outvars]
+def _rule(eqn: Any, operands: list) -> list | None:
+    if eqn.primitive is _JIT and _has_tall(eqn):
+        return evaluate(*J.body_of(eqn.params["jaxpr"]), operands, _rule)
+    if eqn.primitive is J.SCAN and _has_tall(eqn):
+        return J.bind(J.SCAN, eqn.params | {"jaxpr": _rewritten(eqn.params["jaxpr"])}, *operands)
+    return [_contract(eqn.params, *operands)] if _is_tall(eqn) else None
 
 
 def _rewritten(body: Any) -> Any:
-    return jax.make_jaxpr(lambda *xs: _evaluate(body.jaxpr, body.consts, xs))(*body.in_avals)
+    return jax.make_jaxpr(lambda *xs: evaluate(body.jaxpr, body.consts, xs, _rule))(*body.in_avals)
 
 
 def _contract(params: dict, g: jax.Array, x: jax.Array) -> jax.Array:

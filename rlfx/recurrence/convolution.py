@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.interpret import evaluate
 
 CONVOLUTION = J.primitive("conv_general_dilated")
 
@@ -31,22 +32,13 @@ def with_channels_last(fn: Callable) -> Callable:
 
     def run(*args: Any) -> Any:
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
-        results = _replay(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _rule)
         return jax.tree.unflatten(jax.tree.structure(out), results)
 
     return run
 
 
-def _replay(jaxpr: Any, consts: Sequence, args: Sequence) -> list:
-    env: dict = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [v.val if J.is_literal(v) else env[v] for v in eqn.invars]
-        if eqn.primitive is CONVOLUTION:
-            outs = [channels_last(operands[0], operands[1], eqn.params)]
-        elif eqn.primitive in J.INLINED:
-            body, inner = J.call_body(eqn.primitive, eqn.params)
-            outs = _replay(body, inner, operands)
-        else:
-            outs = J.bind(eqn.primitive, eqn.params, *operands)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [v.val if J.is_literal(v) else env[v] for v in jaxpr.outvars]
+def _rule(eqn: Any, operands: list) -> list | None:
+    if eqn.primitive is CONVOLUTION:
+        return [channels_last(*operands, eqn.params)]
+    return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, _rule) if eqn.primitive in J.INLINED else None

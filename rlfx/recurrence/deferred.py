@@ -8,6 +8,7 @@ any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.interpret import evaluate
 from rlfx.recurrence.loops import scan
 
 tree = jax.tree_util
@@ -45,6 +47,12 @@ class Product:
         """The other operand."""
         return self.eqn.invars[1 - self.side]
 
+    @property
+    def rows(self) -> int:
+        """How many rows of the value are multiplied with the weight."""
+        contracted = self.eqn.params["dimension_numbers"][0][1 - self.side]
+        return math.prod(n for i, n in enumerate(self.value.aval.shape) if i not in contracted)
+
     def of(self, value: Any, weight: Any) -> Any:
         """The product."""
         operands = (weight, value) if self.side == 0 else (value, weight)
@@ -60,20 +68,13 @@ def deferring(step: Callable, init: Any, xs: Any, backward: bool, going: Callabl
     leaves, structure = tree.tree_flatten((init, xs))
     split = len(tree.tree_leaves(init))
     at_t = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves[split:]]
-    outs: list = []
-
-    def flat(*args):
-        state, ys = step(*tree.tree_unflatten(structure, args))
-        out, out_structure = tree.tree_flatten((state, ys))
-        outs.append(out_structure)
-        return out
-
-    jaxpr, consts = J.make_jaxpr(flat)(*(jax.typeof(x) for x in leaves[:split]), *at_t)
-    products = _products(jaxpr, MOST_ROWS.get(jax.default_backend(), 0))
+    one = tree.tree_unflatten(structure, [*map(jax.typeof, leaves[:split]), *at_t])
+    closed, outs = jax.make_jaxpr(step, return_shape=True)(*one)
+    products = _products(closed.jaxpr, MOST_ROWS.get(jax.default_backend(), 0))
     if not products:
         return scan(step, init, xs, backward, going)
-    loop = _Loop(jaxpr, tuple(products), split, backward)
-    return tree.tree_unflatten(outs[0], loop(consts, leaves[:split], leaves[split:]))
+    loop = _Loop(closed.jaxpr, tuple(products), split, backward)
+    return tree.tree_unflatten(tree.tree_structure(outs), loop(closed.consts, leaves[:split], leaves[split:]))
 
 
 def _products(jaxpr: Any, most_rows: int) -> list[Product]:
@@ -82,21 +83,21 @@ def _products(jaxpr: Any, most_rows: int) -> list[Product]:
     constant = set(weights)
     found = []
     for e in jaxpr.eqns:
-        if e.primitive is _DOT:
-            sides = [i for i, v in enumerate(e.invars) if not J.is_literal(v) and v in weights]
-            batched = any(e.params["dimension_numbers"][1])
-            if len(sides) == 1 and not batched and jnp.issubdtype(e.outvars[0].aval.dtype, jnp.inexact):
-                product = Product(e, weights[e.invars[sides[0]]], sides[0])
-                contracted = e.params["dimension_numbers"][0][1 - sides[0]]
-                shape = product.value.aval.shape
-                rows = 1
-                for i, n in enumerate(shape):
-                    rows *= 1 if i in contracted else n
-                if product.value not in constant and rows <= most_rows:
-                    found.append(product)
+        product = _product(e, weights) if e.primitive is _DOT else None
+        if product and product.value not in constant and product.rows <= most_rows:
+            found.append(product)
         if all(J.is_literal(v) or v in constant for v in e.invars):
             constant.update(e.outvars)
     return found
+
+
+def _product(eqn: Any, weights: dict) -> Product | None:
+    """A product of floats, without batch axes, of which one operand is a weight."""
+    sides = [i for i, v in enumerate(eqn.invars) if not J.is_literal(v) and v in weights]
+    batched = any(eqn.params["dimension_numbers"][1])
+    if len(sides) != 1 or batched or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+        return None
+    return Product(eqn, weights[eqn.invars[sides[0]]], sides[0])
 
 
 @dataclass(frozen=True)
@@ -142,25 +143,16 @@ class _Loop:
         return [*state, *ys], values
 
     def _step(self, consts: Sequence, args: Sequence, taps: Sequence | None) -> tuple[list, list]:
-        env: dict[Any, Any] = dict(zip(self.jaxpr.constvars, consts, strict=True))
-        env.update(zip(self.jaxpr.invars, args, strict=True))
         numbers = {id(p.eqn): i for i, p in enumerate(self.products)}
         values = []
 
-        def read(atom):
-            return atom.val if J.is_literal(atom) else env[atom]
+        def rule(eqn, operands):
+            number = numbers.get(id(eqn))
+            if number is None or taps is None:
+                return None
+            product = self.products[number]
+            value, weight = operands[1 - product.side], jax.lax.stop_gradient(operands[product.side])
+            values.append(value)
+            return [product.of(value, weight) + taps[number]]
 
-        for e in self.jaxpr.eqns:
-            operands = [read(v) for v in e.invars]
-            number = numbers.get(id(e))
-            names = J.source_info_util.current_name_stack() + e.source_info.name_stack
-            with J.source_info_util.user_context(e.source_info.traceback, name_stack=names):
-                if number is None or taps is None:
-                    outs = J.bind(e.primitive, dict(e.params), *operands)
-                else:
-                    product = self.products[number]
-                    value, weight = operands[1 - product.side], jax.lax.stop_gradient(operands[product.side])
-                    values.append(value)
-                    outs = [product.of(value, weight) + taps[number]]
-            env.update(zip(e.outvars, outs, strict=True))
-        return [read(v) for v in self.jaxpr.outvars], values
+        return evaluate(self.jaxpr, consts, args, rule), values

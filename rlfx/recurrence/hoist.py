@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.interpret import evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,21 +129,12 @@ def _contains(jaxpr: Any, wanted: Callable) -> bool:
     return any(wanted(e.primitive) or any(_contains(j, wanted) for j, _ in J.sub_jaxprs(e.params)) for e in jaxpr.eqns)
 
 
-def _replay(jaxpr: Any, consts: Sequence, args: Sequence, wanted: Callable, values: Any) -> list:
+def _replay(jaxpr: Any, consts: Sequence, args: Sequence, wanted: Callable, values: Iterator) -> list:
     """Evaluate a body in which the wanted equations have their values from ``values``, in order."""
-    env: dict = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
 
-    def read(v):
-        return v.val if J.is_literal(v) else env[v]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
+    def rule(eqn: Any, operands: list) -> list | None:
         if wanted(eqn.primitive):
-            outs = [next(values)]
-        elif eqn.primitive in J.INLINED:
-            body, inner = J.call_body(eqn.primitive, eqn.params)
-            outs = _replay(body, inner, operands, wanted, values)
-        else:
-            outs = J.bind(eqn.primitive, eqn.params, *operands)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+            return [next(values)]
+        return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, rule) if eqn.primitive in J.INLINED else None
+
+    return evaluate(jaxpr, consts, args, rule)
