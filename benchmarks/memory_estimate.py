@@ -189,7 +189,13 @@ def main():
             "date": datetime.date.today().isoformat(),
             "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
             "versions": {"jax": jax.__version__, "python": platform.python_version()},
-            "results": {"programs": written, "generated": random, "held out": unseen, "small": small, "not legal": failed},
+            "results": {
+                "programs": written,
+                "generated": random,
+                "held out": unseen,
+                "small": small,
+                "not legal": failed,
+            },
         }
         with open(args.out, "w") as file:
             json.dump(record, file, indent=1)

@@ -173,7 +173,9 @@ def main() -> None:
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--programs", nargs="+", default=list(PROGRAMS), choices=list(PROGRAMS))
-    parser.add_argument("--sizes", nargs="+", type=int, default=[32, 64, 128], help="pixels; other rows stay as they are")
+    parser.add_argument(
+        "--sizes", nargs="+", type=int, default=[32, 64, 128], help="pixels; other rows stay as they are"
+    )
     args = parser.parse_args()
     if args.part == "one":
         kind, *numbers = args.rest

@@ -14,6 +14,7 @@ import pathlib
 import re
 import statistics
 import sys
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = ("docs/profile.md", "docs/profile-case-studies.md")
@@ -42,29 +43,37 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def workload(row: dict) -> list[str]:
-    return [row["kind"], f"{row['algorithm']} {row['env']}, {row['mode']}"]
+def table(rows: list[dict], columns: dict[str, Callable[[dict], str]]) -> str:
+    """One line for each row: what each column's function says of it."""
+    return markdown([*columns], [[cell(r) for cell in columns.values()] for r in rows])
+
+
+#: What names a workload.
+WORKLOAD = {"kind": lambda r: r["kind"], "workload": lambda r: f"{r['algorithm']} {r['env']}, {r['mode']}"}
 
 
 def overhead_run() -> str:
-    header = ["kind", "workload", "run with one short capture / plain", "CPU seconds of a run", "extra CPU seconds"]
-    body = [
-        [*workload(r), f"{r['cpu']:.2f}", f"{r['cpu_seconds']:.1f}", f"{r['extra_cpu_seconds']:.2f}"]
-        for r in part_of("run")["workloads"]
-    ]
-    return markdown(header, body)
+    return table(
+        part_of("run")["workloads"],
+        WORKLOAD
+        | {
+            "run with one short capture / plain": lambda r: f"{r['cpu']:.2f}",
+            "CPU seconds of a run": lambda r: f"{r['cpu_seconds']:.1f}",
+            "extra CPU seconds": lambda r: f"{r['extra_cpu_seconds']:.2f}",
+        },
+    )
 
 
 def overhead_capture(part: str = "capture") -> str:
-    columns = {
-        "cpu": "instrumented / plain",
-        "tracer": "jax's tracer alone / plain",
-        "machine": "corrected, costs of the machine",
-        "corrected": "corrected, costs fitted to the workload",
-        "wall": "wall, corrected",
+    ratios = {
+        "instrumented / plain": "cpu",
+        "jax's tracer alone / plain": "tracer",
+        "corrected, costs of the machine": "machine",
+        "corrected, costs fitted to the workload": "corrected",
+        "wall, corrected": "wall",
     }
-    body = [[*workload(r), *[f"{r[c]:.2f}" if c in r else "–" for c in columns]] for r in part_of(part)["workloads"]]
-    return markdown(["kind", "workload", *columns.values()], body)
+    shown = {title: lambda r, c=c: f"{r[c]:.2f}" if c in r else "–" for title, c in ratios.items()}
+    return table(part_of(part)["workloads"], WORKLOAD | shown)
 
 
 def overhead_capture_first() -> str:
@@ -106,62 +115,60 @@ def implementations() -> str:
 
 
 def eager() -> str:
-    rows = rows_of("eager")
-    body = [
-        [r["mode"], number(r["plain_us_per_step"]), number(r["python_to_backend"]), number(r["backend_to_dispatch"]),
-         number(r["instructions"]), percent(r["device_busy"])]
-        for r in rows
-    ]  # fmt: skip
-    header = [
-        "DDPG on Pendulum",
-        "µs a step",
-        "Python → backend a step",
-        "dispatches a step",
-        "instructions a step",
-        "device busy",
-    ]
-    return markdown(header, body)
+    return table(
+        rows_of("eager"),
+        {
+            "DDPG on Pendulum": lambda r: r["mode"],
+            "µs a step": lambda r: number(r["plain_us_per_step"]),
+            "Python → backend a step": lambda r: number(r["python_to_backend"]),
+            "dispatches a step": lambda r: number(r["backend_to_dispatch"]),
+            "instructions a step": lambda r: number(r["instructions"]),
+            "device busy": lambda r: percent(r["device_busy"]),
+        },
+    )
 
 
 def consecutive() -> str:
-    body = [
-        [str(r["consecutive"]), number(r["plain_us_per_step"]), number(r["simulation_python_us"]),
-         number(r["simulation_host_us"]), number(r["python_to_backend"]), percent(r["device_busy"])]
-        for r in rows_of("consecutive")
-    ]  # fmt: skip
-    header = ["consecutive steps", "µs a step", "Python in simulation, µs a step", "Python, backend and dispatch in it",
-              "calls a step", "device busy"]  # fmt: skip
-    return markdown(header, body)
+    return table(
+        rows_of("consecutive"),
+        {
+            "consecutive steps": lambda r: str(r["consecutive"]),
+            "µs a step": lambda r: number(r["plain_us_per_step"]),
+            "Python in simulation, µs a step": lambda r: number(r["simulation_python_us"]),
+            "Python, backend and dispatch in it": lambda r: number(r["simulation_host_us"]),
+            "calls a step": lambda r: number(r["python_to_backend"]),
+            "device busy": lambda r: percent(r["device_busy"]),
+        },
+    )
 
 
 def survey() -> str:
-    body = [
-        [r["env"], r["algorithm"], *[percent(r["operations"][o]) for o in ("simulation", "inference", "backpropagation")],
-         percent(r["device_bound"]), number(r["callbacks"]), r["verdict"].split("-bound")[0]]
-        for r in rows_of("survey")
-    ]  # fmt: skip
-    header = [
-        "environment",
-        "algorithm",
-        "simulation",
-        "inference",
-        "backpropagation",
-        "device-bound",
-        "callbacks a step",
-        "limit",
-    ]
-    return markdown(header, body)
+    of = {o: lambda r, o=o: percent(r["operations"][o]) for o in ("simulation", "inference", "backpropagation")}
+    return table(
+        rows_of("survey"),
+        {
+            "environment": lambda r: r["env"],
+            "algorithm": lambda r: r["algorithm"],
+            **of,
+            "device-bound": lambda r: percent(r["device_bound"]),
+            "callbacks a step": lambda r: number(r["callbacks"]),
+            "limit": lambda r: r["verdict"].split("-bound")[0],
+        },
+    )
 
 
 def scale() -> str:
-    body = [
-        [str(r["workers"]), number(r["steps_per_s"]), percent(r["device_busy"]), percent(r["device_bound"]),
-         f"{statistics.mean(r['kernels_s']):.2f}", percent(r["naive_utilisation"])]
-        for r in rows_of("scale")
-    ]  # fmt: skip
-    header = ["workers", "steps/s, all together", "device busy, all together", "device-bound, a worker",
-              "seconds in kernels, a worker of 2 s", "sampled utilisation"]  # fmt: skip
-    return markdown(header, body)
+    return table(
+        rows_of("scale"),
+        {
+            "workers": lambda r: str(r["workers"]),
+            "steps/s, all together": lambda r: number(r["steps_per_s"]),
+            "device busy, all together": lambda r: percent(r["device_busy"]),
+            "device-bound, a worker": lambda r: percent(r["device_bound"]),
+            "seconds in kernels, a worker of 2 s": lambda r: f"{statistics.mean(r['kernels_s']):.2f}",
+            "sampled utilisation": lambda r: percent(r["naive_utilisation"]),
+        },
+    )
 
 
 MODES = ("eager", "jit per step", "scan")

@@ -19,7 +19,7 @@ def reduce_value(
     op: str, value: Value, over: Sequence[str], sizes: Mapping[str, int], valid: Value | None, extent: Extent
 ) -> Value:
     """Reduce over t and b. ``valid``: which points belong to the domain, where it is ragged."""
-    finish = extent.over_devices if "b" in over and op != "any" else lambda op, x: x
+    finish = extent.over_devices if "b" in over else lambda op, x: x
     dims = value.dims | (frozenset(over) if op == "sum" or valid is not None else NO_DIMS)
     if valid is not None:
         dims |= valid.dims
@@ -28,10 +28,8 @@ def reduce_value(
     if op == "last":
         return Value(wide.data[-1], dims - {"t"}) if "t" in dims else wide
     if valid is None:
-        data = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min, "any": jnp.any}[op](
-            wide.data, axis=axes
-        )
-        return Value(finish(op, data.astype(wide.data.dtype)), dims - set(over))
+        data = getattr(jnp, op)(wide.data, axis=axes).astype(wide.data.dtype)
+        return Value(finish(op, data), dims - set(over))
     data = wide.data
     mask = mask_like(expand(valid, dims, sizes).data, data)
     if op in ("sum", "mean"):

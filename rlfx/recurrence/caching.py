@@ -17,11 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.cost import flops_of
+from rlfx.recurrence.cost import PRODUCTS, flops_of
 from rlfx.recurrence.lift import Builder
 from rlfx.recurrence.program import Equation, Program, infer_dims
-
-_PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
 
 #: Operations for one element of a product from which on it is wide: narrower ones are computed again as fast as read.
 WIDE = 256
@@ -29,7 +27,7 @@ WIDE = 256
 
 def is_wide(equation: Equation, program: Program) -> bool:
     """Whether a product takes long enough, for its size, to be kept."""
-    if equation.op not in _PRODUCTS or not equation.is_pointwise or equation.is_ragged:
+    if equation.op not in PRODUCTS or not equation.is_pointwise or equation.is_ragged:
         return False
     (out,) = equation.outputs
     if "t" not in program.dims_of(out) or not jnp.issubdtype(out.dtype, jnp.inexact):

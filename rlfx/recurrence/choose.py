@@ -50,8 +50,7 @@ def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
         return "there is no batch"
     if any("b" in program.dims_of(v) for v in order):
         return "the gradient with respect to the carry is asked for"
-    equations = (e for s in learner.region.stages for e in (s.equations if isinstance(s, Parallel) else s.body))
-    coupled = next((e for e in equations if _couples(e)), None)
+    coupled = next((e for e in learner.region.equations if _couples(e)), None)
     return None if coupled is None else f"{coupled.op.name} needs all environments ({coupled.where})"
 
 
@@ -68,24 +67,28 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int) -> P
       ScheduleError: if it is not legal for the program, with the reason.
     """
     program = learner.program
+    if plan.offload is not None:
+        refuse(jax.default_backend(), JAXLIB)
     reason = why_not(plan.form, learner)
     if reason is None and plan.environments is not None:
         reason = why_not_environments(learner, order)
-        if reason is None and batch % plan.environments:
-            reason = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
-    if reason is None and plan.block is not None and plan.block > program.domain.length:
-        reason = f"a block of {plan.block} timesteps is longer than T={program.domain.length}"
-    if plan.offload is not None:
-        refuse(jax.default_backend(), JAXLIB)
-    if reason is not None:
-        raise ScheduleError(
-            located(
-                f"{program.name} cannot run by the plan {plan.form!r}: {reason}.",
-                where=program.where,
-                fix="Leave the plan to the compiler, or stop the gradient (jax.lax.stop_gradient) through such reads.",
-            )
-        )
-    return plan
+    fix = "Leave the plan to the compiler, or stop the gradient (jax.lax.stop_gradient) where it is in the way."
+    if reason is None:
+        reason, fix = _misfit(plan, program.domain.length, batch)
+    if reason is None:
+        return plan
+    fact = f"{program.name} cannot run by the plan {plan.form!r}: {reason}."
+    raise ScheduleError(located(fact, where=program.where, fix=fix))
+
+
+def _misfit(plan: Plan, length: int, batch: int) -> tuple[str | None, str]:
+    """Which size of a plan is not one of the program's, and which would be; (None, "") if they are."""
+    if plan.environments is not None and batch % plan.environments:
+        fact = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
+        return fact, f"Give {_divisor(batch, plan.environments)}, or another divisor of {batch}."
+    if plan.block is not None and plan.block > length:
+        return f"a block of {plan.block} timesteps is longer than T={length}", f"Give a block of at most {length}."
+    return None, ""
 
 
 def choose(learner: Learner, order: Sequence[Var], batch: int, platform: str, devices: int = 1) -> Plan:
@@ -125,6 +128,17 @@ def cache_block(learner: Learner, batch: int, platform: str, length: int, device
     fitting = max(1, int(room // max(activation_bytes(learner, batch), 1)))
     if fitting >= length:
         return length
-    best = max(d for d in range(1, fitting + 1) if length % d == 0)
-    # A poor divisor (T prime) costs more in loop overhead than one ragged block does.
-    return best if 2 * best >= fitting else fitting
+    return divisor_near(length, fitting)
+
+
+def divisor_near(length: int, size: int) -> int:
+    """The largest divisor of ``length`` up to ``size``, or ``size`` itself if that is less than half of it.
+
+    A poor divisor (T prime) costs more in loop overhead than one ragged block does.
+    """
+    best = _divisor(length, size)
+    return best if 2 * best >= size else size
+
+
+def _divisor(n: int, at_most: int) -> int:
+    return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)

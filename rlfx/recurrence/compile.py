@@ -199,12 +199,9 @@ class Compiled:
             return (*known, arguments)
         program = _traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
         program = self.transform(program) if self.transform is not None else program
-        if self.pinned is not None:
-            program = replace(program, directives={**program.directives, "plan": self.pinned})
-        if self.memory_budget is not None:
-            program = replace(program, directives={**program.directives, "memory_budget": self.memory_budget})
-        if self.autotune:
-            program = replace(program, directives={**program.directives, "autotune": True})
+        asked = {"plan": self.pinned, "memory_budget": self.memory_budget, "autotune": self.autotune or None}
+        given = {k: v for k, v in asked.items() if v is not None}
+        program = replace(program, directives={**program.directives, **given})
         consts = list(program.const_values)
         lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
@@ -296,15 +293,15 @@ def compile(
     return Compiled(
         f,
         domain,
-        True,
-        _validate_reduce(reduce),
-        until,
-        _sharding(mesh, mesh_axis),
-        transform,
-        plan,
-        budget,
-        bool(autotune),
-        validate_prng(prng),
+        has_loss=True,
+        reduce=_validate_reduce(reduce),
+        until=until,
+        sharding=_sharding(mesh, mesh_axis),
+        transform=transform,
+        pinned=plan,
+        memory_budget=budget,
+        autotune=bool(autotune),
+        prng=validate_prng(prng),
     )
 
 
@@ -337,8 +334,16 @@ def unroll(
       (Array(6., dtype=float32), Array([1., 3., 6.], dtype=float32))
     """
     domain = validate_domain(length, batch, until)
-    sharding = _sharding(mesh, mesh_axis)
-    return Compiled(f, domain, False, "mean", until, sharding, transform, prng=validate_prng(prng))
+    return Compiled(
+        f,
+        domain,
+        has_loss=False,
+        reduce="mean",
+        until=until,
+        sharding=_sharding(mesh, mesh_axis),
+        transform=transform,
+        prng=validate_prng(prng),
+    )
 
 
 def _validate_reduce(reduce: str) -> str:

@@ -40,5 +40,5 @@ def with_channels_last(fn: Callable) -> Callable:
 
 def _rule(eqn: Any, operands: list) -> list | None:
     if eqn.primitive is CONVOLUTION:
-        return [channels_last(*operands, eqn.params)]
+        return [channels_last(operands[0], operands[1], eqn.params)]
     return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, _rule) if eqn.primitive in J.INLINED else None

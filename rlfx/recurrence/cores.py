@@ -11,6 +11,11 @@ from rlfx import _jaxpr as J
 from rlfx.errors import ScheduleError, located
 
 
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def use_all_cores(count: int | None = None) -> Mesh:
     """Make each CPU core a device of its own, and return the mesh over all devices, axis ``"b"``.
 
@@ -31,7 +36,7 @@ def use_all_cores(count: int | None = None) -> Mesh:
         raise ScheduleError(
             located(f"count must be a positive integer, got {count!r}.", fix="Give the number of cores.")
         )
-    cores = count or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count or os.cpu_count() or 1
+    cores = count or available_cores()
     if not J.backend_has_started():
         jax.config.update("jax_num_cpu_devices", cores)
     if jax.default_backend() == "cpu" and jax.device_count() < cores:

@@ -12,6 +12,9 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.program import Equation, Var
 
+#: Products, which take most of the time of networks.
+PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
+
 #: A hash of the counter-based generator, per 32-bit word.
 _RANDOM_FLOPS = 100.0
 
@@ -26,9 +29,9 @@ def bytes_of(var: Var, domain: Domain) -> int:
     return _size(var.shape, domain.length) * width
 
 
-def points(dims: frozenset, domain: Domain) -> int:
-    """How many points a value has that varies with ``dims``."""
-    return (domain.length if "t" in dims else 1) * ((domain.batch or 1) if "b" in dims else 1)
+def points(dims: frozenset, domain: Domain, batch: int | None = None) -> int:
+    """How many points a value has that varies with ``dims``; ``batch``: environments, if not those of the domain."""
+    return (domain.length if "t" in dims else 1) * ((batch or domain.batch or 1) if "b" in dims else 1)
 
 
 def flops_of(equation: Equation, domain: Domain) -> float:

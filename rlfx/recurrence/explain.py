@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,7 +176,7 @@ def _summaries(
     later = _uses_after(schedule)
     out = []
     for n, stage in enumerate(schedule.stages):
-        equations = stage.body if isinstance(stage, Loop) else stage.equations
+        equations = stage.equations
         values = (
             stage.stacked
             if isinstance(stage, Loop)
@@ -210,8 +210,7 @@ def _uses_after(schedule: Schedule) -> list[set[Var]]:
     out: list[set[Var]] = []
     for stage in reversed(schedule.stages):
         out.append(set(after))
-        equations = stage.body if isinstance(stage, Loop) else stage.equations
-        after |= {v for e in equations for v in e.inputs if isinstance(v, Var)}
+        after |= {v for e in stage.equations for v in e.inputs if isinstance(v, Var)}
     return out[::-1]
 
 
@@ -280,9 +279,8 @@ def _draw_graph(axis: Any, explanation: Explanation) -> None:
     column = 0
     for schedule in (explanation.learner.acting, explanation.learner.region):
         for stage in schedule.stages:
-            equations: Sequence[Equation] = stage.body if isinstance(stage, Loop) else stage.equations
-            for row, e in enumerate(equations):
-                place.setdefault(e, (column, -row / max(1, len(equations) - 1)))
+            for row, e in enumerate(stage.equations):
+                place.setdefault(e, (column, -row / max(1, len(stage.equations) - 1)))
             titles.append(_kind(stage, program))
             column += 1
     definition = program.definitions()

@@ -37,8 +37,11 @@ class Extent:
         return Extent(times, self.batch, self.first, self.mesh_axis)
 
     def over_devices(self, op: str, x: Any) -> Any:
-        """Complete a reduction over the environments of this device with those of the others."""
-        if self.mesh_axis is None:
+        """Complete a reduction over the environments of this device with those of the others.
+
+        ``any`` stays one of this device, see :data:`rlfx.recurrence.primitives.reduce_p`.
+        """
+        if self.mesh_axis is None or op == "any":
             return x
         collective = {"sum": jax.lax.psum, "mean": jax.lax.pmean, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
         if x.dtype == jnp.bool_:

@@ -15,7 +15,7 @@ from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.index import Point
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import Equation, Program, Var
-from rlfx.recurrence.schedule import Parallel, Schedule, schedule
+from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.storage import minimum_cut
 
 
@@ -139,10 +139,9 @@ def _tails(region: Graph) -> frozenset[Var]:
 def activation_bytes(learner: Learner, batch: int) -> int:
     """Bytes of all values that one timestep of the region computes."""
     program, domain = learner.program, learner.program.domain
-    equations = [e for s in learner.region.stages for e in (s.equations if isinstance(s, Parallel) else s.body)]
     return sum(
         bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
-        for e in equations
+        for e in learner.region.equations
         for v in e.outputs
         if is_float(v) and "t" in program.dims_of(v)
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -162,25 +162,21 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: Bui
     else:
         return None
     spans: set[Span] = set()
-    if (
-        not all(isinstance(o, Var) and _positionwise(o, program, definition, spans) for o in operands)
-        or len(spans) != 1
-    ):
+    known = all(isinstance(o, Var) and _positionwise(o, program, definition, spans) for o in operands)
+    if not known or len(spans) != 1:
         return None
     (span,) = spans
-    if equation.op is discounted_sum_p and span.sign < 0:
-        return None
-    if equation.op in _EXTREMES and span.count is not None:
+    extreme = equation.op in _EXTREMES
+    if (equation.op is discounted_sum_p and span.sign < 0) or (extreme and span.count is not None):
         return None
     points = [_at_point(o, definition, build, {}) for o in operands]
-    if equation.op in _EXTREMES:
+    if extreme:
         return _extreme(points[0], span, equation, build)
     if equation.op is _SUM:
         axes = tuple(a - 1 for a in equation.params["axes"] if a)
         points = [build.call(lambda x: jnp.sum(x, axis=axes), points, equation)] if axes else points
-    return (
-        _recurrence(points, span, equation, build) if span.count is None else _doubling(points, span, equation, build)
-    )
+    scanned = _recurrence if span.count is None else _doubling
+    return scanned(points, span, equation, build)
 
 
 def _positionwise(var: Var, program: Program, definition: dict, spans: set[Span]) -> bool:
@@ -233,32 +229,30 @@ def _at_point(atom: Atom, definition: dict, build: Builder, memo: dict) -> Atom:
     return out
 
 
+def _carried(
+    step: Callable, others: Sequence[Atom], boundary: Any, span: Span, equation: Equation, build: Builder
+) -> tuple[Var, Var]:
+    """``(g, its neighbour)`` of ``g = step(*others, g[t +- 1])``, of the shape of the first of the others."""
+    total = build.var(others[0].shape, equation.outputs[0].dtype)
+    neighbour = build.read(total, TIME + span.sign, equation, boundary=boundary)
+    value = build.call(step, [*others, neighbour], equation)
+    build.equations.append(Equation(series_p, {}, (value,), (total,), equation.where, equation.scope))
+    return total, neighbour
+
+
 def _recurrence(points: list[Atom], span: Span, equation: Equation, build: Builder) -> Atom:
     """``g = r + d * g[t +- 1]``."""
-    total = build.var(points[0].shape, equation.outputs[0].dtype)
-    neighbour = build.read(total, TIME + span.sign, equation, boundary=0)
-    if len(points) == 2:
-        value = build.call(lambda r, d, g: r + d * g, [*points, neighbour], equation)
-    else:
-        value = build.call(lambda x, g: x + g, [*points, neighbour], equation)
-    build.equations.append(Equation(series_p, {}, (value,), (total,), equation.where, equation.scope))
-    return total
+    step = (lambda r, d, g: r + d * g) if len(points) == 2 else (lambda x, g: x + g)
+    return _carried(step, points, 0, span, equation, build)[0]
 
 
 def _extreme(x: Atom, span: Span, equation: Equation, build: Builder) -> Atom:
-    """``m = max(x, m[t +- 1])``. Its derivative is shared evenly by the timesteps that attain it, as that of a reduction is:
+    """``m = max(x, m[t +- 1])``.
 
-    the recurrences of how many they are, and of the sum of their derivatives, go beside it.
+    Its derivative is shared evenly by the timesteps that attain it, as that of a reduction is: the recurrences of how many
+    they are, and of the sum of their derivatives, go beside it.
     """
-    (before, chosen), dtype = _EXTREMES[equation.op], np.dtype(x.dtype)
-
-    def recurrence(step: Callable, others: list[Atom], boundary: Any) -> tuple[Var, Var]:
-        total = build.var(x.shape, dtype)
-        neighbour = build.read(total, TIME + span.sign, equation, boundary=boundary)
-        value = build.call(step, [*others, neighbour], equation)
-        build.equations.append(Equation(series_p, {}, (value,), (total,), equation.where, equation.scope))
-        return total, neighbour
-
+    before, chosen = _EXTREMES[equation.op]
     select, stop = jax.lax.select, jax.lax.stop_gradient
 
     def count(x, m, n):
@@ -269,11 +263,12 @@ def _extreme(x: Atom, span: Span, equation: Equation, build: Builder) -> Atom:
         own, x = _derivative(x), stop(x)
         return select(before(x, m), own, select(x == m, own + d, d))
 
-    extreme, neighbour = recurrence(lambda x, m: chosen(stop(x), m), [x], _identity(equation))
-    if not jnp.issubdtype(dtype, jnp.inexact):
+    identity = _identity(equation)
+    extreme, neighbour = _carried(lambda x, m: chosen(stop(x), m), [x], identity, span, equation, build)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
         return extreme
-    attained, _ = recurrence(count, [x, neighbour], 0)
-    slopes, _ = recurrence(derivative, [x, neighbour], 0)
+    attained, _ = _carried(count, [x, neighbour], 0, span, equation, build)
+    slopes, _ = _carried(derivative, [x, neighbour], 0, span, equation, build)
     return build.call(_with_derivative, [extreme, slopes, attained], equation)
 
 

@@ -67,14 +67,15 @@ class Plan:
             )
 
     def __str__(self) -> str:
-        tile = f"{self.block} timesteps" if self.block else ""
-        if self.environments:
-            tile += f" x {self.environments} environments"
-        at_a_time = f" ({tile} at a time)" if tile else ""
-        kept = "; it keeps the actor's wide products" if self.cached else ""
-        return (
-            FORMS[self.form] + at_a_time + kept + ("" if self.offload is None else "; what is stored is in host memory")
-        )
+        parts = [FORMS[self.form]]
+        if self.block:
+            environments = f" x {self.environments} environments" if self.environments else ""
+            parts[0] += f" ({self.block} timesteps{environments} at a time)"
+        if self.cached:
+            parts.append("it keeps the actor's wide products")
+        if self.offload is not None:
+            parts.append("what is stored is in host memory")
+        return "; ".join(parts)
 
     def to_json(self) -> str:
         """The plan as text."""

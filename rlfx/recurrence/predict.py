@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlfx import _jaxpr as J
-from rlfx.recurrence.cost import bytes_of, flops_of, show_bytes
+from rlfx.recurrence.choose import CACHE_BYTES
+from rlfx.recurrence.cores import available_cores
+from rlfx.recurrence.cost import PRODUCTS, bytes_of, flops_of, points, show_bytes
 from rlfx.recurrence.learner import Learner, activation_bytes
 from rlfx.recurrence.plan import Plan
-from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Schedule
-
-_PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
 
 #: Backward, a product has one product for each operand, and every other operation about one for itself.
 _BACKWARD = 2.0
@@ -38,15 +34,18 @@ class Platform:
     overhead: float
 
 
-def _cpu() -> Platform:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Platform(2.5e10 * cores, 1e10 * cores, 8e9, 16 << 20, 1e-6)
+#: To rank plans: CPUs as measured on x86 cores (all of those that the process may use), others from their data sheets.
+_CORES = available_cores()
+PLATFORMS = {
+    "cpu": Platform(2.5e10 * _CORES, 1e10 * _CORES, 8e9, CACHE_BYTES["cpu"], 1e-6),
+    "gpu": Platform(2e13, 1e12, 1e12, 40 << 20, 4e-6),
+    "tpu": Platform(5e13, 2e12, 8e11, 64 << 20, 2e-6),
+}
 
 
 def platform_of(name: str) -> Platform:
-    """The figures of a platform: CPUs as measured on x86 cores, others from their data sheets, to rank plans."""
-    sheets = {"gpu": Platform(2e13, 1e12, 1e12, 40 << 20, 4e-6), "tpu": Platform(5e13, 2e12, 8e11, 64 << 20, 2e-6)}
-    return sheets[name] if name in sheets else _cpu()
+    """The figures of a platform, by jax's name for it; of a CPU for one that is not known."""
+    return PLATFORMS.get(name, PLATFORMS["cpu"])
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,9 @@ def predict(learner: Learner, plan: Plan, batch: int, platform: Platform) -> Cos
     tile = activations * (block / length) * (environments / batch)
     spilled = activations * (1.0 + _BACKWARD) if tile > platform.cache else 0.0
     held = block if plan.form in ("stream", "replay") else length
-    stored = sum(bytes_of(v, program.domain) * _points(v, program, batch) for v in learner.stored) * held / length
+    domain = program.domain
+    whole = sum(bytes_of(v, domain) * points(program.dims_of(v), domain, batch) for v in learner.stored)
+    stored = whole * held / length
     parameters = sum(bytes_of(v, program.domain) for v in program.params)
     return Cost(
         flops=again * acting[0] + (1.0 + _BACKWARD) * region[0],
@@ -106,27 +107,15 @@ def predict(learner: Learner, plan: Plan, batch: int, platform: Platform) -> Cos
     )
 
 
-def _points(var: Var, program: Program, batch: int) -> int:
-    dims = program.dims_of(var)
-    return (program.domain.length if "t" in dims else 1) * (batch if "b" in dims else 1)
-
-
-def _equations(schedule: Schedule) -> Iterable[tuple[Equation, bool]]:
-    for stage in schedule.stages:
-        inside = isinstance(stage, Loop)
-        for e in stage.body if inside else stage.equations:
-            yield e, inside
-
-
 def _work(schedule: Schedule, batch: int) -> tuple[float, float]:
     """``(operations of products, other operations)`` of a schedule."""
     program = schedule.graph.program
     flops = elements = 0.0
-    for e, _ in _equations(schedule):
+    for e in schedule.equations:
         if not e.outputs:
             continue
-        work = flops_of(e, program.domain) * _points(e.outputs[0], program, batch)
-        flops, elements = (flops + work, elements) if e.op in _PRODUCTS else (flops, elements + work)
+        work = flops_of(e, program.domain) * points(program.dims_of(e.outputs[0]), program.domain, batch)
+        flops, elements = (flops + work, elements) if e.op in PRODUCTS else (flops, elements + work)
     return flops, elements
 
 
@@ -137,5 +126,7 @@ _FUSED = 8
 def _started(schedule: Schedule, length: int, tiles: int) -> float:
     """How many operations are started: those of a loop at every timestep."""
     return sum(
-        (length if inside else tiles) / (1 if e.op in _PRODUCTS else _FUSED) for e, inside in _equations(schedule)
+        (length if isinstance(s, Loop) else tiles) / (1 if e.op in PRODUCTS else _FUSED)
+        for s in schedule.stages
+        for e in s.equations
     )

@@ -78,8 +78,7 @@ def find_replay(learner: Learner) -> Replay | str:
         return "a later stage needs a value of that size at every timestep"
     if any(depth != REGISTER or main.depth.get(v) != REGISTER for v, depth in loop.depth.items()):
         return "the actor reads further back than the previous timestep"
-    equations = [e for s in again.stages for e in (s.body if isinstance(s, Loop) else s.equations)]
-    if any(e.has_effects for e in equations):
+    if any(e.has_effects for e in again.equations):
         return "acting has effects, which must happen once"
     outside = [e for s in again.stages if isinstance(s, Parallel) for e in s.equations]
     if not all(e.is_pointwise and not e.is_ragged for e in outside):

@@ -47,6 +47,11 @@ class Loop:
     stacked: tuple[Var, ...]
     last: tuple[Var, ...]
 
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """The body: every kind of stage has its equations under this name."""
+        return self.body
+
 
 Stage = Parallel | Loop
 REGISTER = 0
@@ -62,6 +67,11 @@ class Schedule:
     @property
     def loops(self) -> tuple[Loop, ...]:
         return tuple(s for s in self.stages if isinstance(s, Loop))
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """Those of all stages; one that is computed twice is there twice."""
+        return tuple(e for s in self.stages for e in s.equations)
 
 
 def schedule(graph: Graph, *, barred: frozenset[Var] = frozenset()) -> Schedule:

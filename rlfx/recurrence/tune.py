@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rlfx.recurrence.caching import is_wide
-from rlfx.recurrence.choose import why_not, why_not_environments
+from rlfx.recurrence.choose import divisor_near, why_not, why_not_environments
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.predict import platform_of, predict
@@ -47,18 +47,12 @@ def neighbours(learner: Learner, order: Sequence[Var], best: Plan, batch: int) -
         sizes = {best.block or length} | {
             min(length, max(1, int((best.block or length) * f))) for f in (0.25, 0.5, 2, 4)
         }
-        found += [Plan("blocks", _divisor(length, n), best.environments) for n in sizes if n < length]
+        found += [Plan("blocks", divisor_near(length, n), best.environments) for n in sizes if n < length]
         found.append(Plan())
         if best.form == "stream":
-            found += [replace(best, block=_divisor(length, n)) for n in sizes if n < length]
+            found += [replace(best, block=divisor_near(length, n)) for n in sizes if n < length]
         if best.environments is None and batch % 2 == 0 and why_not_environments(learner, order) is None:
             found.append(Plan("blocks", best.block or length, batch // 2))
     yield from found
     if any(is_wide(e, program) for e in learner.active):
         yield from (replace(plan, cached=True) for plan in found)
-
-
-def _divisor(length: int, near: int) -> int:
-    """The largest divisor that is at most ``near``, unless it is less than half of it."""
-    best = max(d for d in range(1, near + 1) if length % d == 0)
-    return best if 2 * best >= near else near

@@ -188,8 +188,12 @@ def test_illegal_plans_are_refused_with_the_reason():
     assert "monte_carlo cannot run by the plan 'stream': there is more than one loop" in refusal(
         monte_carlo, rlfx.Plan("stream", 2)
     )
-    assert "3 environments at a time do not divide the 4" in refusal(score, rlfx.Plan("blocks", 2, 3))
-    assert "a block of 10 timesteps is longer than T=9" in refusal(score, rlfx.Plan("blocks", 10))
+    text = refusal(score, rlfx.Plan("blocks", 2, 3))
+    assert "3 environments at a time do not divide the 4" in text
+    assert "Fix: Give 2, or another divisor of 4." in text
+    text = refusal(score, rlfx.Plan("blocks", 10))
+    assert "a block of 10 timesteps is longer than T=9" in text
+    assert "Fix: Give a block of at most 9." in text
 
     def recurrent(params, state, t):
         return jnp.sum(params["w"]) * state, jnp.tanh(params["w"][0, 0] * state)
