@@ -194,3 +194,22 @@ def test_the_cache_of_a_decoding_loop_is_one_buffer_and_explain_says_so():
     assert "x[:t + 1]: 4 sections of 256 timesteps, each reads only the past that is there" in str(
         decode.explain(params, x)
     )
+
+
+@pytest.mark.parametrize("length", [2, 3, 7])
+def test_a_tile_is_as_long_as_the_section_a_slice_only_as_what_it_may_hold(length):
+    """``x[:t]`` never has T positions, the tile that it is read from has: both begin at 0."""
+
+    def f(p, c, t):
+        x = rlfx.series(jnp.tanh(p * c + 0.3))
+        past = x[:t]
+        weighted = jnp.sum(jnp.arange(past.shape[0]).astype(jnp.float32) * past)
+        return weighted, jnp.tanh(weighted + 0.5 * c)
+
+    args = jnp.float32(0.7), jnp.float32(0.2)
+    values = [jax.value_and_grad(lambda p, c, g=g: g(p, c)[0], (0, 1))(*args) for g in _both(f, length)]
+    assert_close(*values)
+
+
+def _both(f, length):
+    return rlfx.compile(f, length=length), rlfx.reference(f, length=length)

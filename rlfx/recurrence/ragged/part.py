@@ -101,7 +101,9 @@ class Point:
             return Part(part.data, replaced(part.starts, axis, start), part.clean)
         if same(have, start) and part.data.shape[axis] == width:
             return part
-        position = lax.iota(jnp.int32, width) - self.value(start) + self.value(have)
+        # Of the same start (then nothing need be known of t), a tile and a slice may still differ in width.
+        offset = 0 if same(have, start) else self.value(have) - self.value(start)
+        position = lax.iota(jnp.int32, width) + offset
         data = jnp.take(part.data, jnp.clip(position, 0, part.data.shape[axis] - 1), axis=axis, mode="clip")
         return Part(data, replaced(part.starts, axis, start), False)
 
