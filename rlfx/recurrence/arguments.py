@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.prng import seeded
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.trace import unwrap_shared, validate_length
+from rlfx.recurrence.trace import unwrap_shared
 
 tree = jax.tree_util
 
@@ -138,3 +139,12 @@ def _key(key: Any) -> Any:
             fix="Give jax.random.key(seed) (a raw uint32 key is accepted too).",
         )
     )
+
+
+def validate_length(length: Any, name: str = "length") -> int:
+    """A positive Python integer, or a DomainError that names the argument."""
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
+        raise DomainError(located(f"{name} must be an integer, got {length!r}.", fix=f"Give {name}=T, an int >= 1."))
+    if length < 1:
+        raise DomainError(located(f"{name} must be at least 1, got {length}.", fix=f"Give {name} >= 1."))
+    return int(length)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,19 +13,12 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, RlfxError, UnsupportedSliceOp, located
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.hoist import hoist
+from rlfx.recurrence.flatten import Flattener
 from rlfx.recurrence.index import TIME, Point
-from rlfx.recurrence.primitives import (
-    ACCESS_PRIMITIVES,
-    declare_p,
-    define_p,
-    inputs_p,
-    now_p,
-    read_p,
-    series_p,
-)
+from rlfx.recurrence.primitives import inputs_p, now_p, read_p, series_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.reductions import Shared
+from rlfx.recurrence.returned import as_returned, check_carry, check_loss, split_result, stop_of
 from rlfx.recurrence.time import Context, Time, without_time
 
 tree = jax.tree_util
@@ -88,14 +80,14 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         key, b = (args[-2] if key_aval is not None else None), args[-1]
         t = Time(now_p.bind(), TIME, Context(sig.domain.length, key, b))
         result = without_time(f(params, carry, t))
-        loss, next_carry, aux = _split(result, sig, f)
+        loss, next_carry, aux = split_result(result, sig.has_loss, f)
         next_carry = unwrap_shared(next_carry)[0]
         leaves = check_carry(carry, next_carry, f)
-        stop = _stop(sig.until, sig.carry_tree, leaves) if sig.until else []
+        stop = [stop_of(sig.until, sig.carry_tree, leaves)] if sig.until else []
         aux_leaves, aux_tree = tree.tree_flatten(aux)
         out.update(aux_tree=aux_tree, n_aux=len(aux_leaves))
-        flat_loss = [] if loss is None else [_check_loss(loss, f)]
-        return [*flat_loss, *leaves, *map(_returned, aux_leaves), *stop]
+        flat_loss = [] if loss is None else [check_loss(loss, f)]
+        return [*flat_loss, *leaves, *map(as_returned, aux_leaves), *stop]
 
     index = jax.ShapeDtypeStruct((), jnp.int32)
     structs = [*avals, *([] if key_aval is None else [key_aval]), index]
@@ -150,216 +142,10 @@ def _explained(error: Exception, frame: str) -> Exception:
     return error
 
 
-# -- checks of what the function returned ----------------------------------------------------------------------------
-
-
-def _split(result: Any, sig: Signature, f: Callable) -> tuple[Any, Any, Any]:
-    form = "(loss, carry) or (loss, carry, aux)" if sig.has_loss else "(carry, out)"
-    sizes = (2, 3) if sig.has_loss else (2,)
-    if not isinstance(result, tuple) or len(result) not in sizes:
-        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise ProgramError(
-            located(f"The program returned {got}, not {form}.", where=J.function_source(f), fix=f"Return {form}.")
-        )
-    if not sig.has_loss:
-        return None, result[0], result[1]
-    return result[0], result[1], result[2] if len(result) == 3 else None
-
-
-def _check_loss(loss: Any, f: Callable) -> Any:
-    loss = _returned(loss)
-    if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise ProgramError(
-            located(
-                f"The loss of one timestep of one environment is a float scalar; it is {J.short_dtype(loss.dtype)}"
-                f"{list(loss.shape)}.",
-                where=J.function_source(f),
-                fix="Reduce it in the program (jnp.mean), or return the rest as aux.",
-            )
-        )
-    return loss
-
-
-def _returned(leaf: Any) -> Any:
-    try:
-        value = jnp.asarray(leaf)
-    except TypeError as error:
-        raise ProgramError(
-            located(
-                f"The program returned {type(leaf).__name__}, which is not an array.", fix=f"Return arrays. {error}"
-            )
-        ) from None
-    if J.symbolic_axes(value.shape):
-        raise UnsupportedSliceOp(
-            located(
-                f"The program returns a value of shape {value.shape}, whose length depends on t.",
-                where=J.here(),
-                fix="Reduce it, or return a window of fixed length: x.window(lo, hi, fill=v).",
-            )
-        )
-    return value
-
-
-def check_carry(carry: Any, next_carry: Any, f: Callable) -> list:
-    """The leaves of the next carry, with the structure, shapes and dtypes of the carry, or an error with the path."""
-    expected, got = tree.tree_structure(carry), tree.tree_structure(next_carry)
-    where = J.function_source(f)
-    if expected != got:
-        raise ProgramError(
-            located(
-                f"The carry that the program returned has another structure than the carry it was given: {got} "
-                f"instead of {expected}.",
-                where=where,
-                fix="Return a carry of the same pytree structure (the compiled function's second argument).",
-            )
-        )
-    leaves = []
-    paths = tree.tree_flatten_with_path(carry)[0]
-    for (path, old), new in zip(paths, tree.tree_leaves(next_carry), strict=True):
-        new = _returned(new)
-        if new.shape != old.shape or new.dtype != old.dtype:
-            raise ProgramError(
-                located(
-                    f"carry{tree.keystr(path)} comes back as {J.short_dtype(new.dtype)}{list(new.shape)}, and it was given as "
-                    f"{J.short_dtype(old.dtype)}{list(old.shape)}.",
-                    where=where,
-                    fix="Return it with the type of the initial carry (astype, reshape), or give the initial carry the type "
-                    "that the program returns.",
-                )
-            )
-        leaves.append(new)
-    return leaves
-
-
-def _stop(until: Callable, carry_tree: Any, leaves: list) -> list:
-    stop = jnp.asarray(until(tree.tree_unflatten(carry_tree, leaves)))
-    if stop.shape != () or stop.dtype != jnp.bool_:
-        raise ProgramError(
-            located(
-                f"until(carry) must be a boolean scalar, for one environment; it is {J.short_dtype(stop.dtype)}"
-                f"{list(stop.shape)}.",
-                where=J.function_source(until),
-                fix="Return a comparison of the carry's values.",
-            )
-        )
-    return [stop]
-
-
-# -- flattening ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Flattener:
-    """Builds the equation list: inlines calls, ties declared series to their definitions, hoists reads."""
-
-    now: Var
-    ids: Any = field(default_factory=itertools.count)
-    equations: list[Equation] = field(default_factory=list)
-    knots: dict[Var, Var] = field(default_factory=dict)
-
-    def var(self, aval: Any) -> Var:
-        return Var(next(self.ids), tuple(aval.shape), aval.dtype)
-
-    def emit(self, op, params, inputs, avals, where="", scope="", effects=False) -> tuple[Var, ...]:
-        outputs = tuple(self.var(a) for a in avals)
-        self.equations.append(Equation(op, dict(params), tuple(inputs), outputs, where, scope, effects))
-        return outputs
-
-    def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom], caller: str = "") -> list[Atom]:
-        """Flatten a body. Calls are cached by jax with the lines of their first use: ``caller`` is the line of this one."""
-        env: dict[Any, Atom] = {}
-
-        def read(atom) -> Atom:
-            return Lit(atom.val) if J.is_literal(atom) else env[atom]
-
-        env.update(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars], caller), strict=True))
-        return [read(a) for a in jaxpr.outvars]
-
-    def _equation(self, eqn: Any, inputs: list[Atom], caller: str) -> Sequence[Atom]:
-        where, scope, avals = caller or J.source_of(eqn), J.scope_of(eqn), [v.aval for v in eqn.outvars]
-        op, params = eqn.primitive, eqn.params
-        if op is now_p:
-            return [self.now]
-        if op is declare_p:
-            return [self.var(avals[0])]
-        if op is define_p:
-            declared, value = inputs
-            (named,) = self.emit(series_p, {}, [value], avals, where, scope)
-            self.knots[declared] = named  # type: ignore[index]
-            return [named]
-        if op in J.INLINED or (J.is_call(op) and (_reaches_out(params) or _is_ragged(eqn))):
-            body, consts = J.call_body(op, params)
-            return self.run(body, [Lit(c) for c in consts], inputs, where)
-        if _reaches_out(params):
-            return self._hoist(eqn, inputs, where, scope)
-        return self.emit(op, params, inputs, avals, where, scope, bool(eqn.effects))
-
-    def _hoist(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
-        """Move the reads inside a cond or scan before it: their values become operands."""
-        hoisted = hoist(eqn, lambda p: p in ACCESS_PRIMITIVES)
-        if hoisted is None:
-            raise ProgramError(
-                located(
-                    f"A read of another timestep, or a definition, inside {eqn.primitive.name} cannot be moved out of it.",
-                    where=where,
-                    fix=f"Read the series before the {eqn.primitive.name} and use the value inside; for rlfx.shared under "
-                    "a condition, put the condition inside: rlfx.shared(lambda x: rlfx.every(n, ...), x).",
-                )
-            )
-        early: list[Atom] = []
-        for op, params, positions, aval in hoisted.equations:
-            args = [inputs[p] if isinstance(p, int) else Lit(p.val) for p in positions]
-            early += [self.now] if op is now_p else self.emit(op, params, args, [aval], where, scope)
-        if hoisted.body is not None:
-            jaxpr, consts = hoisted.body
-            return self.run(jaxpr, [Lit(c) for c in consts], hoisted.place(inputs, early), where)
-        avals = [v.aval for v in eqn.outvars]
-        return self.emit(eqn.primitive, hoisted.params, hoisted.place(inputs, early), avals, where, scope)
-
-    def tied(self) -> tuple[Equation, ...]:
-        """The equations, with every read of a declared series reading its definition."""
-        definition = {v: e for e in self.equations for v in e.outputs}
-
-        def tie(e: Equation) -> Equation:
-            source = self.knots.get(e.inputs[0]) if e.is_read else None
-            return e if source is None else replace(e, inputs=(source, *e.inputs[1:]))
-
-        return tuple(_with_static_index(tie(e), definition) for e in self.equations)
-
-
-def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> Equation:
-    """Note the constant position of a slice of a slice (``x[t:][1:]``), which jax hands over as an array."""
-    if equation.op is not J.primitive("gather") or not equation.is_ragged:
-        return equation
-    index = equation.inputs[1]
-    source = definition.get(index) if isinstance(index, Var) else None
-    if source is not None and source.op is J.primitive("broadcast_in_dim") and isinstance(source.inputs[0], Lit):
-        index = Lit(np.broadcast_to(np.asarray(source.inputs[0].value), source.outputs[0].shape))
-    if not isinstance(index, Lit):
-        return equation
-    params = {**equation.params, "rlfx_static_indices": np.asarray(index.value)}
-    return replace(equation, params=params)
-
-
-def _reaches_out(params: dict) -> bool:
-    return any(
-        eqn.primitive in ACCESS_PRIMITIVES or _reaches_out(eqn.params)
-        for jaxpr, _ in J.sub_jaxprs(params)
-        for eqn in jaxpr.eqns
-    )
-
-
-def _is_ragged(eqn: Any) -> bool:
-    return any(J.symbolic_axes(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars))
-
-
 def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, has_key: bool) -> Program:
     n_params, n_carry = sig.params_tree.num_leaves, sig.carry_tree.num_leaves
     int32 = J.ShapedArray((), jnp.dtype("int32"))
-    flat = _Flattener(now=Var(0, (), jnp.dtype("int32")))
+    flat = Flattener(now=Var(0, (), jnp.dtype("int32")))
     next(flat.ids)
     const_vars = tuple(flat.var(v.aval) for v in jaxpr.constvars)
     args = [flat.var(v.aval) for v in jaxpr.invars]
@@ -422,7 +208,7 @@ def _aval_of(var: Var) -> Any:
     return J.ShapedArray(var.shape, var.dtype)
 
 
-def _freeze(flat: _Flattener, carried: list, proposed: list, stop: Atom, int32: Any) -> tuple[list[Atom], Var, Var]:
+def _freeze(flat: Flattener, carried: list, proposed: list, stop: Atom, int32: Any) -> tuple[list[Atom], Var, Var]:
     """Under ``until=``: an environment that has stopped keeps its carry, and counts its own timesteps."""
     boolean = J.ShapedArray((), jnp.dtype("bool"))
     alive, count = flat.var(boolean), flat.var(int32)
@@ -482,12 +268,3 @@ def _first_varying(var: Var, definitions: dict, dims: dict) -> Equation:
     while equation.op is series_p and equation.inputs[0] in definitions:
         equation = definitions[equation.inputs[0]]
     return equation
-
-
-def validate_length(length: Any, name: str = "length") -> int:
-    """A positive Python integer, or a DomainError that names the argument."""
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
-        raise DomainError(located(f"{name} must be an integer, got {length!r}.", fix=f"Give {name}=T, an int >= 1."))
-    if length < 1:
-        raise DomainError(located(f"{name} must be at least 1, got {length}.", fix=f"Give {name} >= 1."))
-    return int(length)

@@ -1,0 +1,126 @@
+"""A traced timestep as a list of equations: calls inlined, declared series tied to their definitions, reads hoisted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.errors import ProgramError, located
+from rlfx.recurrence.hoist import hoist
+from rlfx.recurrence.primitives import ACCESS_PRIMITIVES, declare_p, define_p, now_p, series_p
+from rlfx.recurrence.program import Atom, Equation, Lit, Var
+
+
+@dataclass
+class Flattener:
+    """Builds the equation list: inlines calls, ties declared series to their definitions, hoists reads."""
+
+    now: Var
+    ids: Any = field(default_factory=itertools.count)
+    equations: list[Equation] = field(default_factory=list)
+    knots: dict[Var, Var] = field(default_factory=dict)
+
+    def var(self, aval: Any) -> Var:
+        """A new value."""
+        return Var(next(self.ids), tuple(aval.shape), aval.dtype)
+
+    def emit(self, op, params, inputs, avals, where="", scope="", effects=False) -> tuple[Var, ...]:
+        """Append an equation; its outputs."""
+        outputs = tuple(self.var(a) for a in avals)
+        self.equations.append(Equation(op, dict(params), tuple(inputs), outputs, where, scope, effects))
+        return outputs
+
+    def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom], caller: str = "") -> list[Atom]:
+        """Flatten a body. Calls are cached by jax with the lines of their first use: ``caller`` is the line of this one."""
+        env: dict[Any, Atom] = {}
+
+        def read(atom) -> Atom:
+            return Lit(atom.val) if J.is_literal(atom) else env[atom]
+
+        env.update(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        for eqn in jaxpr.eqns:
+            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars], caller), strict=True))
+        return [read(a) for a in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, inputs: list[Atom], caller: str) -> Sequence[Atom]:
+        where, scope, avals = caller or J.source_of(eqn), J.scope_of(eqn), [v.aval for v in eqn.outvars]
+        op, params = eqn.primitive, eqn.params
+        if op is now_p:
+            return [self.now]
+        if op is declare_p:
+            return [self.var(avals[0])]
+        if op is define_p:
+            declared, value = inputs
+            (named,) = self.emit(series_p, {}, [value], avals, where, scope)
+            self.knots[declared] = named  # type: ignore[index]
+            return [named]
+        if op in J.INLINED or (J.is_call(op) and (_reaches_out(params) or _is_ragged(eqn))):
+            body, consts = J.call_body(op, params)
+            return self.run(body, [Lit(c) for c in consts], inputs, where)
+        if _reaches_out(params):
+            return self._hoist(eqn, inputs, where, scope)
+        return self.emit(op, params, inputs, avals, where, scope, bool(eqn.effects))
+
+    def _hoist(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
+        """Move the reads inside a cond or scan before it: their values become operands."""
+        hoisted = hoist(eqn, lambda p: p in ACCESS_PRIMITIVES)
+        if hoisted is None:
+            raise ProgramError(
+                located(
+                    f"A read of another timestep, or a definition, inside {eqn.primitive.name} cannot be moved out of it.",
+                    where=where,
+                    fix=f"Read the series before the {eqn.primitive.name} and use the value inside; for rlfx.shared under "
+                    "a condition, put the condition inside: rlfx.shared(lambda x: rlfx.every(n, ...), x).",
+                )
+            )
+        early: list[Atom] = []
+        for op, params, positions, aval in hoisted.equations:
+            args = [inputs[p] if isinstance(p, int) else Lit(p.val) for p in positions]
+            early += [self.now] if op is now_p else self.emit(op, params, args, [aval], where, scope)
+        if hoisted.body is not None:
+            jaxpr, consts = hoisted.body
+            return self.run(jaxpr, [Lit(c) for c in consts], hoisted.place(inputs, early), where)
+        avals = [v.aval for v in eqn.outvars]
+        return self.emit(eqn.primitive, hoisted.params, hoisted.place(inputs, early), avals, where, scope)
+
+    def tied(self) -> tuple[Equation, ...]:
+        """The equations, with every read of a declared series reading its definition."""
+        definition = {v: e for e in self.equations for v in e.outputs}
+
+        def tie(e: Equation) -> Equation:
+            source = self.knots.get(e.inputs[0]) if e.is_read else None
+            return e if source is None else replace(e, inputs=(source, *e.inputs[1:]))
+
+        return tuple(_with_static_index(tie(e), definition) for e in self.equations)
+
+
+def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> Equation:
+    """Note the constant position of a slice of a slice (``x[t:][1:]``), which jax hands over as an array."""
+    if equation.op is not J.primitive("gather") or not equation.is_ragged:
+        return equation
+    index = equation.inputs[1]
+    source = definition.get(index) if isinstance(index, Var) else None
+    if source is not None and source.op is J.primitive("broadcast_in_dim") and isinstance(source.inputs[0], Lit):
+        index = Lit(np.broadcast_to(np.asarray(source.inputs[0].value), source.outputs[0].shape))
+    if not isinstance(index, Lit):
+        return equation
+    params = {**equation.params, "rlfx_static_indices": np.asarray(index.value)}
+    return replace(equation, params=params)
+
+
+def _reaches_out(params: dict) -> bool:
+    return any(
+        eqn.primitive in ACCESS_PRIMITIVES or _reaches_out(eqn.params)
+        for jaxpr, _ in J.sub_jaxprs(params)
+        for eqn in jaxpr.eqns
+    )
+
+
+def _is_ragged(eqn: Any) -> bool:
+    return any(J.symbolic_axes(getattr(v.aval, "shape", ())) for v in (*eqn.invars, *eqn.outvars))
