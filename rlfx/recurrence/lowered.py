@@ -8,16 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.across import reduce_value
 from rlfx.recurrence.budget import fit, within
 from rlfx.recurrence.caching import with_caching
 from rlfx.recurrence.check import whole_graph
 from rlfx.recurrence.choose import EVALUATION, checked, choose
-from rlfx.recurrence.cost import points
 from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
@@ -25,14 +22,25 @@ from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
-from rlfx.recurrence.lower import Execution, execute
+from rlfx.recurrence.lower import execute
+from rlfx.recurrence.outputs import (
+    aux_dims,
+    carry_dims,
+    is_zero,
+    loss_of,
+    loss_sum,
+    returned,
+    share_of_mean,
+    sum_by_var,
+    target_of,
+)
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.planned import Added, planned
-from rlfx.recurrence.program import NO_DIMS, Program, Var
+from rlfx.recurrence.program import Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.trial import Trial
 from rlfx.recurrence.tune import tune
-from rlfx.recurrence.values import Value, axis_of, expand, mask_like, of_atom
+from rlfx.recurrence.values import Value, axis_of
 
 tree = jax.tree_util
 
@@ -124,7 +132,7 @@ class Lowered:
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self._extent()
         run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
-        return self._loss(run), *self._returned(run)
+        return loss_of(run), *returned(run)
 
     # -- gradients
 
@@ -151,18 +159,18 @@ class Lowered:
                 marks,
             )
         acted, _, pullback = self._differentiate(self.learner(perturbed, True), perturbed, values, t0, self._extent())
-        return (None, *self._returned(acted)), (pullback, None, marks)
+        return (None, *returned(acted)), (pullback, None, marks)
 
     def _backward_rule(self, residuals, cotangents):
         kept, arguments, marks = residuals
         perturbed = frozenset(v for v, m in zip(self.flat_inputs, marks, strict=True) if m.value)
         loss, carry, aux, _ = cotangents
-        rest_is_zero = all(map(_is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
+        rest_is_zero = all(map(is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
         if self.program.loss is not None and rest_is_zero:
-            grads = None if _is_zero(loss) else [loss * g for g in kept]
+            grads = None if is_zero(loss) else [loss * g for g in kept]
         else:
             learner = self.learner(perturbed, True)
-            by_var = _sum_by_var(self.program, loss, carry, aux)
+            by_var = sum_by_var(self.program, loss, carry, aux)
             targets = [by_var(v) for v in learner.targets]
             if arguments is None:
                 (grads,) = kept(targets)
@@ -190,17 +198,17 @@ class Lowered:
         if not learner.targets:
             run = execute(self.forward, self._env(flat, extent), t0, extent=extent, **self._acting)
             grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
-            return (self._loss(run), *self._returned(run)), grads
+            return (loss_of(run), *returned(run)), grads
         order = self._ordered(perturbed)
         plan = self.plan(learner, order, extent.batch, axes)
         if plan.cached:
             return self.caching(plan)._loss_and_gradient(perturbed, flat, t0)
         env = self._env(flat, extent)
         on_host = hosted(learner, hosting_of(self.program, plan))
-        one_pass = Pass(learner, order, env, t0, extent, self._loss_sum, self._share_of_mean, self._acting, on_host)
+        one_pass = Pass(learner, order, env, t0, extent, loss_sum, share_of_mean, self._acting, on_host)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
         loss, grads = self._complete(perturbed, grads, loss)
-        return (loss, *self._returned(acted)), grads
+        return (loss, *returned(acted)), grads
 
     def plan(self, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Plan:
         """The plan that was asked for, or the one that costs least."""
@@ -250,7 +258,7 @@ class Lowered:
         def region(leaves: Sequence) -> list:
             own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
             run = execute(learner.region, own, t0, tails, extent, iterate=deferring)
-            return [self._target(run, v) for v in learner.targets]
+            return [target_of(run, v) for v in learner.targets]
 
         return acted, *jax.vjp(region, [env[v].data for v in order])
 
@@ -291,15 +299,17 @@ class Lowered:
 
     def _output_specs(self) -> tuple:
         program = self.program
-        carry = [self._spec(self._carry_dims(v)) for v in program.next_carry]
-        aux = [self._spec(self._aux_dims(v)) for v in program.aux]
+        carry = [self._spec(carry_dims(program, v)) for v in program.next_carry]
+        aux = [self._spec(aux_dims(program, v)) for v in program.aux]
         lengths = self._spec(frozenset("b")) if program.domain.until else None
         return (None if program.loss is None else PartitionSpec()), carry, aux, lengths
 
     def _target_spec(self, var: Var) -> PartitionSpec:
         if var is self.program.loss:
             return PartitionSpec()
-        return self._spec(self._carry_dims(var) if var in set(self.program.next_carry) else self._aux_dims(var))
+        return self._spec(
+            carry_dims(self.program, var) if var in set(self.program.next_carry) else aux_dims(self.program, var)
+        )
 
     def _share(self, var: Var, cotangent: Any) -> Any:
         """This device's part of the cotangent of a target: of a value that all devices have, one of their shares."""
@@ -317,7 +327,7 @@ class Lowered:
         summed = iter(shared)
         return loss, [g if mine else next(summed) for g, mine in zip(grads, own, strict=True)]
 
-    # -- inputs and outputs
+    # -- inputs
 
     @property
     def flat_inputs(self) -> tuple[Var, ...]:
@@ -331,69 +341,6 @@ class Lowered:
         b = jnp.int32(0) if program.domain.batch is None else extent.environments()
         return env | {program.b: Value(b, program.dims_of(program.b))}
 
-    def _target(self, run: Execution, var: Var) -> Any:
-        """A differentiated output. The loss is this device's share of it: their sum is the loss."""
-        program = self.program
-        if var is program.loss:
-            return self._loss_sum(run) * self._share_of_mean(run)
-        if var in set(program.next_carry):
-            return expand(run.last(var), self._carry_dims(var), run.sizes).data
-        return self._padded(run, expand(run.env[var], self._aux_dims(var), run.sizes)).data
-
-    def _loss(self, run: Execution) -> Any:
-        if self.program.loss is None:
-            return None
-        return run.extent.over_devices("sum", self._loss_sum(run) * self._share_of_mean(run))
-
-    def _loss_sum(self, run: Execution) -> Any:
-        """The sum of the losses of this device's points."""
-        value = of_atom(self.program.loss, run.env)  # type: ignore[arg-type]
-        over = ("t", "b") if self.program.domain.batch is not None else ("t",)
-        alone = Extent(run.extent.times, run.extent.batch)
-        valid = self._alive(run) if self.program.domain.until else None
-        return reduce_value("sum", expand(value, frozenset(over), run.sizes), over, run.sizes, valid, alone).data
-
-    def _share_of_mean(self, run: Execution) -> Any:
-        """What one point weighs in the loss."""
-        dtype = self.program.loss.dtype  # type: ignore[union-attr]
-        if self.program.reduce == "sum":
-            return jnp.ones((), dtype)
-        batch = NO_DIMS if self.program.domain.batch is None else frozenset("b")
-        lengths = expand(run.length, batch, run.sizes).data if self.program.domain.until else None
-        count = _count_points(self.program, lengths, run.extent.batch)
-        return (1.0 / run.extent.over_devices("sum", jnp.asarray(count))).astype(dtype)
-
-    def _alive(self, run: Execution) -> Value:
-        return run.valid(run.env)
-
-    def _carry_dims(self, var: Var) -> frozenset:
-        shared = self.program.shared[self.program.next_carry.index(var)]
-        return NO_DIMS if shared or self.program.domain.batch is None else frozenset("b")
-
-    def _aux_dims(self, var: Any) -> frozenset:
-        """An unrolled program's outputs have every axis, as those of ``lax.scan``; aux has the axes of its domain."""
-        program = self.program
-        batch = set() if program.domain.batch is None else {"b"}
-        dims = frozenset({"t", *batch}) if program.loss is None else program.dims_of(var)
-        return dims | batch if program.domain.until and "t" in dims else dims
-
-    def _padded(self, run: Execution, value: Value) -> Value:
-        """Under ``until=``, zeros after each environment's end."""
-        if not self.program.domain.until or "t" not in value.dims:
-            return value
-        alive = self._alive(run)
-        mask = mask_like(expand(alive, value.dims, run.sizes).data, value.data)
-        return Value(jnp.where(mask, value.data, jnp.zeros_like(value.data)), value.dims)
-
-    def _returned(self, run: Execution) -> tuple:
-        program = self.program
-        carry = [expand(run.last(v), self._carry_dims(v), run.sizes).data for v in program.next_carry]
-        aux = [self._padded(run, expand(of_atom(v, run.env), self._aux_dims(v), run.sizes)).data for v in program.aux]
-        if not program.domain.until:
-            return carry, aux, None
-        batch = NO_DIMS if program.domain.batch is None else frozenset("b")
-        return carry, aux, expand(run.length, batch, run.sizes).data
-
 
 @tree.register_static
 @dataclass(frozen=True)
@@ -401,32 +348,3 @@ class _Static:
     """A Python value that travels among residuals."""
 
     value: Any
-
-
-def _is_zero(cotangent: Any) -> bool:
-    return (
-        isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
-        or cotangent is None
-        or getattr(cotangent, "dtype", None) == jax.dtypes.float0
-    )
-
-
-def _sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable[[Var], Any]:
-    """The cotangent of each target; one value may be returned in several places."""
-    pairs = [(program.loss, loss), *zip(program.next_carry, carry, strict=True), *zip(program.aux, aux, strict=True)]
-
-    def of(var: Var) -> Any:
-        mine = [c for v, c in pairs if v is var]
-        given = [c for c in mine if not _is_zero(c)]
-        if not given:
-            return jnp.zeros(mine[0].shape, mine[0].dtype)
-        return sum(given[1:], start=given[0])
-
-    return of
-
-
-def _count_points(program: Program, lengths: Any, batch: int) -> Any:
-    """How many points the domain has."""
-    if lengths is None:
-        return np.float32(points(frozenset("t"), program.domain) * batch)
-    return jnp.sum(lengths).astype(jnp.float32)
