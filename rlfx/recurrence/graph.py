@@ -11,8 +11,9 @@ import networkx as nx
 
 from rlfx.errors import BoundaryError, CausalityError, located
 from rlfx.recurrence.access import reach_in
+from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import TIME, Point
-from rlfx.recurrence.primitives import inputs_p, reduce_p
+from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import Atom, Equation, Program, Var
 
 #: The scope under which environments step: such an equation is never evaluated beyond the rollout.
@@ -201,7 +202,7 @@ class Graph:
             if equation.is_read and equation.access == _PREVIOUS:
                 last.add(equation.source)
                 continue
-            reason = _why_not_at_the_end(equation)
+            reason = _why_not_at_the_end(equation, self.program.domain)
             if reason:
                 raise self._unbounded(reader, equation, reason)
             equations.add(equation)
@@ -287,13 +288,15 @@ def first_operands(equation: Equation) -> tuple[Atom, ...]:
     )
 
 
-def _why_not_at_the_end(equation: Equation) -> str | None:
+def _why_not_at_the_end(equation: Equation, domain: Domain) -> str | None:
     if equation.is_read:
         return f"it depends on another timestep, x[{equation.access}]"
     if equation.op is inputs_p:
         return "it depends on data given from outside, rlfx.inputs"
     if equation.op is reduce_p and "t" in equation.params["over"]:
         return "it depends on a reduction over all timesteps"
+    if domain.until and equation.op in (reduce_p, whole_p, across_p):
+        return "it depends on all environments, which end at different timesteps"
     if ENV_STEP in equation.scope:
         return "that would step the environment once more"
     return None

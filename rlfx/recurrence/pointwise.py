@@ -134,6 +134,8 @@ class Evaluation:
         if e.params["op"] == "last":
             return [(self.stops[b] - 1, b)]
         envs = range(self.batch) if "b" in over else (b,)
+        if "t" not in over and not self.domain.until:
+            return [(t, c) for c in envs]  # also at t = T, by demand extension
         return [(s, c) for c in envs for s in (range(self.stops[c]) if "t" in over else (t,)) if s < self.stops[c]]
 
     def _twin(self, e: Equation, here: AtPoint, t: int, b: int) -> Equation:

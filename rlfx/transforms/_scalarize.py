@@ -278,6 +278,12 @@ def tidy(x: np.ndarray, aval: Any) -> np.ndarray:
     return x
 
 
+def map_any(ip: Interpreter, fn: Any, args: list, aval: Any) -> np.ndarray:
+    """Like ``Interpreter.map``, for elements that may be keys."""
+    columns = [np.broadcast_to(ip.elements(x), aval.shape).reshape(-1) for x in args]
+    return tidy(array_of([fn(*row) for row in zip(*columns, strict=True)], aval.shape), aval)
+
+
 def _word(x: Any) -> jax.Array:
     return x.astype(jnp.int32)
 

@@ -132,6 +132,20 @@ def test_a_read_beyond_the_end_of_what_reads_other_timesteps():
     assert "depends on another timestep, x[minimum(" in message
 
 
+@pytest.mark.parametrize(
+    "together", [lambda c: rlfx.max(c, "b"), lambda c: rlfx.shared(lambda v: v.sum(), c)], ids=["max", "shared"]
+)
+def test_a_read_beyond_the_end_of_what_environments_have_together_which_end_apart(together):
+    def f(p, c, t):
+        return rlfx.series(together(c))[t + 1], c  # <-
+
+    with pytest.raises(BoundaryError) as error:
+        rlfx.compile(f, length=4, batch=2, until=lambda c: c > 1.0)(None, jnp.zeros(2))
+    assert "it depends on all environments, which end at different timesteps" in str(error.value)
+    assert "rlfx.series(v, end=...)" in str(error.value)
+    assert rlfx.compile(f, length=4, batch=2)(None, jnp.zeros(2))[0] == 0.0
+
+
 def test_a_read_beyond_the_end_never_steps_the_environment():
     env = envs.make("CartPole-v1")
 

@@ -677,6 +677,23 @@ def test_under_until_a_sum_over_environments_counts_those_that_go_on_even_of_a_c
         close(last[0], h)
 
 
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_reduction_over_environments_is_extended_beyond_the_end(ahead):
+    def f(p, c, t):
+        return rlfx.series(rlfx.max(p * c, "b"))[t + ahead], jnp.tanh(c + 0.3)
+
+    args = jnp.float32(0.7), jnp.array([0.1, 0.2])
+    got, expected = (
+        jax.value_and_grad(lambda p, c, g=make(f, length=3, batch=2): g(p, c)[0], (0, 1))(*args)
+        for make in (rlfx.compile, rlfx.reference)
+    )
+    highest = [0.2]
+    for _ in range(3):
+        highest.append(np.tanh(highest[-1] + 0.3))
+    close(got[0], 0.7 * np.mean([highest[min(t + ahead, 3)] for t in range(3)]))
+    jax.tree.map(lambda a, b: close(a, b, rtol=1e-5), got, expected)
+
+
 def test_a_value_that_a_loop_computes_but_that_does_not_vary_with_time_has_no_axis_of_time():
     """``x[0]`` of a series of the loop itself, as aux, in the loss, and in the gradient."""
 
