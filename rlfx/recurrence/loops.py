@@ -232,14 +232,12 @@ class RunningLoop:
                 return value  # the register starts with the boundary value
         else:
             value, position = reads.read_ring_point(stored, depth, access.index, run.domain, t)
-        if future:
-            if not reach_in(access, run.domain).after_end:
-                return value
-            late = reads.beyond(position, NO_DIMS, n, run.sizes)
-            return value if late is None else reads.choose(late, run.end_value(equation), value, run.sizes)
-        if equation.start is None:
-            return value
-        return reads.choose(Value(position < 0), run.first(equation.start), value, run.sizes)
+        # Either boundary, whichever way the loop runs: x[2 * t] reads the present at t = 0, and the end at t = 1 = T - 1.
+        found = reach_in(access, run.domain)
+        if found.before_start and equation.start is not None:
+            value = reads.choose(Value(position < 0), run.first(equation.start), value, run.sizes)
+        late = reads.beyond(position, NO_DIMS, n, run.sizes) if found.after_end else None
+        return value if late is None else reads.choose(late, run.end_value(equation), value, run.sizes)
 
 
 def _chunks(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:

@@ -694,6 +694,46 @@ def test_a_reduction_over_environments_is_extended_beyond_the_end(ahead):
     jax.tree.map(lambda a, b: close(a, b, rtol=1e-5), got, expected)
 
 
+def forward(index):
+    def f(p, c, t):
+        read = rlfx.series(jnp.tanh(p * c), start=p + 0.1, end=p - 0.2)[index(t)]
+        return read, jnp.tanh(read + 0.5 * c)
+
+    return f
+
+
+def backward(index):
+    def f(p, c, t):
+        def equation(x):
+            y = rlfx.series(jnp.tanh(0.5 * x[t + 1] + c), start=0.3 + p, end=0.7 * p)
+            return jnp.tanh(0.6 * x[t + 1] + y[index(t)])
+
+        return rlfx.solve(equation, end=0.1), c + 0.3
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("direction", "index", "length"),
+    [
+        (forward, lambda t: 2 * t, 2),  # of three, it would read the future
+        (forward, lambda t: 2 * t - t.length, 2),
+        (forward, lambda t: 2 * t - t.length, 3),
+        (backward, lambda t: 2 * t - 1, 2),
+        (backward, lambda t: 2 * t - 1, 3),
+    ],
+)
+def test_a_loop_reads_both_boundaries_whichever_way_it_runs(direction, index, length):
+    """``x[2 * t]`` of two timesteps is the present at 0 and the end at 1: it belongs into a forward loop."""
+    got, expected = (
+        jax.value_and_grad(lambda p, c, fn=make(direction(index), length=length): fn(p, c)[0], (0, 1))(
+            jnp.float32(0.8), jnp.float32(0.4)
+        )
+        for make in (rlfx.compile, rlfx.reference)
+    )
+    jax.tree.map(lambda a, b: close(a, b, rtol=1e-5), got, expected)
+
+
 def test_a_value_that_a_loop_computes_but_that_does_not_vary_with_time_has_no_axis_of_time():
     """``x[0]`` of a series of the loop itself, as aux, in the loss, and in the gradient."""
 
