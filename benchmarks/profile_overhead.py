@@ -12,9 +12,10 @@ capture  all measured iterations lie inside a capture:
   cpu        CPU time of the instrumented iterations over the uninstrumented ones
   tracer     the same of jax's own tracer alone: no annotation, no `rlfx.profile`
   machine    cpu after taking out the cost of every event as calibrated for the machine
-  corrected  the same with the costs fitted to the workload, in rounds before those that count (as the paper does)
-  wall       wall time of the instrumented iterations, corrected on the critical path with the machine's costs, over
-             the uninstrumented one
+  corrected  the same with the costs fitted to the workload (as the paper does), each round with those of the rounds
+             of the other half: what an instruction costs drifts within minutes, and no round corrects itself
+  slower     wall time of the instrumented iterations over that of the uninstrumented ones
+  machine_wall, wall   the same, corrected as `Report.corrected` does, with the costs of the machine and the fitted ones
 run      a run of about `--seconds`, in which `profile.sampled` with its default settings captures once:
   cpu        CPU time of the whole run, beginning and ending the capture included, over that of the plain run
 """
@@ -31,6 +32,7 @@ import tempfile
 import time
 
 import jax
+import numpy as np
 from profile_workloads import ANNOTATED, PLAIN, build
 
 from rlfx import profile
@@ -41,14 +43,14 @@ from rlfx.profile.capture import machine
 
 WORKLOADS = (
     # name, algorithm, environment, mode, iterations inside a capture
-    ("chatty", "PPO", "CartPole-v1", "jit per step", 3),
-    ("chatty", "DQN", "CartPole-v1", "jit per step", 3),
-    ("chatty", "A2C", "Pendulum-v1", "jit per step", 8),
-    ("jitted", "PPO", "CartPole-v1", "scan", 3),
-    ("jitted", "DQN", "CartPole-v1", "scan", 3),
-    ("jitted", "DDPG", "Pendulum-v1", "scan", 3),
-    ("jitted", "A2C", "brax/fast", "scan", 20),
-    ("host", "A2C", "gymnasium/CartPole-v1", "scan", 10),
+    ("chatty", "PPO", "CartPole-v1", "jit per step", 5),
+    ("chatty", "DQN", "CartPole-v1", "jit per step", 5),
+    ("chatty", "A2C", "Pendulum-v1", "jit per step", 20),
+    ("jitted", "PPO", "CartPole-v1", "scan", 20),
+    ("jitted", "DQN", "CartPole-v1", "scan", 10),
+    ("jitted", "DDPG", "Pendulum-v1", "scan", 10),
+    ("jitted", "A2C", "brax/fast", "scan", 60),
+    ("host", "A2C", "gymnasium/CartPole-v1", "scan", 30),
 )
 
 
@@ -93,7 +95,6 @@ def tracer_alone(folder):
 
 def inside_a_capture(algorithm, env, mode, iterations, arguments, calibration):
     plain, noted = Run(algorithm, env, mode, PLAIN), Run(algorithm, env, mode, ANNOTATED)
-    fitted = calibrations.fit(calibration, lambda: noted(iterations))
     reports = []
 
     def without():
@@ -119,13 +120,25 @@ def inside_a_capture(algorithm, env, mode, iterations, arguments, calibration):
     def owed(costs):
         return statistics.mean(overhead.total(r.processes[0], costs) for r in reports) / 1e9
 
-    held_up = statistics.mean(r.corrected(calibration).corrected_ns for r in reports) / 1e9
+    def held_up(costs):
+        return statistics.mean(r.corrected(costs).corrected_ns for r in reports) / 1e9
+
+    wall, cpu = np.asarray([np.subtract(found, plain) for plain, _, found in rounds]).T * 1e9
+    half = np.arange(len(rounds)) // 2 % 2  # both orders of a round are in both halves
+    halves = [
+        calibrations.scaled(calibration, calibrations.Measured(cpu[half != h], wall[half != h], reports[-1]))
+        for h in (0, 1)
+    ]
+    fitted, late = [halves[h] for h in half], [held_up(costs) for costs in halves]
+    late_machine = held_up(calibration)
     out = {
         "cpu": [cpu1 / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
         "tracer": [cpu1 / cpu0 for (_, cpu0), (_, cpu1), _ in rounds],
         "machine": [(cpu1 - owed(calibration)) / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
-        "corrected": [(cpu1 - owed(fitted)) / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
-        "wall": [(wall1 - held_up) / wall0 for (wall0, _), _, (wall1, _) in rounds],
+        "corrected": [(c1 - owed(f)) / c0 for ((_, c0), _, (_, c1)), f in zip(rounds, fitted, strict=True)],
+        "slower": [wall1 / wall0 for (wall0, _), _, (wall1, _) in rounds],
+        "machine_wall": [(wall1 - late_machine) / wall0 for (wall0, _), _, (wall1, _) in rounds],
+        "wall": [(w1 - late[h]) / w0 for ((w0, _), _, (w1, _)), h in zip(rounds, half, strict=True)],
     }
     last = reports[-1]
     return {
@@ -136,7 +149,7 @@ def inside_a_capture(algorithm, env, mode, iterations, arguments, calibration):
         "unattributed": last.unattributed,
         "problems": last.problems,
         "costs_ns": calibration.costs,
-        "fitted_costs_ns": fitted.costs,
+        "fitted": [{"costs_ns": f.costs, "contention": f.contention} for f in halves],
     }
 
 
@@ -202,6 +215,7 @@ def main():
                 "rounds": arguments.rounds,
                 "costs_ns": calibration.costs,
                 "calibration_error": calibration.spread,
+                "contention": calibration.contention,
             }
         stored[arguments.part] = {**shared, "workloads": rows}
         stored["machine"] = machine()

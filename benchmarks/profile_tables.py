@@ -64,28 +64,33 @@ def overhead_run() -> str:
     )
 
 
-def overhead_capture(part: str = "capture") -> str:
+def overhead_capture() -> str:
     ratios = {
-        "instrumented / plain": "cpu",
-        "jax's tracer alone / plain": "tracer",
-        "corrected, costs of the machine": "machine",
-        "corrected, costs fitted to the workload": "corrected",
-        "wall, corrected": "wall",
+        "CPU, captured": "cpu",
+        "jax's tracer alone": "tracer",
+        "corrected (machine)": "machine",
+        "corrected (fitted)": "corrected",
+        "wall, captured": "slower",
+        "corrected (machine) ": "machine_wall",
+        "corrected (fitted) ": "wall",
     }
-    shown = {title: lambda r, c=c: f"{r[c]:.2f}" if c in r else "–" for title, c in ratios.items()}
-    return table(part_of(part)["workloads"], WORKLOAD | shown)
-
-
-def overhead_capture_first() -> str:
-    return overhead_capture("capture_first_calibration")
+    shown = {title: lambda r, c=c: f"{r[c]:.2f}" for title, c in ratios.items()}
+    return table(part_of("capture")["workloads"], WORKLOAD | shown)
 
 
 def overhead_costs() -> str:
     part = part_of("capture")
     costs = part["costs_ns"]
     return markdown(
-        ["event", *costs, "error"],
-        [["ns", *[f"{v:,.0f}" for v in costs.values()], percent(part.get("calibration_error", 0))]],
+        ["event", *costs, "error", "contention"],
+        [
+            [
+                "ns",
+                *[f"{v:,.0f}" for v in costs.values()],
+                percent(part["calibration_error"]),
+                percent(part["contention"]),
+            ]
+        ],
     )
 
 
@@ -242,7 +247,7 @@ def findings() -> str:
 
 TABLES = {
     "overhead-run": overhead_run, "overhead-capture": overhead_capture,
-    "overhead-capture-first": overhead_capture_first, "overhead-costs": overhead_costs,
+    "overhead-costs": overhead_costs,
     "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
     "findings": findings,
 }  # fmt: skip

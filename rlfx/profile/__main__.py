@@ -160,6 +160,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     print(f"{measured.machine}: ns an event, stored in {target}")
     for kind, ns in measured.costs.items():
         print(f"  {kind:<12}{ns:>12,.0f}")
+    print(f"Off the critical path, {measured.contention:.0%} of it holds a program up.")
     print(f"They explain what profiling added to each of the programs measured within about {measured.spread:.0%}.")
 
 

@@ -13,8 +13,9 @@ import contextlib
 import datetime
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -22,29 +23,48 @@ import scipy.optimize
 
 from rlfx.profile.calibration_programs import calls, mixtures
 from rlfx.profile.capture import capture, machine
-from rlfx.profile.overhead import EVENTS, Overhead
+from rlfx.profile.overhead import EVENTS, Overhead, held_up
+from rlfx.profile.report import Report
 
 
-def _once(body: Callable[[], object], profiled: bool) -> float:
-    """Process CPU seconds of one run, right after another: the end of a capture leaves cold caches behind."""
+class Measured(NamedTuple):
+    """What profiling adds to a program: `cpu` and `wall` in ns, float[rounds], and a report of one run of it."""
+
+    cpu: np.ndarray
+    wall: np.ndarray
+    report: Report
+
+    @property
+    def paid(self) -> dict[str, int]:
+        """Events of each kind in one run."""
+        (process,) = self.report.processes
+        return {kind: len(found) for kind, found in process.timeline.paid.items()}
+
+
+def _once(body: Callable[[], object], profiled: bool) -> np.ndarray:
+    """`[process CPU ns, wall ns]` of one run, right after another: the end of a capture leaves cold caches behind."""
     body()
     with contextlib.ExitStack() as stack:
         if profiled:
             stack.enter_context(capture(stack.enter_context(tempfile.TemporaryDirectory())))
-        begin = time.process_time()
+        begin = np.asarray([time.process_time_ns(), time.perf_counter_ns()])
         body()
-        return time.process_time() - begin
+        return np.asarray([time.process_time_ns(), time.perf_counter_ns()]) - begin
 
 
-def _differences(plain: Callable[[], object], profiled: Callable[[], object], rounds: int) -> np.ndarray:
-    """Process CPU ns that profiling adds to a run, in pairs whose order turns round each time."""
+def measure(plain: Callable[[], object], profiled: Callable[[], object], rounds: int) -> Measured:
+    """What profiling adds to a run, in pairs whose order turns round each time; both are compiled already."""
     found = []
     for i in range(rounds):
         first = i % 2 == 0
         a = _once(profiled, True) if first else _once(plain, False)
         b = _once(plain, False) if first else _once(profiled, True)
         found.append(a - b if first else b - a)
-    return np.asarray(found) * 1e9
+    with tempfile.TemporaryDirectory() as folder:
+        with capture(folder) as session:
+            profiled()
+        cpu, wall = np.asarray(found, float).T
+        return Measured(cpu, wall, session.report())
 
 
 def _error(found: np.ndarray) -> float:
@@ -61,23 +81,38 @@ def calibrate(rounds: int = 15) -> Overhead:
     Returns:
       An `Overhead`; `save()` it for `Report.corrected`.
     """
+
+    def measured(plain: Callable[[], object], profiled: Callable[[], object]) -> Measured:
+        plain(), profiled()  # compiles
+        return measure(plain, profiled, rounds)
+
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
-        mixed = [_measured(plain, profiled, rounds) for plain, profiled in mixtures().values()]
-        events = np.asarray([[paid.get(kind, 0) for kind in EVENTS] for paid, _, _ in mixed], float)
-        costs, spread = solve(events, np.asarray([m[1] for m in mixed]), np.asarray([m[2] for m in mixed]))
+        mixed = [measured(plain, profiled) for plain, profiled in mixtures().values()]
+        events = np.asarray([[m.paid.get(kind, 0) for kind in EVENTS] for m in mixed], float)
+        added = np.asarray([np.median(m.cpu) for m in mixed])
+        costs, spread = solve(events, added, np.asarray([_error(m.cpu) for m in mixed]))
         known: dict[str, float] = dict(zip(EVENTS, costs, strict=True))
         for kind, program in calls().items():
-            paid, added, _ = _measured(program, program, rounds)
-            explained = sum(known[event] * paid.get(event, 0) for event in EVENTS)
-            known[kind] = max(0.0, added - explained) / max(1, paid.get(kind, 0))
-    return Overhead(machine(), known, datetime.date.today().isoformat(), spread)
+            found = measured(program, program)
+            explained = sum(known[event] * found.paid.get(event, 0) for event in EVENTS)
+            known[kind] = max(0.0, float(np.median(found.cpu)) - explained) / max(1, found.paid.get(kind, 0))
+    overhead = Overhead(machine(), known, datetime.date.today().isoformat(), spread)
+    return replace(overhead, contention=contention(overhead, mixed))
 
 
-def _measured(plain: Callable, profiled: Callable, rounds: int) -> tuple[dict[str, int], float, float]:
-    """`(events by kind, ns that profiling adds, its error)`."""
-    plain(), profiled()  # compiles
-    found = _differences(plain, profiled, rounds)
-    return _paid(profiled), float(np.median(found)), _error(found)
+def contention(overhead: Overhead, measured: Sequence[Measured]) -> float:
+    """The share of events' cost off the critical path that explains best what profiling added to wall times.
+
+    Args:
+      overhead: its costs explain the CPU times; its own `contention` is not read.
+      measured: programs, each counted by what it pays off the critical path.
+
+    Returns:
+      0 (nothing is off it, or it costs nothing) to 1.
+    """
+    on, off = np.asarray([held_up(m.report, overhead) for m in measured]).T
+    left = np.asarray([np.median(m.wall) for m in measured]) - on
+    return float(np.clip(left.sum() / off.sum(), 0.0, 1.0)) if off.sum() else 0.0
 
 
 def solve(events: np.ndarray, added: np.ndarray, errors: np.ndarray) -> tuple[list[float], float]:
@@ -97,7 +132,7 @@ def solve(events: np.ndarray, added: np.ndarray, errors: np.ndarray) -> tuple[li
     return [float(c) for c in costs], float(np.sqrt(np.mean(left**2)))
 
 
-def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 9) -> Overhead:
+def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 15) -> Overhead:
     """Scale a machine's costs to one workload, as the paper calibrates: by the difference of its runs.
 
     The costs of an event vary with what the processor's caches hold, and with what else the machine does.
@@ -110,18 +145,15 @@ def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 9) -> 
     Returns:
       An `Overhead` that explains the difference; the given one if the workload has no events.
     """
-    predicted = sum(overhead.costs.get(kind, 0.0) * count for kind, count in _paid(workload).items())
+    return scaled(overhead, measure(workload, workload, rounds))
+
+
+def scaled(overhead: Overhead, found: Measured) -> Overhead:
+    """`overhead` scaled so that it explains one measurement: its costs the CPU time, its contention the wall time."""
+    predicted = sum(overhead.costs.get(kind, 0.0) * count for kind, count in found.paid.items())
     if not predicted:
         return overhead
-    found = _differences(workload, workload, rounds)
-    factor = max(0.0, float(np.median(found))) / predicted
-    spread = _error(found) / abs(float(np.median(found)))
-    return replace(overhead, costs={kind: factor * ns for kind, ns in overhead.costs.items()}, spread=spread)
-
-
-def _paid(body: Callable[[], object]) -> dict[str, int]:
-    with tempfile.TemporaryDirectory() as folder:
-        with capture(folder) as session:
-            body()
-        (process,) = session.report().processes
-    return {kind: len(found) for kind, found in process.timeline.paid.items()}
+    factor = max(0.0, float(np.median(found.cpu))) / predicted
+    costs = replace(overhead, costs={kind: factor * ns for kind, ns in overhead.costs.items()})
+    spread = _error(found.wall) / (abs(float(np.median(found.wall))) or 1.0)
+    return replace(costs, spread=spread, contention=contention(costs, [found]))

@@ -1,8 +1,8 @@
 """What profiling itself costs: calibrated once a machine, and taken out of reports where it was paid.
 
 RL-Scope, section 3.4 and appendix C. The paper calibrates a workload; we calibrate a machine (`calibrate`), because the
-costs depend on the kind of event only, and subtract on the critical path alone: an event on a thread that held nothing
-up costs nothing.
+costs depend on the kind of event only, and subtract on the critical path: an event on a thread that held nothing up
+costs only what it takes away from the others, where threads share cores (`Overhead.contention`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ class Overhead:
     """What one event of each kind (`EVENTS`) costs on `machine`, and a call (`CALLS`) beyond its events: `costs` in ns.
 
     `spread` is the relative error (root mean square) of these costs on the programs that they were measured on.
+    `contention`, 0 to 1, is the share of an event's cost that holds a program up where the event's own thread does not:
+    threads that share cores slow each other down.
     """
 
     machine: str
     costs: dict[str, float]
     date: str
     spread: float = 0.0
+    contention: float = 0.0
 
     def save(self, path: str | os.PathLike | None = None) -> pathlib.Path:
         """Store as JSON, by default in the user's cache directory."""
@@ -101,8 +104,10 @@ def correct(report: Report, overhead: Overhead) -> Report:
                     fix="Run `python -m rlfx.profile calibrate` where you capture.",
                 )
             )
-        for attribution, ns in _owed(process, overhead).items():
+        on, off = _owed(process, overhead)
+        for attribution in {**on, **off}:
             found = process.sweep.attributions[attribution]
+            ns = on.get(attribution, 0.0) + overhead.contention * off.get(attribution, 0.0)
             taken += _subtract(rows, found.rows, round(ns))
             if found.bound:
                 _subtract(device, found.device, round(ns))
@@ -116,9 +121,16 @@ def total(process: Process, overhead: Overhead) -> float:
     return sum(overhead.costs.get(kind, 0.0) * len(events) for kind, events in process.timeline.paid.items())
 
 
-def _owed(process: Process, overhead: Overhead) -> dict[int, float]:
-    """ns of book-keeping on the critical path, by combination."""
-    owed: dict[int, float] = {}
+def held_up(report: Report, overhead: Overhead) -> tuple[float, float]:
+    """ns that the events of a report cost `(on the critical path, off it)`, in wall time if they held everything up."""
+    owed = [_owed(process, overhead) for process in report.processes]
+    return sum(sum(on.values()) for on, _ in owed), sum(sum(off.values()) for _, off in owed)
+
+
+def _owed(process: Process, overhead: Overhead) -> tuple[dict[int, float], dict[int, float]]:
+    """ns of book-keeping by combination, on the critical path and off it."""
+    on: dict[int, float] = {}
+    off: dict[int, float] = {}
     lines = [track.line.kind for track in process.timeline.tracks]
     for kind, events in process.timeline.paid.items():
         cost = overhead.costs.get(kind, 0.0)
@@ -127,9 +139,10 @@ def _owed(process: Process, overhead: Overhead) -> dict[int, float]:
         combos = process.sweep.combo_at(np.asarray([time for time, _ in events], np.int64))
         for (_, line), combo in zip(events, combos.tolist(), strict=True):
             found = process.sweep.attributions[combo]
-            if found.bound or lines[line] in ("main", "program") or kind == CALLBACK:
-                owed[combo] = owed.get(combo, 0.0) + cost / found.parallel
-    return owed
+            critical = found.bound or lines[line] in ("main", "program") or kind == CALLBACK
+            owed = on if critical else off
+            owed[combo] = owed.get(combo, 0.0) + cost / found.parallel
+    return on, off
 
 
 def _subtract(rows: dict, shares, ns: int) -> int:

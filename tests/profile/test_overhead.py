@@ -5,12 +5,14 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rlfx.errors import ProfileError
 from rlfx.profile import capture, operation, read
-from rlfx.profile.calibration import calibrate, fit
-from rlfx.profile.overhead import Overhead, load, stored_at, total
+from rlfx.profile.calibration import Measured, calibrate, contention, fit, scaled
+from rlfx.profile.capture import machine
+from rlfx.profile.overhead import Overhead, held_up, load, stored_at, total
 from rlfx.profile.rows import Row
 
 COSTS = {"annotation": 10_000.0, "host": 2_000.0}
@@ -35,6 +37,41 @@ def test_costs_are_taken_out_where_they_were_paid(made, tmp_path):
     assert corrected.device_rows != report.device_rows
     assert "after taking out 0.1 ms of profiling overhead (± 9%)" in corrected.text()
     assert total(report.processes[0], Overhead("", COSTS, "")) == 66_000
+
+
+def test_events_off_the_critical_path_cost_what_contention_says(tmp_path):
+    """A loop that launches much faster than the device works: the pool's events hold nothing up, on enough cores."""
+    x, y = jnp.ones((256, 256)), jnp.ones(8)
+    heavy, light = jax.jit(lambda a: jnp.tanh(a @ a)), jax.jit(lambda a: a + 1)
+    jax.block_until_ready([heavy(x), light(y)])
+    with capture(tmp_path) as session:
+        out = heavy(x)
+        for _ in range(200):
+            y = light(y)
+        jax.block_until_ready([out, y])
+    report = session.report()
+    costs = {"task": 50.0, "thunk": 50.0}  # so little that no row is used up
+    on, off = held_up(report, Overhead("", costs, ""))
+    assert off > 0
+    taken = [report.corrected(replaced(costs, c)).corrected_ns for c in (0.0, 0.5, 1.0)]
+    assert taken[0] == pytest.approx(on, rel=1e-3)
+    assert taken[2] == pytest.approx(on + off, rel=1e-3)
+    assert taken[1] == pytest.approx(sum(taken[::2]) / 2, rel=1e-3)
+
+
+def replaced(costs, contention):
+    return Overhead(machine(), costs, "", contention=contention)
+
+
+def test_contention_explains_wall_times(made, tmp_path):
+    made.gpu_space(1).write(tmp_path)
+    report = read(tmp_path)
+    on, off = held_up(report, Overhead("", COSTS, ""))
+    assert off == 0  # every event of that trace is on the main thread
+    assert contention(Overhead("", COSTS, ""), [Measured(np.ones(3), np.full(3, 2 * on), report)]) == 0.0
+    doubled = scaled(Overhead("", COSTS, ""), Measured(np.asarray([40e3, 44e3, 900e3]), np.full(3, 40e3), report))
+    assert doubled.costs == pytest.approx({kind: 2 * ns for kind, ns in COSTS.items()})
+    assert scaled(Overhead("", {}, ""), Measured(np.ones(3), np.ones(3), report)).costs == {}
 
 
 def test_no_row_becomes_negative(made, tmp_path):
