@@ -44,7 +44,7 @@ lint: $(VENV)/.dev
 	$(BIN)/pyright --level error --pythonpath $(BIN)/python
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -11,7 +11,7 @@ from rlfx.recurrence.gradients import at_once, in_blocks
 from rlfx.recurrence.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.index import Lookup
 from rlfx.recurrence.learner import Learner, activation_bytes
-from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.plan import Plan, divisor_near, divisor_up_to
 from rlfx.recurrence.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.program import Equation, Var
 from rlfx.recurrence.replay import find_replay, replayed
@@ -85,7 +85,7 @@ def _misfit(plan: Plan, length: int, batch: int) -> tuple[str | None, str]:
     """Which size of a plan is not one of the program's, and which would be; (None, "") if they are."""
     if plan.environments is not None and batch % plan.environments:
         fact = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
-        return fact, f"Give {_divisor(batch, plan.environments)}, or another divisor of {batch}."
+        return fact, f"Give {divisor_up_to(batch, plan.environments)}, or another divisor of {batch}."
     if plan.block is not None and plan.block > length:
         return f"a block of {plan.block} timesteps is longer than T={length}", f"Give a block of at most {length}."
     return None, ""
@@ -129,16 +129,3 @@ def cache_block(learner: Learner, batch: int, platform: str, length: int, device
     if fitting >= length:
         return length
     return divisor_near(length, fitting)
-
-
-def divisor_near(length: int, size: int) -> int:
-    """The largest divisor of ``length`` up to ``size``, or ``size`` itself if that is less than half of it.
-
-    A poor divisor (T prime) costs more in loop overhead than one ragged block does.
-    """
-    best = _divisor(length, size)
-    return best if 2 * best >= size else size
-
-
-def _divisor(n: int, at_most: int) -> int:
-    return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)

@@ -45,9 +45,10 @@ def minibatch_epochs(
         together, for recurrent policies: ``[T, B / minibatches]``.
       shuffle: ``shuffle(key, n) -> int[n]``, a permutation; :func:`rlfx.shuffle`, which does not sort, or
         ``jax.random.permutation``.
-      mesh, mesh_axis: split every minibatch over an axis of a mesh of devices, as :func:`rlfx.unroll` splits the
-        environments. ``update`` sees whole minibatches and stays as it is (a mean is the mean of all), and so do the
-        results, up to the order of sums: every device gets all the data once, and computes on its part of each minibatch.
+      mesh: devices; every minibatch is split over them, as :func:`rlfx.unroll` splits the environments. ``update`` sees
+        whole minibatches and stays as it is (a mean is the mean of all), and so do the results, up to the order of
+        sums: every device gets all the data once, and computes on its part of each minibatch.
+      mesh_axis: the axis of ``mesh`` to split over.
 
     Returns:
       ``(carry, aux)``, each leaf of aux with leading axes ``[epochs, minibatches]``.

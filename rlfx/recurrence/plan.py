@@ -97,3 +97,17 @@ class Plan:
             raise ScheduleError(
                 located(f"This text is no plan: {error}.", fix="Give what Plan.to_json wrote.")
             ) from None
+
+
+def divisor_near(length: int, size: int) -> int:
+    """The largest divisor of ``length`` up to ``size``, or ``size`` itself if that is less than half of it.
+
+    A poor divisor (T prime) costs more in loop overhead than one ragged block does.
+    """
+    best = divisor_up_to(length, size)
+    return best if 2 * best >= size else size
+
+
+def divisor_up_to(n: int, at_most: int) -> int:
+    """The largest divisor of ``n`` that is at most ``at_most``."""
+    return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)

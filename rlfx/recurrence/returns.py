@@ -118,7 +118,8 @@ def lambda_return(step: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.Ar
     Args:
       step: the environment's Step.
       next_value: the value of the next observation, from :func:`next_value`.
-      gamma, lam: the discount and the mixing parameter; 1.0 gives Monte-Carlo returns, 0.0 one-step targets.
+      gamma: the discount.
+      lam: the mixing parameter; 1.0 gives Monte-Carlo returns, 0.0 one-step targets.
 
     Returns:
       G at t, bootstrapped at truncations and at the end of the rollout.
@@ -164,8 +165,10 @@ def gae(step: Any, value: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.
 
     Args:
       step: the environment's Step.
-      value, next_value: the values of this and of the next observation (see :func:`next_value`).
-      gamma, lam: the discount and the mixing parameter.
+      value: the value of this observation.
+      next_value: that of the next one (see :func:`next_value`).
+      gamma: the discount.
+      lam: the mixing parameter.
 
     Returns:
       The advantage at t. ``A + value`` is the critic's target. It is differentiable in the values; apply
@@ -196,10 +199,13 @@ def vtrace(
 
     Args:
       step: the environment's Step.
-      value, next_value: the values of this and of the next observation.
+      value: the value of this observation.
+      next_value: that of the next one.
       log_rho: log of the ratio of target to behaviour policy for the action taken.
-      gamma, lam: the discount, and the trace parameter.
-      clip_rho, clip_c: the truncation levels of the importance weights.
+      gamma: the discount.
+      lam: the trace parameter.
+      clip_rho: the truncation level of the weights in the target.
+      clip_c: that of the weights that are multiplied over time.
 
     Returns:
       ``(target, advantage)``: the critic's target, and ``clipped rho * (r + gamma target' - value)``.

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.access import is_shift, reach_in
-from rlfx.recurrence.gradients import Pass, cut_times
+from rlfx.recurrence.gradients import Pass, accumulate, cut_times
 from rlfx.recurrence.index import Point, Window
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.loops import RunningLoop, scan
 from rlfx.recurrence.lower import Execution
-from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.plan import Plan, divisor_near
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
 from rlfx.recurrence.values import Value, zeros
@@ -154,9 +154,14 @@ def streamed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
         part.env |= {v: Value(x, run.program.dims_of(v)) for v, x in zip(stream.buffered, window, strict=True)}
         part.tails |= beyond
         part.sequence(stream.delayed, part.env, part.times, part.read_complete)
-        stored = {v: cut_times(part.env[v], 0, count) for v in p.learner.stored}
-        times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
-        return p.tile_gradient(stored, tails, times, share, plan.environments)
+
+        def tile(begin, size, _):
+            stored = {v: cut_times(part.env[v], begin, size) for v in p.learner.stored}
+            times = jax.lax.dynamic_slice_in_dim(p.extent.times, first + begin, size)
+            return p.tile_gradient(stored, tails, times, share, plan.environments)
+
+        # What is left at the end is longer than a chunk if the delay is.
+        return tile(0, count, []) if count <= chunk else accumulate(tile, count, divisor_near(count, chunk), p.zero)
 
     extended = [e.source for e in stream.delayed if _extends(e, run.program)]
     # In the middle the points beyond a window belong to readers that are not learned from yet: any value will do.

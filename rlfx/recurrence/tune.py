@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rlfx.recurrence.caching import is_wide
-from rlfx.recurrence.choose import divisor_near, why_not, why_not_environments
+from rlfx.recurrence.choose import why_not, why_not_environments
 from rlfx.recurrence.learner import Learner
-from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.plan import Plan, divisor_near
 from rlfx.recurrence.predict import platform_of, predict
 from rlfx.recurrence.program import Var
 from rlfx.recurrence.trial import Trial

@@ -80,7 +80,7 @@ def test_plans_on_a_mesh(plan):
     assert_close(gradient(score, 23, mesh, plan=plan), gradient(score, 23, plan=rlfx.Plan()))
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 7])
+@pytest.mark.parametrize("lookahead", [0, 1, 7, 11])
 def test_streams_of_any_delay(lookahead):
     def program(params, state, t):
         return score(params, state, t, lookahead) if lookahead else monte_carlo_free(params, state, t)
@@ -104,6 +104,17 @@ def test_streaming_stores_nothing_of_length_t():
     assert "f32[8,4,40]" in text
     assert f"[{length},4,40]" not in text
     assert f"[{length},4]" not in text
+
+
+def test_what_a_long_delay_leaves_at_the_end_is_learned_from_in_chunks():
+    length, lookahead = 211, 32  # and 3 that do not fill a chunk
+    program = lambda params, state, t: score(params, state, t, lookahead)  # noqa: E731
+    fn = rlfx.compile(program, length=length, batch=BATCH, plan=rlfx.Plan("stream", 8))
+    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    step = jax.jit(jax.value_and_grad(lambda p: fn(p, state, jax.random.key(0))[0]))
+    text = step.lower(params).compile().as_text()
+    assert "f32[7,4,2]" in text  # the gradient of the log-probabilities
+    assert "f32[35,4,2]" not in text
 
 
 def test_replay_stores_no_observations():
