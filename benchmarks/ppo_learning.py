@@ -68,6 +68,7 @@ class Curves:
         rows = zip(*map(np.asarray, self.run(self.keys[start : start + SEEDS_AT_ONCE])), strict=True)
         rows = np.stack([episode_returns(score, done) for score, done in rows])
         if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
             np.save(path, rows)
         return rows
 
