@@ -115,41 +115,41 @@ def inside_a_capture(algorithm, env, mode, iterations, arguments, calibration):
                 reports.append(session.report())
             return found
 
-    rounds = list(alternating(arguments.rounds, without, traced, captured))
-
-    def owed(costs):
-        return statistics.mean(overhead.total(r.processes[0], costs) for r in reports) / 1e9
-
-    def held_up(costs):
-        return statistics.mean(r.corrected(costs).corrected_ns for r in reports) / 1e9
-
-    wall, cpu = np.asarray([np.subtract(found, plain) for plain, _, found in rounds]).T * 1e9
+    rounds = np.asarray(list(alternating(arguments.rounds, without, traced, captured)))
+    (wall0, cpu0), (_, cpu_traced), (wall1, cpu1) = rounds.transpose(1, 2, 0)
     half = np.arange(len(rounds)) // 2 % 2  # both orders of a round are in both halves
-    halves = [
-        calibrations.scaled(calibration, calibrations.Measured(cpu[half != h], wall[half != h], reports[-1]))
+    found = calibrations.Measured(1e9 * (cpu1 - cpu0), 1e9 * (wall1 - wall0), reports[-1])
+    fitted = [
+        calibrations.scaled(calibration, found._replace(cpu=found.cpu[half != h], wall=found.wall[half != h]))
         for h in (0, 1)
     ]
-    fitted, late = [halves[h] for h in half], [held_up(costs) for costs in halves]
-    late_machine = held_up(calibration)
+
+    def owed(costs):
+        """Seconds of CPU time, and of wall time, that profiling took."""
+        cpu = statistics.mean(overhead.total(r.processes[0], costs) for r in reports)
+        return np.asarray([cpu, statistics.mean(r.corrected(costs).corrected_ns for r in reports)]) / 1e9
+
+    machine_cpu, machine_wall = owed(calibration)
+    fitted_cpu, fitted_wall = np.asarray([owed(costs) for costs in fitted])[half].T
     out = {
-        "cpu": [cpu1 / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
-        "tracer": [cpu1 / cpu0 for (_, cpu0), (_, cpu1), _ in rounds],
-        "machine": [(cpu1 - owed(calibration)) / cpu0 for (_, cpu0), _, (_, cpu1) in rounds],
-        "corrected": [(c1 - owed(f)) / c0 for ((_, c0), _, (_, c1)), f in zip(rounds, fitted, strict=True)],
-        "slower": [wall1 / wall0 for (wall0, _), _, (wall1, _) in rounds],
-        "machine_wall": [(wall1 - late_machine) / wall0 for (wall0, _), _, (wall1, _) in rounds],
-        "wall": [(w1 - late[h]) / w0 for ((w0, _), _, (w1, _)), h in zip(rounds, half, strict=True)],
+        "cpu": cpu1 / cpu0,
+        "tracer": cpu_traced / cpu0,
+        "machine": (cpu1 - machine_cpu) / cpu0,
+        "corrected": (cpu1 - fitted_cpu) / cpu0,
+        "slower": wall1 / wall0,
+        "machine_wall": (wall1 - machine_wall) / wall0,
+        "wall": (wall1 - fitted_wall) / wall0,
     }
     last = reports[-1]
     return {
-        **{k: statistics.median(v) for k, v in out.items()},
-        "rounds": out,
-        "events": {kind: len(found) for kind, found in last.processes[0].timeline.paid.items()},
+        **{k: float(np.median(v)) for k, v in out.items()},
+        "rounds": {k: v.tolist() for k, v in out.items()},
+        "events": found.paid,
         "sums_to_window": all(sum(r.rows.values()) == r.window_ns for r in reports),
         "unattributed": last.unattributed,
         "problems": last.problems,
         "costs_ns": calibration.costs,
-        "fitted": [{"costs_ns": f.costs, "contention": f.contention} for f in halves],
+        "fitted": [{"costs_ns": f.costs, "contention": f.contention} for f in fitted],
     }
 
 

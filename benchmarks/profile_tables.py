@@ -68,11 +68,11 @@ def overhead_capture() -> str:
     ratios = {
         "CPU, captured": "cpu",
         "jax's tracer alone": "tracer",
-        "corrected (machine)": "machine",
-        "corrected (fitted)": "corrected",
+        "CPU, corrected (machine)": "machine",
+        "CPU, corrected (fitted)": "corrected",
         "wall, captured": "slower",
-        "corrected (machine) ": "machine_wall",
-        "corrected (fitted) ": "wall",
+        "wall, corrected (machine)": "machine_wall",
+        "wall, corrected (fitted)": "wall",
     }
     shown = {title: lambda r, c=c: f"{r[c]:.2f}" for title, c in ratios.items()}
     return table(part_of("capture")["workloads"], WORKLOAD | shown)
@@ -80,18 +80,9 @@ def overhead_capture() -> str:
 
 def overhead_costs() -> str:
     part = part_of("capture")
-    costs = part["costs_ns"]
-    return markdown(
-        ["event", *costs, "error", "contention"],
-        [
-            [
-                "ns",
-                *[f"{v:,.0f}" for v in costs.values()],
-                percent(part["calibration_error"]),
-                percent(part["contention"]),
-            ]
-        ],
-    )
+    shown = {event: f"{ns:,.0f}" for event, ns in part["costs_ns"].items()}
+    shown |= {"error": percent(part["calibration_error"]), "contention": percent(part["contention"])}
+    return markdown(["event", *shown], [["ns", *shown.values()]])
 
 
 def implementations() -> str:

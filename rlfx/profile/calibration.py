@@ -23,7 +23,7 @@ import scipy.optimize
 
 from rlfx.profile.calibration_programs import calls, mixtures
 from rlfx.profile.capture import capture, machine
-from rlfx.profile.overhead import EVENTS, Overhead, held_up
+from rlfx.profile.overhead import EVENTS, Overhead, held_up, total
 from rlfx.profile.report import Report
 
 
@@ -150,7 +150,8 @@ def fit(overhead: Overhead, workload: Callable[[], object], rounds: int = 15) ->
 
 def scaled(overhead: Overhead, found: Measured) -> Overhead:
     """`overhead` scaled so that it explains one measurement: its costs the CPU time, its contention the wall time."""
-    predicted = sum(overhead.costs.get(kind, 0.0) * count for kind, count in found.paid.items())
+    (process,) = found.report.processes
+    predicted = total(process, overhead)
     if not predicted:
         return overhead
     factor = max(0.0, float(np.median(found.cpu))) / predicted

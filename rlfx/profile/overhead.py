@@ -104,10 +104,8 @@ def correct(report: Report, overhead: Overhead) -> Report:
                     fix="Run `python -m rlfx.profile calibrate` where you capture.",
                 )
             )
-        on, off = _owed(process, overhead)
-        for attribution in {**on, **off}:
+        for attribution, ns in _owed(process, overhead).items():
             found = process.sweep.attributions[attribution]
-            ns = on.get(attribution, 0.0) + overhead.contention * off.get(attribution, 0.0)
             taken += _subtract(rows, found.rows, round(ns))
             if found.bound:
                 _subtract(device, found.device, round(ns))
@@ -123,14 +121,14 @@ def total(process: Process, overhead: Overhead) -> float:
 
 def held_up(report: Report, overhead: Overhead) -> tuple[float, float]:
     """ns that the events of a report cost `(on the critical path, off it)`, in wall time if they held everything up."""
-    owed = [_owed(process, overhead) for process in report.processes]
-    return sum(sum(on.values()) for on, _ in owed), sum(sum(off.values()) for _, off in owed)
+    free, shared = (dataclasses.replace(overhead, contention=share) for share in (0.0, 1.0))
+    on, all_of_it = (sum(sum(_owed(p, costs).values()) for p in report.processes) for costs in (free, shared))
+    return on, all_of_it - on
 
 
-def _owed(process: Process, overhead: Overhead) -> tuple[dict[int, float], dict[int, float]]:
-    """ns of book-keeping by combination, on the critical path and off it."""
-    on: dict[int, float] = {}
-    off: dict[int, float] = {}
+def _owed(process: Process, overhead: Overhead) -> dict[int, float]:
+    """ns by which book-keeping held a process up, by combination."""
+    owed: dict[int, float] = {}
     lines = [track.line.kind for track in process.timeline.tracks]
     for kind, events in process.timeline.paid.items():
         cost = overhead.costs.get(kind, 0.0)
@@ -140,9 +138,9 @@ def _owed(process: Process, overhead: Overhead) -> tuple[dict[int, float], dict[
         for (_, line), combo in zip(events, combos.tolist(), strict=True):
             found = process.sweep.attributions[combo]
             critical = found.bound or lines[line] in ("main", "program") or kind == CALLBACK
-            owed = on if critical else off
-            owed[combo] = owed.get(combo, 0.0) + cost / found.parallel
-    return on, off
+            share = 1.0 if critical else overhead.contention
+            owed[combo] = owed.get(combo, 0.0) + share * cost / found.parallel
+    return owed
 
 
 def _subtract(rows: dict, shares, ns: int) -> int:

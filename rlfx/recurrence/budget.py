@@ -18,7 +18,7 @@ from rlfx.recurrence.cost import bytes_of, points, show_bytes
 from rlfx.recurrence.estimate import largest_values
 from rlfx.recurrence.host import JAXLIB, Hosting, has_host_memory, hosted, is_right
 from rlfx.recurrence.learner import Learner
-from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.plan import Plan, divisors
 from rlfx.recurrence.program import Program
 from rlfx.recurrence.trial import Trial
 
@@ -151,7 +151,7 @@ def _families(trial: Trial, learner: Learner, fastest: Plan) -> Iterator[Iterabl
         # A tile larger than that of the fastest plan, which fits the caches, only costs memory.
         in_tile = length * batch if fastest.block is None else fastest.block * (fastest.environments or batch)
         for block in _replay_blocks(program, learner):
-            smaller = [m for m in _divisors(batch)[::-1] if m <= max(1, in_tile // block)] if split else [batch]
+            smaller = [m for m in divisors(batch)[::-1] if m <= max(1, in_tile // block)] if split else [batch]
             yield [Plan("replay", block, None if m == batch else m) for m in smaller]
 
 
@@ -161,9 +161,9 @@ def offloads(trial: Trial, learner: Learner) -> bool:
 
 
 def _tiles(form: str, start: int, length: int, batch: int) -> Iterator[Plan]:
-    for block in reversed([d for d in _divisors(length) if d <= start] or [1]):
+    for block in reversed([d for d in divisors(length) if d <= start] or [1]):
         yield Plan(form, block)
-    for environments in reversed(_divisors(batch)[:-1]):
+    for environments in reversed(divisors(batch)[:-1]):
         yield Plan(form, 1, environments)
 
 
@@ -176,9 +176,5 @@ def _replay_blocks(program: Program, learner: Learner) -> list[int]:
     state = sum(bytes_of(v, domain) for v in program.carry)
     per_step = max(bytes_of(v, domain) for v in learner.stored if points(program.dims_of(v), domain) >= length)
     balance = math.sqrt(length * max(state, 1) / max(per_step, 1))
-    near = sorted(_divisors(length), key=lambda d: abs(math.log(d / max(balance, 1.0))))
+    near = sorted(divisors(length), key=lambda d: abs(math.log(d / max(balance, 1.0))))
     return near[:3]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]

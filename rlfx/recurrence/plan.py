@@ -110,4 +110,14 @@ def divisor_near(length: int, size: int) -> int:
 
 def divisor_up_to(n: int, at_most: int) -> int:
     """The largest divisor of ``n`` that is at most ``at_most``."""
-    return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)
+    return max(d for d in divisors(n) if d <= at_most)
+
+
+def divisors(n: int) -> list[int]:
+    """The divisors of ``n``, ascending.
+
+    Example:
+      >>> divisors(12)
+      [1, 2, 3, 4, 6, 12]
+    """
+    return [d for d in range(1, n + 1) if n % d == 0]

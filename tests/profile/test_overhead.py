@@ -50,17 +50,15 @@ def test_events_off_the_critical_path_cost_what_contention_says(tmp_path):
             y = light(y)
         jax.block_until_ready([out, y])
     report = session.report()
-    costs = {"task": 50.0, "thunk": 50.0}  # so little that no row is used up
+    costs = {"task": 12.0, "thunk": 12.0}  # so little that no row is used up; whole ns for 2, 3 or 4 that share it
     on, off = held_up(report, Overhead("", costs, ""))
     assert off > 0
-    taken = [report.corrected(replaced(costs, c)).corrected_ns for c in (0.0, 0.5, 1.0)]
+    taken = [
+        report.corrected(Overhead(machine(), costs, "", contention=share)).corrected_ns for share in (0.0, 0.5, 1.0)
+    ]
     assert taken[0] == pytest.approx(on, rel=1e-3)
     assert taken[2] == pytest.approx(on + off, rel=1e-3)
     assert taken[1] == pytest.approx(sum(taken[::2]) / 2, rel=1e-3)
-
-
-def replaced(costs, contention):
-    return Overhead(machine(), costs, "", contention=contention)
 
 
 def test_contention_explains_wall_times(made, tmp_path):
