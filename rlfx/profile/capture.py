@@ -103,7 +103,7 @@ def capture(
         with compilations.watching(log), intercept.intercepting(), jax.profiler.TraceAnnotation(annotate.CAPTURE):
             yield session
     finally:
-        edges = _edges(opened, annotate.open_annotations())
+        edges = {**_edges(opened, annotate.open_annotations()), "not_ready": _not_ready()}
         folder = root / "plugins" / "profile" / options.session_id
         stop_trace(folder)
         (folder / SIDECAR).write_text(json.dumps({**about, **edges, "steps": session.steps, **log.as_notes()}))
@@ -163,6 +163,15 @@ def _edges(before: dict, after: dict) -> dict[str, Any]:
         "open_at_stop": [(a.name, a.start_ns) for a in late],
         "open_elsewhere": len({id(a) for d in (before, after) for k, v in d.items() if k != me for a in v}),
     }
+
+
+def _not_ready() -> int:
+    """Arrays that are still being computed. A trace alone does not tell: of what is under way it has no event."""
+    count = 0
+    for array in jax.live_arrays():
+        with contextlib.suppress(RuntimeError):  # another thread has just deleted it
+            count += not array.is_ready()
+    return count
 
 
 def _warn_about_cache() -> None:

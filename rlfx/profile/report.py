@@ -274,8 +274,10 @@ def _doubts(process: Process, trace: xspace.Trace) -> list[str]:
     late = {f: n for f, n in process.timeline.late.items() if _computes(f, trace)}
     # The end of a task of XLA's threads is not always recorded: a wait that returned after it says that it has ended.
     open_end = process.sweep.attributions[process.sweep.combo[-1]].state != IDLE
-    if late or (open_end and process.timeline.waited < process.timeline.worked):
-        some = ", ".join(f"{n}× {f}" for f, n in sorted(late.items())) or "a program"
+    not_ready = process.notes.get("not_ready", 0)
+    if late or not_ready or (open_end and process.timeline.waited < process.timeline.worked):
+        programs = [f"{n}× {f}" for f, n in sorted(late.items())]
+        some = ", ".join(programs + [f"arrays not ready: {not_ready}"] * (not_ready > 0)) or "a program"
         out.append(f"the device was still busy when the capture ended ({some}): wait for results inside it")
     return out
 

@@ -58,18 +58,19 @@ def test_two_scopes_of_known_ratio(tmp_path, x):
     @jax.jit
     def program(a):
         with operation("long"):
-            a = work(a, 150)  # beside it the start of the program, which is in the first scope, does not count
+            a = work(a, 90)  # beside it the start of the program, which is in the first scope, does not count
         with operation("short"):
-            return work(a, 50)
+            return work(a, 30)
 
     jax.block_until_ready(program(x))
-    ratios = []
-    for attempt in range(21):  # the median: other programs may share the machine
+    long, short = [], []
+    for attempt in range(31):
         with capture(tmp_path / str(attempt)) as session:
             jax.block_until_ready(program(x))
         report = session.report()
-        ratios.append(report.device_within("long") / report.device_within("short"))
-    assert 2.7 <= np.median(ratios) <= 3.3
+        long.append(report.device_within("long"))
+        short.append(report.device_within("short"))
+    assert 2.7 <= min(long) / min(short) <= 3.3  # the least: other programs' turns come on top
 
 
 def scan_of(f):
