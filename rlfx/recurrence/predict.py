@@ -9,6 +9,7 @@ from rlfx.recurrence.cores import available_cores
 from rlfx.recurrence.cost import PRODUCTS, bytes_of, flops_of, points, show_bytes
 from rlfx.recurrence.learner import Learner, activation_bytes
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.replay import Replay, find_replay
 from rlfx.recurrence.schedule import Loop, Schedule
 
 #: Backward, a product has one product for each operand, and every other operation about one for itself.
@@ -82,12 +83,13 @@ def predict(learner: Learner, plan: Plan, batch: int, platform: Platform) -> Cos
     """The cost of a loss and its gradient under a plan, on a device that has ``batch`` environments.
 
     Acting writes what it stores, and the learner reads it; activations of a tile that does not fit the cache go to memory
-    and back; each tile adds to the gradient of every parameter. Replaying acts twice.
+    and back; each tile adds to the gradient of every parameter. Replaying acts again, but for what it keeps.
     """
     program = learner.program
     length = program.domain.length
-    acting, region = _work(learner.acting, batch), _work(learner.region, batch)
-    again = 2.0 if plan.form == "replay" else 1.0
+    acting = _acting(learner, plan)
+    forward = [_work(schedule, batch) for schedule in acting]
+    region = _work(learner.region, batch)
     block, environments = plan.block or length, plan.environments or batch
     tiles = -(-length // block) * -(-batch // environments)
     activations = activation_bytes(learner, batch) * length
@@ -99,12 +101,18 @@ def predict(learner: Learner, plan: Plan, batch: int, platform: Platform) -> Cos
     stored = whole * held / length
     parameters = sum(bytes_of(v, program.domain) for v in program.params)
     return Cost(
-        flops=again * acting[0] + (1.0 + _BACKWARD) * region[0],
-        elements=again * acting[1] + (1.0 + _BACKWARD) * region[1],
+        flops=sum(flops for flops, _ in forward) + (1.0 + _BACKWARD) * region[0],
+        elements=sum(elements for _, elements in forward) + (1.0 + _BACKWARD) * region[1],
         moved=2.0 * stored + spilled + 3.0 * parameters * tiles,
-        started=again * _started(learner.acting, length, 1)
+        started=sum(_started(schedule, length, 1) for schedule in acting)
         + (1.0 + _BACKWARD) * _started(learner.region, length, tiles),
     )
+
+
+def _acting(learner: Learner, plan: Plan) -> tuple[Schedule, ...]:
+    """What acts: the acting pass, and what a plan acts again."""
+    replay = find_replay(learner) if plan.form == "replay" else None
+    return (replay.acting, replay.again) if isinstance(replay, Replay) else (learner.acting,)
 
 
 def _work(schedule: Schedule, batch: int) -> tuple[float, float]:

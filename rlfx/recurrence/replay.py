@@ -22,7 +22,12 @@ from rlfx.recurrence.lower import Execution
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Var
 from rlfx.recurrence.schedule import REGISTER, Loop, Parallel, Schedule, schedule
+from rlfx.recurrence.storage import minimum_cut
 from rlfx.recurrence.values import Value
+
+#: Bytes at every timestep that one floating-point operation less is worth. A plan that acts again does so because memory
+#: is short: random numbers are drawn again, a policy's actions are kept.
+WORTH = 1 / 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +39,14 @@ class Replay:
       large: those that are acted again.
       acting: the acting pass, which stacks nothing of the size of ``large``.
       again: the schedule that gives ``large`` from what is kept.
-      loop: its loop.
+      state: the series that its loop advances; none if all comes from what is kept at the same timestep.
     """
 
     kept: tuple[Var, ...]
     large: tuple[Var, ...]
     acting: Schedule
     again: Schedule
-    loop: Loop
+    state: tuple[Var, ...]
 
 
 def find_replay(learner: Learner) -> Replay | str:
@@ -61,6 +66,33 @@ def find_replay(learner: Learner) -> Replay | str:
         for v in e.outputs
         if "t" in program.dims_of(v) and bytes_of(v, domain) >= min(bytes_of(u, domain) for u in large)
     )
+    spared = _sparing(learner, large, kept, barred)
+    found = _with(learner, large, (*kept, *spared), barred)
+    return _with(learner, large, kept, barred) if spared and isinstance(found, str) else found
+
+
+def _sparing(learner: Learner, large: tuple[Var, ...], kept: tuple[Var, ...], barred: frozenset) -> list[Var]:
+    """Small values that are kept as well, because acting again would compute the policy for them: actions, mostly."""
+    program = learner.program
+    equations = Graph(program, frozenset(large), frozenset(), given=frozenset(kept)).equations
+    barred |= {e.source for e in equations if e.is_read}  # a block does not have what it reads before its start
+    cut = minimum_cut(
+        program,
+        equations,
+        large,
+        fixed=lambda e: e.has_effects,
+        free=lambda e: False,
+        kept=lambda v: "t" not in program.dims_of(v),
+        barred=barred,
+        follows=lambda e: True,
+        bytes_per_flop=WORTH,
+    )
+    return [v for e in program.equations for v in e.outputs if v in cut.stored - barred and "t" in program.dims_of(v)]
+
+
+def _with(learner: Learner, large: tuple[Var, ...], kept: tuple[Var, ...], barred: frozenset) -> Replay | str:
+    """The replayed form that keeps these values."""
+    program = learner.program
     whole = learner.acting.graph
     acting = schedule(
         Graph(
@@ -71,19 +103,19 @@ def find_replay(learner: Learner) -> Replay | str:
     again = schedule(Graph(program, frozenset(large), frozenset(), given=frozenset(kept)))
     loops = [s for s in again.stages if isinstance(s, Loop)]
     first = [s for s in acting.stages if isinstance(s, Loop)]
-    if len(loops) != 1 or loops[0].direction != "forward" or not first:
+    if len(loops) > 1 or any(loop.direction != "forward" for loop in loops) or not first:
         return "what is stored does not come from one loop over time"
-    (loop,), main = loops, first[0]
+    main, state = first[0], loops[0].depth if loops else {}
     if any(v in barred for v in main.stacked):
         return "a later stage needs a value of that size at every timestep"
-    if any(depth != REGISTER or main.depth.get(v) != REGISTER for v, depth in loop.depth.items()):
+    if any(depth != REGISTER or main.depth.get(v) != REGISTER for v, depth in state.items()):
         return "the actor reads further back than the previous timestep"
     if any(e.has_effects for e in again.equations):
         return "acting has effects, which must happen once"
     outside = [e for s in again.stages if isinstance(s, Parallel) for e in s.equations]
     if not all(e.is_pointwise and not e.is_ragged for e in outside):
         return "what is stored needs reads outside of the loop"
-    return Replay(kept, large, acting, again, loop)
+    return Replay(kept, large, acting, again, tuple(state))
 
 
 class Checkpoints:
@@ -142,7 +174,7 @@ def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
         kept = {v: cut_times(x, first, count) for v, x in stored.items()}
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         states = points.last_state if count < plan.block else [x[first // plan.block] for x in points.states]
-        state = {v: Value(states[where[v]], slots[v]) for v in replay.loop.depth}
+        state = {v: Value(states[where[v]], slots[v]) for v in replay.state}
         large = act_again(p, replay, kept, tails, times, state)
         return p.tile_gradient({**kept, **large}, tails, times, share, plan.environments)
 

@@ -39,6 +39,8 @@ def minimum_cut(
     free: Callable[[Equation], bool],
     kept: Callable[[Var], bool] = lambda v: False,
     barred: frozenset[Var] = frozenset(),
+    follows: Callable[[Equation], bool] = lambda e: False,
+    bytes_per_flop: float = BYTES_PER_FLOP,
 ) -> Cut:
     """Choose what a consumer keeps from the producer, and what it evaluates again.
 
@@ -53,6 +55,8 @@ def minimum_cut(
       free: equations that the consumer evaluates in any case (the active ones: their tangents need it).
       kept: values that are kept anyway, at no further cost.
       barred: values that may be kept only if there is no other way.
+      follows: reads whose source the consumer needs if it evaluates them (it always does for those that are free).
+      bytes_per_flop: bytes kept that one floating-point operation is worth.
 
     Returns:
       The cut; values of equations outside of ``equations`` are available everywhere.
@@ -76,12 +80,12 @@ def minimum_cut(
             graph.add_edge("source", ("in", equation))
         else:
             dims = frozenset().union(*(program.dims_of(v) for v in equation.outputs))
-            work = flops_of(equation, domain) * points(dims, domain) * BYTES_PER_FLOP
+            work = flops_of(equation, domain) * points(dims, domain) * bytes_per_flop
             graph.add_edge("source", ("in", equation), capacity=work + 1e-6)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):
                 graph.add_edge(("out", u), ("in", equation))
-        if equation.is_read and free(equation) and equation.source in owner:
+        if equation.is_read and (free(equation) or follows(equation)) and equation.source in owner:
             graph.add_edge(("out", equation.source), ("in", equation))
     for v in wanted:
         if v in owner:

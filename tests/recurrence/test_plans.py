@@ -127,6 +127,47 @@ def test_replay_stores_no_observations():
     assert f"[{length},4]" in text  # actions and returns
 
 
+def test_replay_keeps_actions_and_does_not_run_the_policy_again():
+    """The policy's product with one environment's observation: in the acting loop, once; the learner's has a block."""
+    fn = rlfx.compile(monte_carlo, length=210, batch=BATCH, plan=rlfx.Plan("replay", 14))
+    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+
+    def products(jaxpr, inside=()):
+        for e in jaxpr.eqns:
+            if e.primitive.name == "dot_general":
+                yield inside, tuple(e.outvars[0].aval.shape)
+            for sub in jax.tree.leaves(e.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+                sub = getattr(sub, "jaxpr", sub)
+                if hasattr(sub, "eqns"):
+                    yield from products(sub, (*inside, e.primitive.name))
+
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: fn(p, state, jax.random.key(0))[0]))(params)
+    acted = [inside for inside, shape in products(jaxpr.jaxpr) if sorted(shape) == [2, BATCH]]
+    assert len(acted) == 1, acted
+
+
+def keeps_its_action(params, carry, t):
+    """The last action is read from the carry as well: it is acted again, not kept."""
+    state, last = carry
+    obs = jnp.sin(state * jnp.arange(1.0, 41.0)) + 0.1 * last
+    logits = params["w"][:2] @ obs
+    action = jax.random.categorical(t.key_for("action"), logits)
+    moved = jax.lax.stop_gradient(0.9 * state + 0.3 * action.astype(jnp.float32) - 0.1)
+    reward = rlfx.series(jnp.cos(moved))
+    returns = jax.lax.stop_gradient(rlfx.discounted_sum(reward[t:], 0.9 * jnp.ones_like(reward[t:])))
+    return -jax.nn.log_softmax(logits)[action] * returns, (moved, action.astype(jnp.float32))
+
+
+def test_replay_of_a_program_that_carries_its_action():
+    def found(plan):
+        fn = rlfx.compile(keeps_its_action, length=23, batch=BATCH, plan=plan)
+        params = {"w": jnp.asarray(np.random.RandomState(0).randn(3, 40), jnp.float32)}
+        carry = jnp.linspace(-1.0, 1.0, BATCH), jnp.zeros(BATCH)
+        return jax.jit(jax.value_and_grad(lambda p: fn(p, carry, jax.random.key(0)), has_aux=True))(params)
+
+    assert_close(found(rlfx.Plan("replay", 5)), found(rlfx.Plan()))
+
+
 def test_a_plan_is_a_value_that_can_be_saved_and_pinned():
     fn = rlfx.compile(score, length=23, batch=BATCH, transform=lambda p: rlfx.incrementalize(p, block_size=4))
     arguments = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
