@@ -20,7 +20,8 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cost import show_bytes
 from rlfx.recurrence.estimate_flat import Flat, Node, Value, flatten
-from rlfx.recurrence.estimate_fusion import IN_PLACE, UPDATES, schedule, units_of
+from rlfx.recurrence.estimate_fusion import IN_PLACE, UPDATES, units_of
+from rlfx.recurrence.estimate_schedule import schedule
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.estimate_constants import folded, is_small, within
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +23,7 @@ class Value:
       node: the operation that computes it; None for an input.
       host: whether it is in host memory.
       varying, constant: along which dimensions it may vary, and whether XLA knows it: computed when first asked for.
+      known: its numbers, of small constants.
     """
 
     bytes: int
@@ -32,6 +33,7 @@ class Value:
     varying: frozenset | None = None
     constant: bool | None = None
     host: bool = False
+    known: np.ndarray | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -82,11 +84,42 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     nodes: list[Node] = []
     known: dict[Any, list[Value]] = {}
     widened: dict[tuple[int, tuple], Value] = {}
-    zeros: dict[tuple, Value] = {}
+    repetitions: dict[tuple, Value] = {}
+    constants: dict[tuple, Value] = {}
+
+    def constant(numbers: np.ndarray) -> Value:
+        """One value for all constants of the same numbers."""
+        key = numbers.shape, str(numbers.dtype), numbers.tobytes()
+        if key not in constants:
+            constants[key] = Value(numbers.nbytes, numbers.shape, numbers.dtype, known=numbers)
+        return constants[key]
+
+    def repeated(number: Any, like: Value, equation: Any) -> Value:
+        """A number in the shape of an array: one value for all who read it."""
+        key = like.shape, str(like.dtype), like.host, str(number)
+        if key not in repetitions:
+            repetitions[key] = Value(like.bytes, like.shape, like.dtype, host=like.host)
+            nodes.append(made(BROADCAST, [], [repetitions[key]], equation))
+        return repetitions[key]
+
+    def spelled_out(equation: Any, ins: list[Value | None], like: Value) -> list[Value | None]:
+        """The operands of an elementwise operation, literals as arrays: XLA's library reads those from memory."""
+        numbers = [_number(atom) for atom in equation.invars]
+        kinds = (np.dtype(atom.aval.dtype) if n is not None else None for atom, n in zip(equation.invars, numbers, strict=True))
+        return [
+            v if v is not None or n is None else repeated(n, Value(like.bytes, like.shape, kind, host=like.host), equation)
+            for v, n, kind in zip(ins, numbers, kinds, strict=True)
+        ]
+
+    def captured(variables: Sequence, numbers: Sequence) -> list[Value]:
+        return [
+            constant(np.asarray(n)) if is_small(v.aval) and hasattr(n, "dtype") else new(v.aval)
+            for v, n in zip(variables, numbers, strict=True)
+        ]
 
     def wide(value: Value | None, like: Value, equation: Any) -> Value | None:
         """An operand of an elementwise operation, with its axes of length 1 repeated."""
-        if value is None or value.shape in (like.shape, ()):
+        if value is None or value.shape in (like.shape, ()) or _squeezed(value.shape) == _squeezed(like.shape):
             return value
         if (id(value), like.shape) not in widened:
             twin = Value(bytes_of(equation.outvars[0].aval.update(dtype=value.dtype)), like.shape, value.dtype)
@@ -105,11 +138,13 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
             op, ins = equation.primitive, [read(v) for v in equation.invars]
             if J.is_call(op):
                 body, body_consts = J.call_body(op, equation.params)
-                outs = run(body, ins, [new(v.aval) for v in body.constvars] if body_consts else [])
+                outs = run(body, ins, captured(body.constvars, body_consts))
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
             elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
                 outs = [ins[same]]
+            elif (numbers := folded(equation, ins)) is not None:
+                outs = [constant(numbers)]
             else:
                 key = _identity(equation, ins)
                 outs = known.get(key) if key else None
@@ -117,19 +152,19 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                     outs = [new(v.aval) for v in equation.outvars]
                     if op in J.ELEMENTWISE:
                         ins = [wide(v, outs[0], equation) for v in ins]
-                    nodes.extend(_expand(equation, ins, outs, zeros))
+                        if is_preferred(outs):
+                            ins = spelled_out(equation, ins, outs[0])
+                    if op is BROADCAST and (number := _number(equation.invars[0])) is not None:
+                        outs = [repeated(number, outs[0], equation)]
+                    else:
+                        nodes.extend(_expand(equation, ins, outs, repeated))
                     if key:
                         known[key] = outs
             env.update(zip(equation.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     inputs = [new(v.aval) for v in jaxpr.invars]
-    outputs = run(jaxpr, inputs, [new(v.aval) for v in jaxpr.constvars])
-    shared = collections.Counter(id(v) for node in nodes if node.op is COPY for v in node.ins)
-    alone = {id(v) for v in zeros.values() if shared[id(v)] == 1}
-    for node in nodes:  # of zeros for one result alone there is no copy
-        if node.op is COPY and node.ins and id(node.ins[0]) in alone:
-            node.ins = ()
+    outputs = run(jaxpr, inputs, captured(jaxpr.constvars, consts) if consts else [new(v.aval) for v in jaxpr.constvars])
     needed, kept = {id(v) for v in outputs if v}, []
     for node in reversed(nodes):
         if any(id(v) in needed for v in node.outs):
@@ -158,20 +193,13 @@ def made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: 
     return node
 
 
-def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: dict[tuple, Value]) -> list[Node]:
+def _expand(equation: Any, ins: list[Value | None], outs: list[Value], repeated: Callable) -> list[Node]:
     """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs.
 
     Args:
-      zeros: those that loops write their results over, by shape; one for all of them.
+      repeated: makes an array of a number; loops write their results over zeros.
     """
     op, before = equation.primitive, []
-
-    def zero(like: Value) -> Value:
-        key = like.shape, str(like.dtype), like.host
-        if key not in zeros:
-            zeros[key] = Value(like.bytes, like.shape, like.dtype, host=like.host)
-            before.append(made(BROADCAST, [], [zeros[key]], equation))
-        return zeros[key]
 
     def copied(op: Any, value: Value | None, like: Value) -> Value:
         twin = Value(like.bytes, like.shape, like.dtype, host=like.host)
@@ -179,12 +207,22 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: di
         return twin
 
     pairs: list[tuple[Value, Value]] = []
+    if op in _COMPOSED:
+        like = [Value(outs[0].bytes, outs[0].shape, outs[0].dtype) for _ in _COMPOSED[op]]
+        for part, out in zip(_COMPOSED[op], like, strict=True):
+            before.append(made(part, ins[-1:], [out], equation))
+            ins = [*ins, out]
+        return [*before, made(_LAST, ins, outs, equation)]
+    if op is J.SPLIT:
+        return [made(_SLICE, ins, [out], equation) for out in outs]
+    if op is _GATHER and not _in_bounds(equation, ins):
+        return _filled(equation, ins, outs)
     if op in LOOPS:
         start, carry = _carries(equation)
         for i, out in enumerate(outs):
             if i < carry and ins[start + i] is None:
                 continue
-            init = copied(COPY, ins[start + i] if i < carry else zero(out), out)
+            init = copied(COPY, ins[start + i] if i < carry else repeated(_ZERO[out.dtype == bool], out, equation), out)
             if i < carry:
                 ins[start + i] = init
             else:
@@ -203,10 +241,33 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: di
     return [*before, made(op, ins, outs, equation, pairs)]
 
 
+def _in_bounds(equation: Any, ins: Sequence[Value | None]) -> bool:
+    """Whether XLA need not check the indices of a gather, or knows that they are in bounds."""
+    if equation.params["mode"] is not jax.lax.GatherScatterMode.FILL_OR_DROP:
+        return True
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape = equation.invars[0].aval.shape
+    limits = [shape[d] - sizes[d] for d in numbers.start_index_map]
+    return ins[1] is not None and ins[1].known is not None and within(ins[1].known, limits)
+
+
+def _filled(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
+    """A gather, and a selection between what it found and the number for indices out of bounds."""
+    (out,), batch = outs, equation.params["dimension_numbers"].offset_dims
+    found = Value(out.bytes, out.shape, out.dtype)
+    valid = Value(math.prod(out.shape), out.shape, np.dtype(bool))
+    valid.varying = frozenset(d for d, size in enumerate(out.shape) if d not in batch and size != 1)
+    return [
+        made(_GATHER, ins, [found], equation),
+        made(BROADCAST, ins[1:], [valid], equation),
+        made(_SELECT, [valid, found], outs, equation),
+    ]
+
+
 def is_constant(value: Value) -> bool:
     """Whether XLA knows a value: it is computed from literals."""
     if value.constant is None:
-        value.constant = value.node is not None and all(map(is_constant, value.node.ins))
+        value.constant = value.known is not None or value.node is not None and all(map(is_constant, value.node.ins))
     return value.constant
 
 
@@ -260,13 +321,37 @@ def _is_view(equation: Any) -> bool:
         return False
     before, after = ins[0].aval, outs[0].aval
     if equation.primitive in _RESHAPING:
-        squeezed = [[d for d in a.shape if d != 1] for a in (before, after)]
         return (
             before.dtype == after.dtype
-            and squeezed[0] == squeezed[1]
+            and _squeezed(before.shape) == _squeezed(after.shape)
             and (equation.primitive is not J.primitive("transpose") or _order_kept(equation, before))
         )
     return equation.primitive is J.primitive("convert_element_type") and before.dtype == after.dtype
+
+
+#: As text: numbers are told apart by how they are written.
+_ZERO = {False: "0.0", True: "False"}
+
+
+def _number(atom: Any) -> str | None:
+    """A literal that is one number."""
+    if not J.is_literal(atom) or np.ndim(atom.val) or J.short_dtype(atom.aval.dtype) == "key":
+        return None
+    return str(bool(atom.val)) if atom.aval.dtype == bool else str(float(atom.val))
+
+
+def is_preferred(values: Sequence[Value]) -> bool:
+    """Whether XLA may hand an operation to its library: on enough floats."""
+    dtypes = all(J.short_dtype(v.dtype) in ("f32", "f64", "bf16") for v in values)
+    return dtypes and max(math.prod(v.shape) for v in values) >= _AT_LEAST
+
+
+#: With fewer elements XLA computes them itself.
+_AT_LEAST = 4096
+
+
+def _squeezed(shape: tuple) -> list:
+    return [d for d in shape if d != 1]
 
 
 def _times_one(equation: Any) -> int | None:
@@ -280,12 +365,22 @@ def _times_one(equation: Any) -> int | None:
 
 
 def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
-    """A case of a selection between the same value and itself."""
+    """A case of a selection between the same value and itself, or the one that is always selected."""
     cases = ins[1:] if equation.primitive is J.primitive("select_n") else ()
+    if cases and ins[0] is not None and (which := ins[0].known) is not None and (which == which.flat[0]).all():
+        chosen = int(which.flat[0])
+        return 1 + chosen if cases[chosen] is not None and cases[chosen].shape == equation.outvars[0].aval.shape else None
     return 1 if cases and cases[0] is not None and all(v is cases[0] for v in cases) else None
 
 
-_TRANSPOSE = J.primitive("transpose")
+_TRANSPOSE, _GATHER = J.primitive("transpose"), J.primitive("gather")
+_SELECT, _SLICE = J.primitive("select_n"), J.primitive("slice")
+#: What XLA makes of a function: others of the argument, each computed of the one before; the last one reads all of them.
+_COMPOSED = {
+    J.primitive("erf_inv"): (J.primitive("log1p"), J.primitive("sqrt")),
+    J.primitive("logistic"): (J.primitive("exp"), J.primitive("div")),
+}
+_LAST = _SELECT
 
 
 def _order_kept(equation: Any, before: Any) -> bool:

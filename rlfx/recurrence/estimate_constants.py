@@ -1,0 +1,60 @@
+"""What XLA computes of constants while it compiles: indices, mostly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlfx import _jaxpr as J
+
+#: Elements of the largest constant that is looked at.
+_AT_MOST = 1 << 16
+
+
+def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    return np.choose(np.asarray(which, np.int64), np.broadcast_arrays(*cases))
+
+
+_OPERATIONS: dict[str, Callable] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert, "select_n": _select, "abs": np.abs, "sign": np.sign,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high), "convert_element_type": lambda x: x,
+}  # fmt: skip
+_FOLDED = {p: f for name, f in _OPERATIONS.items() if (p := getattr(J.primitives, name + "_p", None)) is not None}
+
+
+def is_small(aval: Any) -> bool:
+    """Whether the numbers of a constant are worth knowing."""
+    return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) and math.prod(aval.shape) <= _AT_MOST
+
+
+def folded(equation: Any, ins: Sequence[Any]) -> np.ndarray | None:
+    """The result of an operation on constants; None if an operand is no constant, or a literal is all there is."""
+    compute = _FOLDED.get(equation.primitive)
+    if compute is None or all(v is None for v in ins) or any(v is not None and v.known is None for v in ins):
+        return None
+    if any(v is None and not J.is_literal(atom) for v, atom in zip(ins, equation.invars, strict=True)):
+        return None
+    (out,) = equation.outvars
+    if not is_small(out.aval):
+        return None
+    numbers = [
+        np.asarray(atom.val) if value is None else value.known.reshape(atom.aval.shape)
+        for value, atom in zip(ins, equation.invars, strict=True)
+    ]
+    with np.errstate(all="ignore"):
+        return np.broadcast_to(compute(*numbers), out.aval.shape).astype(out.aval.dtype)
+
+
+def within(indices: np.ndarray, limits: Sequence[int]) -> bool:
+    """Whether XLA sees that constant indices are in bounds: of 0, 1, 2, ... it knows no more than where they begin."""
+    flat = indices.reshape(-1)
+    if len(limits) == 1 and flat.size > 1 and (flat == np.arange(flat.size)).all():
+        return False
+    per_index = indices.reshape(-1, len(limits))
+    return bool((per_index >= 0).all() and (per_index <= np.asarray(limits)).all())
