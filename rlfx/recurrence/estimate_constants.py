@@ -24,8 +24,10 @@ _OPERATIONS: dict[str, Callable] = {
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
     "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert, "select_n": _select, "abs": np.abs, "sign": np.sign,
     "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high), "convert_element_type": lambda x: x,
+    "broadcast_in_dim": lambda x: x,
 }  # fmt: skip
 _FOLDED = {p: f for name, f in _OPERATIONS.items() if (p := getattr(J.primitives, name + "_p", None)) is not None}
+_BROADCAST = J.primitive("broadcast_in_dim")
 
 
 def is_small(aval: Any) -> bool:
@@ -34,21 +36,24 @@ def is_small(aval: Any) -> bool:
 
 
 def folded(equation: Any, ins: Sequence[Any]) -> np.ndarray | None:
-    """The result of an operation on constants; None if an operand is no constant, or a literal is all there is."""
+    """The result of an operation on constants; None if an operand is no constant."""
     compute = _FOLDED.get(equation.primitive)
-    if compute is None or all(v is None for v in ins) or any(v is not None and v.known is None for v in ins):
-        return None
-    if any(v is None and not J.is_literal(atom) for v, atom in zip(ins, equation.invars, strict=True)):
+    if compute is None:
         return None
     (out,) = equation.outvars
-    if not is_small(out.aval):
+    if not is_small(out.aval) or (equation.primitive is _BROADCAST and math.prod(out.aval.shape) != 1):
         return None
-    numbers = [
-        np.asarray(atom.val) if value is None else value.known.reshape(atom.aval.shape)
-        for value, atom in zip(ins, equation.invars, strict=True)
-    ]
+    numbers = [_numbers(value, atom) for value, atom in zip(ins, equation.invars, strict=True)]
+    if any(n is None for n in numbers):
+        return None
     with np.errstate(all="ignore"):
         return np.broadcast_to(compute(*numbers), out.aval.shape).astype(out.aval.dtype)
+
+
+def _numbers(value: Any, atom: Any) -> np.ndarray | None:
+    if J.is_literal(atom):
+        return np.asarray(atom.val)
+    return None if value is None or value.known is None else value.known.reshape(atom.aval.shape)
 
 
 def within(indices: np.ndarray, limits: Sequence[int]) -> bool:

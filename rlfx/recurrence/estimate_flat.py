@@ -104,10 +104,10 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
 
     def spelled_out(equation: Any, ins: list[Value | None], like: Value) -> list[Value | None]:
         """The operands of an elementwise operation, literals as arrays: XLA's library reads those from memory."""
-        numbers = [_number(atom) for atom in equation.invars]
+        numbers = [_number(atom, v) for atom, v in zip(equation.invars, ins, strict=True)]
         kinds = (np.dtype(atom.aval.dtype) if n is not None else None for atom, n in zip(equation.invars, numbers, strict=True))
         return [
-            v if v is not None or n is None else repeated(n, Value(like.bytes, like.shape, kind, host=like.host), equation)
+            v if n is None else repeated(n, Value(like.bytes, like.shape, kind, host=like.host), equation)
             for v, n, kind in zip(ins, numbers, kinds, strict=True)
         ]
 
@@ -132,13 +132,14 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
 
     def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
         env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
+        number = lambda atom: constant(np.asarray(atom.val)) if _number(atom) is not None else read(atom)  # noqa: E731
         env.update(zip(jaxpr.invars, args, strict=True))
         read = lambda atom: None if J.is_literal(atom) else env[atom]  # noqa: E731
         for equation in jaxpr.eqns:
             op, ins = equation.primitive, [read(v) for v in equation.invars]
             if J.is_call(op):
                 body, body_consts = J.call_body(op, equation.params)
-                outs = run(body, ins, captured(body.constvars, body_consts))
+                outs = run(body, [number(v) for v in equation.invars], captured(body.constvars, body_consts))
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
             elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
@@ -154,8 +155,10 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                         ins = [wide(v, outs[0], equation) for v in ins]
                         if is_preferred(outs):
                             ins = spelled_out(equation, ins, outs[0])
-                    if op is BROADCAST and (number := _number(equation.invars[0])) is not None:
-                        outs = [repeated(number, outs[0], equation)]
+                    if (simpler := simplified(equation, ins, outs)) is not None:
+                        nodes.extend(simpler)
+                    elif op is BROADCAST and (text := _number(equation.invars[0], ins[0])) is not None:
+                        outs = [repeated(text, outs[0], equation)]
                     else:
                         nodes.extend(_expand(equation, ins, outs, repeated))
                     if key:
@@ -171,6 +174,65 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
             needed |= {id(v) for v in node.ins}
             kept.append(node)
     return Flat(inputs, outputs, kept[::-1])
+
+
+def simplified(equation: Any, ins: Sequence[Value | None], outs: list[Value]) -> list[Node] | None:
+    """An operation on what repeats fewer numbers: XLA computes with those, and repeats the result."""
+    if equation.primitive in J.ELEMENTWISE:
+        return _repeated_after(equation, ins, outs[0])
+    if equation.primitive in _REDUCED_REPEATED and ins[0] is not None:
+        return _reduced_before(equation, ins[0], outs[0])
+    return None
+
+
+def _repeats(value: Value) -> bool:
+    return value.node is not None and value.node.op is BROADCAST and value.varying is None
+
+
+def _repeated_after(equation: Any, ins: Sequence[Value | None], out: Value) -> list[Node] | None:
+    arrays = [v for v in ins if v is not None and v.shape != ()]
+    if not arrays or len(out.shape) == 0 or not all(_repeats(v) and v.shape == out.shape for v in arrays):
+        return None
+    sources = [v.node.ins for v in arrays if v.node is not None]
+    large = {id(s[0]): s[0] for s in sources if s and math.prod(s[0].shape) > 1}
+    wide = [v for v, s in zip(arrays, sources, strict=True) if s and id(s[0]) in large]
+    if len({id(v) for v in wide}) > 1:
+        return None
+    (source,) = large.values() or [None]
+    shape = () if source is None else source.shape
+    narrow = Value(out.bytes // math.prod(out.shape) * math.prod(shape), shape, out.dtype)
+    operands = [v for v in ins if v is not None and v.shape == ()] + [s[0] for s in sources if s]
+    computed = made(equation.primitive, operands, [narrow], equation)
+    again = made(BROADCAST, [narrow], [out], wide[0].node.equation if wide and wide[0].node else equation)
+    return [computed, again]
+
+
+def _reduced_before(equation: Any, value: Value, out: Value) -> list[Node] | None:
+    axes = set(equation.params["axes"])
+    if not _repeats(value) or value.node is None or axes & varying_of(value) or not value.node.ins:
+        return None
+    (source,) = value.node.ins
+    if math.prod(source.shape) == math.prod(out.shape):
+        return [made(MUL, [source], [out], equation)]
+    scaled = Value(source.bytes, source.shape, source.dtype)
+    return [made(MUL, [source], [scaled], equation), made(BROADCAST, [scaled], [out], equation)]
+
+
+def varying_of(value: Value) -> frozenset:
+    """The dimensions along which a value may vary."""
+    if value.varying is not None:
+        return value.varying
+    node, known = value.node, frozenset(d for d, size in enumerate(value.shape) if size != 1)
+    if node is None or node.op is not BROADCAST:
+        return known
+    if node.equation.primitive is BROADCAST and node.equation.outvars[0].aval.shape == value.shape:
+        dims, shape = node.equation.params["broadcast_dimensions"], node.equation.invars[0].aval.shape
+        return frozenset(int(d) for d, size in zip(dims, shape, strict=True) if size != 1)
+    if not node.ins or math.prod(node.ins[0].shape) == 1:
+        return frozenset()
+    (source,) = node.ins
+    same = len(source.shape) == len(value.shape)
+    return frozenset(d for d, size in enumerate(source.shape) if size != 1) if same else known
 
 
 def _identity(equation: Any, ins: Sequence[Value | None]) -> Any:
@@ -215,8 +277,10 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], repeated:
         return [*before, made(_LAST, ins, outs, equation)]
     if op is J.SPLIT:
         return [made(_SLICE, ins, [out], equation) for out in outs]
-    if op is _GATHER and not _in_bounds(equation, ins):
-        return _filled(equation, ins, outs)
+    if op is _GATHER:
+        return _gathered(equation, ins, outs)
+    if op in _ARGUMENTS and ins[0] is not None:  # XLA computes the extremum, too
+        return [made(op, ins, [*outs, Value(outs[0].bytes, outs[0].shape, ins[0].dtype)], equation)]
     if op in LOOPS:
         start, carry = _carries(equation)
         for i, out in enumerate(outs):
@@ -251,14 +315,22 @@ def _in_bounds(equation: Any, ins: Sequence[Value | None]) -> bool:
     return ins[1] is not None and ins[1].known is not None and within(ins[1].known, limits)
 
 
-def _filled(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
-    """A gather, and a selection between what it found and the number for indices out of bounds."""
-    (out,), batch = outs, equation.params["dimension_numbers"].offset_dims
+def _gathered(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
+    """A gather, and a selection between what it found and the number for indices out of bounds.
+
+    With one index it is a slice.
+    """
+    indices = equation.invars[1].aval.shape
+    one = math.prod(indices[:-1]) == 1
+    op = _GATHER if not one else _SLICE if ins[1] is not None and ins[1].known is not None else _DYNAMIC_SLICE
+    if _in_bounds(equation, ins):
+        return [made(op, ins, outs, equation)]
+    (out,), offsets = outs, equation.params["dimension_numbers"].offset_dims
     found = Value(out.bytes, out.shape, out.dtype)
     valid = Value(math.prod(out.shape), out.shape, np.dtype(bool))
-    valid.varying = frozenset(d for d, size in enumerate(out.shape) if d not in batch and size != 1)
+    valid.varying = frozenset(d for d, size in enumerate(out.shape) if d not in offsets and size != 1)
     return [
-        made(_GATHER, ins, [found], equation),
+        made(op, ins, [found], equation),
         made(BROADCAST, ins[1:], [valid], equation),
         made(_SELECT, [valid, found], outs, equation),
     ]
@@ -333,11 +405,12 @@ def _is_view(equation: Any) -> bool:
 _ZERO = {False: "0.0", True: "False"}
 
 
-def _number(atom: Any) -> str | None:
-    """A literal that is one number."""
-    if not J.is_literal(atom) or np.ndim(atom.val) or J.short_dtype(atom.aval.dtype) == "key":
+def _number(atom: Any, value: Value | None = None) -> str | None:
+    """One number that XLA knows, as text."""
+    if J.short_dtype(atom.aval.dtype) == "key" or atom.aval.shape:
         return None
-    return str(bool(atom.val)) if atom.aval.dtype == bool else str(float(atom.val))
+    found = atom.val if J.is_literal(atom) else None if value is None else value.known
+    return None if found is None else str(bool(found) if atom.aval.dtype == bool else float(np.asarray(found).reshape(())))
 
 
 def is_preferred(values: Sequence[Value]) -> bool:
@@ -374,7 +447,9 @@ def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
 
 
 _TRANSPOSE, _GATHER = J.primitive("transpose"), J.primitive("gather")
-_SELECT, _SLICE = J.primitive("select_n"), J.primitive("slice")
+_SELECT, _SLICE, _DYNAMIC_SLICE = J.primitive("select_n"), J.primitive("slice"), J.primitive("dynamic_slice")
+_REDUCED_REPEATED, MUL = names("reduce_sum", "reduce_max", "reduce_min"), J.primitive("mul")
+_ARGUMENTS = names("argmax", "argmin")
 #: What XLA makes of a function: others of the argument, each computed of the one before; the last one reads all of them.
 _COMPOSED = {
     J.primitive("erf_inv"): (J.primitive("log1p"), J.primitive("sqrt")),

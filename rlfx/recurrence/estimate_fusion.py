@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, is_constant, names
+from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, names, varying_of
 from rlfx.recurrence.estimate_library import library_calls
 
-_REDUCTIONS = names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
+_REDUCTIONS = names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
 #: Computed inside the loop that reads them.
 _FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT} | J.STACKING | _REDUCTIONS | names(
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
@@ -24,19 +24,18 @@ _FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT} | J.STACKING | _REDUCTIONS | n
 )) - {COPY}  # fmt: skip
 #: Never computed twice, nor once for each of several elements.
 _EXPENSIVE = _REDUCTIONS | names(
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "div", "erf", "erfc",
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "digamma", "div", "erf", "erfc",
     "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
-    "regularized_incomplete_beta", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "polygamma",
+    "regularized_incomplete_beta", "rem", "rsqrt", "sinh", "sqrt", "tanh", "polygamma",
 )  # fmt: skip
 #: Their code branches, and so is not shared between the operations of a loop that read them.
 _BRANCHING = names("concatenate", "dynamic_update_slice", "pad", "stack") | _REDUCTIONS
 #: They read the same elements of (all of) their operands several times.
 _REUSING = names("broadcast_in_dim", "dynamic_slice", "tile")
-#: Operations that a reduction computes while it reads.
-_REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
 #: Between host and device; a slice of what is on the host is fetched as it is.
 _MOVED = J.primitive("device_put")
-_DIVISIONS, _BITS, _TRANSPOSE = names("div", "rem"), J.primitive("random_bits"), J.primitive("transpose")
+_SORT = J.primitive("sort")
+_BITS, _TRANSPOSE = J.primitive("random_bits"), J.primitive("transpose")
 _REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
 UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
@@ -99,7 +98,7 @@ class _Pass:
         self.loops: dict[int, _Loop] = {}
         #: of an operation, the loops that read its results; None stands for readers outside.
         self.users: dict[int, set[int | None]] = {id(node): set() for node in flat.nodes}
-        calls: dict[int, list[Node]] = {}
+        self.calls = calls = {}
         for node in flat.nodes:
             calls.setdefault(id(self.library.get(id(node), node)), []).append(node)
         for node in flat.nodes:
@@ -191,14 +190,14 @@ class _Pass:
     def _fusible(self, user: Node, node: Node) -> bool:
         if id(node) in self.library or len(node.outs) != 1:
             return False
-        if id(user) in self.library:
-            return user.op in _REDUCTIONS and _narrow(node.outs[0])
+        if id(user) in self.library:  # of what repeats fewer numbers, XLA reduces those, and repeats the results
+            call = self.calls[id(self.library[id(user)])]
+            reduced = {id(v) for member in call if member.op in _REDUCTIONS for v in member.ins}
+            return id(node.outs[0]) in reduced and _narrow(node.outs[0])
         if not (node.op in _FUSIBLE or (node.op is _BITS and not J.random_by_loop(node.equation))):
             return False
         if any(n.op in _BRANCHING and len(n.ins) > _MANY for n in (user, node)):
             return False
-        if user.op in _REDUCTIONS:
-            return _reduces(user, node.outs[0])
         return user.op in _FUSIBLE or (node.outs[0].host and user.op is _MOVED)
 
     def _repeated(self, loop: _Loop, node: Node) -> bool:
@@ -273,10 +272,7 @@ def _elements(values: Sequence[Value]) -> int:
 
 
 def _is_expensive(node: Node) -> bool:
-    if node.op not in _DIVISIONS or np.dtype(node.outs[0].dtype).kind not in "iu":
-        return node.op in _EXPENSIVE
-    by_constant = len(node.ins) == 1 or is_constant(node.ins[-1])  # literals are no operands
-    return not by_constant  # of integers: multiplications and shifts
+    return node.op in _EXPENSIVE
 
 
 def _rank(value: Value) -> int:
@@ -289,35 +285,9 @@ def _is_unary(node: Node) -> bool:
     return sum(_rank(v) >= rank and not (v.node and v.node.op in _REPEATED) for v in node.ins) <= 1
 
 
-def _reduces(user: Node, value: Value) -> bool:
-    """Whether a reduction computes what it reads: one operation on values in memory, no more."""
-    node = value.node
-    if node is None or _narrow(value):
-        return True
-    return node.op in _REDUCED_WITH and all(
-        _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _FUSIBLE)) for v in node.ins
-    )
-
-
 def _narrow(value: Value) -> bool:
     """Whether a value repeats fewer numbers: XLA reduces those, and broadcasts afterwards."""
-    return len(_varying(value)) < sum(d != 1 for d in value.shape)
-
-
-def _varying(value: Value) -> frozenset:
-    """The dimensions along which a value may vary."""
-    if value.varying is None:
-        value.varying = frozenset(d for d, size in enumerate(value.shape) if size != 1)
-        node = value.node
-        if node is not None and node.op is BROADCAST and node.equation.primitive is not BROADCAST:
-            value.varying = frozenset(d for v in node.ins for d, size in enumerate(v.shape) if size != 1)
-        elif node is not None and node.op is BROADCAST:
-            dims = node.equation.params["broadcast_dimensions"]
-            shape = node.equation.invars[0].aval.shape
-            value.varying = frozenset(int(d) for d, size in zip(dims, shape, strict=True) if size != 1)
-        elif node is not None and node.op in J.ELEMENTWISE and all(v.shape in (value.shape, ()) for v in node.ins):
-            value.varying = frozenset().union(*(_varying(v) for v in node.ins))
-    return value.varying
+    return len(varying_of(value)) < sum(d != 1 for d in value.shape)
 
 
 def _aligned(loop: _Loop) -> set[int]:
@@ -326,7 +296,7 @@ def _aligned(loop: _Loop) -> set[int]:
     seen: set[tuple[int, bool]] = set()
 
     def visit(node: Node, aligned: bool) -> None:
-        aligned = aligned and (node.op in IN_PLACE or (node.op in LOOPS))
+        aligned = aligned and (node.op in IN_PLACE or node.op in LOOPS or node.op is _SORT)
         for value in node.ins:
             if value.node is None or id(value.node) not in loop.members:
                 if not aligned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.estimate_flat import LOOPS
 from rlfx.recurrence.estimate_fusion import Unit
 
 def schedule(units: list[Unit]) -> list[Unit]:
@@ -19,16 +20,28 @@ def schedule(units: list[Unit]) -> list[Unit]:
             users.setdefault(key, []).append(unit)
     for later in users.values():
         later.sort(key=_is_weight_gradient)
-    ready = deque(u for u in units if waiting[id(u)] == 0)
+    ready = deque((u, _STEPS[_is_loop(u)]) for u in units if waiting[id(u)] == 0)
     order = []
     while ready:
-        unit = ready.popleft()
-        order.append(unit)
+        unit, (step, *steps) = ready.popleft()
+        if step == "run":
+            order.append(unit)
+        if steps:
+            ready.append((unit, steps))
+            continue
         for user in users.get(id(unit), ()):
             waiting[id(user)] -= 1
             if waiting[id(user)] == 0:
-                ready.append(user)
+                ready.append((user, _STEPS[_is_loop(user)]))
     return order
+
+
+#: A loop takes a tuple, and its results are taken out of one: operations of their own.
+_STEPS = {False: ("run",), True: ("pack", "run", "unpack")}
+
+
+def _is_loop(unit: Unit) -> bool:
+    return unit.node.op in LOOPS
 
 
 def _is_weight_gradient(unit: Unit) -> bool:
