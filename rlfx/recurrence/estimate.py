@@ -20,7 +20,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cost import show_bytes
 from rlfx.recurrence.estimate_flat import Flat, Node, Value, flatten
-from rlfx.recurrence.estimate_fusion import IN_PLACE, UPDATES, units_of
+from rlfx.recurrence.estimate_fusion import IN_PLACE, units_of
 from rlfx.recurrence.estimate_schedule import schedule
 
 
@@ -83,7 +83,7 @@ def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: M
     cost = {}
     taken_over = {id(out): init for unit in units for init, out in unit.node.pairs}
     for i, unit in enumerate(units):
-        target = unit.node.ins[0] if unit.node.op in UPDATES and unit.node.ins else None
+        target = unit.target
         fits = target is not None and target.node is not None and target.bytes == unit.node.outs[0].bytes
         if target is not None and fits and last.get(id(target)) == i:
             taken_over[id(unit.node.outs[0])] = target

@@ -19,12 +19,17 @@ def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     return np.choose(np.asarray(which, np.int64), np.broadcast_arrays(*cases))
 
 
+def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return x / y if x.dtype.kind == "f" else np.trunc(x / y)
+
+
 _OPERATIONS: dict[str, Callable] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
     "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert, "select_n": _select, "abs": np.abs, "sign": np.sign,
     "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high), "convert_element_type": lambda x: x,
-    "broadcast_in_dim": lambda x: x,
+    "broadcast_in_dim": lambda x: x, "rem": np.fmod, "div": _divide, "exp": np.exp,
+    "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "square": np.square, "sin": np.sin, "cos": np.cos, "pow": np.power,
 }  # fmt: skip
 _FOLDED = {p: f for name, f in _OPERATIONS.items() if (p := getattr(J.primitives, name + "_p", None)) is not None}
 _BROADCAST = J.primitive("broadcast_in_dim")

@@ -63,6 +63,8 @@ LOOPS = frozenset({J.SCAN, J.WHILE})
 COPY, BROADCAST = J.primitive("copy"), J.primitive("broadcast_in_dim")
 #: A copy into another layout.
 RELAYOUT, FOR_LOOP = "relayout", "relayout for a loop"
+#: The same bytes in another shape, for operations that want one of their own: what is fused with it writes in place no more.
+RESHAPED = "reshape"
 
 
 def bytes_of(aval: Any) -> int:
@@ -144,6 +146,9 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = ins[: len(equation.outvars)]
             elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
                 outs = [ins[same]]
+            elif (product := _product(equation, ins)) is not None:
+                outs = [new(equation.outvars[0].aval)]
+                nodes.append(made(op, [product], outs, equation))
             elif (numbers := folded(equation, ins)) is not None:
                 outs = [constant(numbers)]
             else:
@@ -181,8 +186,37 @@ def simplified(equation: Any, ins: Sequence[Value | None], outs: list[Value]) ->
     if equation.primitive in J.ELEMENTWISE:
         return _repeated_after(equation, ins, outs[0])
     if equation.primitive in _REDUCED_REPEATED and ins[0] is not None:
-        return _reduced_before(equation, ins[0], outs[0])
+        return _reduced_before(equation, ins[0], outs[0]) or _of_parts(equation, ins, outs)
     return None
+
+
+def _of_parts(equation: Any, ins: Sequence[Value | None], outs: list[Value]) -> list[Node] | None:
+    """A reduction over parts that are put together along a reduced axis: of each part, and of the results."""
+    (value, *_), axes = ins, set(equation.params["axes"])
+    if value is None or value.node is None:
+        return None
+    source = value.node
+    if source.op is _TRANSPOSE:
+        order = source.equation.params["permutation"]
+        (value,), axes = source.ins, {order[a] for a in axes}
+        source = value.node
+    if source is None or source.op not in _JOINED or len(source.ins) != len(source.equation.invars):
+        return None
+    stacked, along = _JOINED[source.op], source.equation.params[_JOINED[source.op]]
+    if along not in axes or (stacked == "dimension" and value.shape != source.equation.outvars[0].aval.shape):
+        return None
+    parts = list(source.ins)
+    nodes = []
+    if stacked == "dimension" or len(axes) > 1:
+        reduced = [Value(outs[0].bytes, outs[0].shape, outs[0].dtype) for _ in parts]
+        nodes += [made(equation.primitive, [p], [r], equation) for p, r in zip(parts, reduced, strict=True)]
+        parts = reduced
+    total = parts[0]
+    for i, part in enumerate(parts[1:], 2):
+        both = outs[0] if i == len(parts) else Value(outs[0].bytes, outs[0].shape, outs[0].dtype)
+        nodes.append(made(_JOINS[equation.primitive], [total, part], [both], equation))
+        total = both
+    return nodes if len(source.ins) > 1 else None
 
 
 def _repeats(value: Value) -> bool:
@@ -275,6 +309,9 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], repeated:
             before.append(made(part, ins[-1:], [out], equation))
             ins = [*ins, out]
         return [*before, made(_LAST, ins, outs, equation)]
+    if op in SCATTERS:
+        target, *others = ins
+        ins = [copied(COPY, target, outs[0]), *(v and copied(RESHAPED, v, v) for v in others)]
     if op is J.SPLIT:
         return [made(_SLICE, ins, [out], equation) for out in outs]
     if op is _GATHER:
@@ -323,14 +360,16 @@ def _gathered(equation: Any, ins: list[Value | None], outs: list[Value]) -> list
     indices = equation.invars[1].aval.shape
     one = math.prod(indices[:-1]) == 1
     op = _GATHER if not one else _SLICE if ins[1] is not None and ins[1].known is not None else _DYNAMIC_SLICE
-    if _in_bounds(equation, ins):
-        return [made(op, ins, outs, equation)]
     (out,), offsets = outs, equation.params["dimension_numbers"].offset_dims
+    rows = Value(out.bytes, out.shape, out.dtype)
+    if _in_bounds(equation, ins):
+        return [made(op, ins, [rows], equation), made(RESHAPED, [rows], outs, equation)]
     found = Value(out.bytes, out.shape, out.dtype)
     valid = Value(math.prod(out.shape), out.shape, np.dtype(bool))
     valid.varying = frozenset(d for d, size in enumerate(out.shape) if d not in offsets and size != 1)
     return [
-        made(op, ins, [found], equation),
+        made(op, ins, [rows], equation),
+        made(RESHAPED, [rows], [found], equation),
         made(BROADCAST, ins[1:], [valid], equation),
         made(_SELECT, [valid, found], outs, equation),
     ]
@@ -437,6 +476,23 @@ def _times_one(equation: Any) -> int | None:
     return None
 
 
+def _product(equation: Any, ins: Sequence[Value | None]) -> Value | None:
+    """What is multiplied by two numbers, one after the other: XLA multiplies by their product."""
+    first = _scaled(equation, ins)
+    again = None if first is None or first.node is None else _scaled(first.node.equation, first.node.ins)
+    return again if again is not None and first is not None and again.shape == first.shape else None
+
+
+def _scaled(equation: Any, ins: Sequence[Value | None]) -> Value | None:
+    """The array that an equation multiplies by a number."""
+    if getattr(equation, "primitive", None) is not MUL or not any(
+        _number(atom, v if v is not None and v.shape == () else None) for atom, v in zip(equation.invars, [*ins, None], strict=False)
+    ):
+        return None
+    arrays = [v for v in ins if v is not None and v.shape and not is_constant(v)]
+    return arrays[0] if len(arrays) == 1 else None
+
+
 def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
     """A case of a selection between the same value and itself, or the one that is always selected."""
     cases = ins[1:] if equation.primitive is J.primitive("select_n") else ()
@@ -449,6 +505,14 @@ def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
 _TRANSPOSE, _GATHER = J.primitive("transpose"), J.primitive("gather")
 _SELECT, _SLICE, _DYNAMIC_SLICE = J.primitive("select_n"), J.primitive("slice"), J.primitive("dynamic_slice")
 _REDUCED_REPEATED, MUL = names("reduce_sum", "reduce_max", "reduce_min"), J.primitive("mul")
+#: What puts arrays together -> its parameter for the axis.
+_JOINED = {J.primitive("concatenate"): "dimension"} | {p: "axis" for p in J.STACKING if p.name == "stack"}
+_JOINS = {
+    J.primitive("reduce_sum"): J.primitive("add"),
+    J.primitive("reduce_max"): J.primitive("max"),
+    J.primitive("reduce_min"): J.primitive("min"),
+}
+SCATTERS = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
 _ARGUMENTS = names("argmax", "argmin")
 #: What XLA makes of a function: others of the argument, each computed of the one before; the last one reads all of them.
 _COMPOSED = {

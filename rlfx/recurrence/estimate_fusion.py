@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, names, varying_of
+from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, RESHAPED, SCATTERS, Flat, Node, Value, names, varying_of
 from rlfx.recurrence.estimate_library import library_calls
 
 _REDUCTIONS = names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
 #: Computed inside the loop that reads them.
-_FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT} | J.STACKING | _REDUCTIONS | names(
+_FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT, RESHAPED} | J.STACKING | _REDUCTIONS | names(
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
     "dynamic_update_slice", "random_seed",
 )) - {COPY}  # fmt: skip
@@ -38,7 +38,7 @@ _SORT = J.primitive("sort")
 _BITS, _TRANSPOSE = J.primitive("random_bits"), J.primitive("transpose")
 _REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
-UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
+UPDATES = SCATTERS | names("dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
 #: How often the code of an operation may be repeated in one loop.
 _REPETITIONS = 15
@@ -52,11 +52,13 @@ class Unit:
     Attributes:
       reads: the values it reads from memory.
       aligned: those of which it reads the element that it writes, and no other: it may be written over them.
+      target: the one that it updates.
     """
 
     node: Node
     reads: list[Value]
     aligned: set[int]
+    target: Value | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +98,7 @@ class _Pass:
         self.nodes = flat.nodes
         self.position = {id(node): i for i, node in enumerate(flat.nodes)}
         self.loops: dict[int, _Loop] = {}
+        self.seen_through: dict[int, Value] = {}
         #: of an operation, the loops that read its results; None stands for readers outside.
         self.users: dict[int, set[int | None]] = {id(node): set() for node in flat.nodes}
         self.calls = calls = {}
@@ -142,8 +145,50 @@ class _Pass:
             if loop.root.op is COPY and any(n.op is BROADCAST and self.users[id(n)] == {id(loop.root)} for n in operands):
                 loop.operands.clear()
                 self.loops.pop(id(operands[0]))
+        aligned = {id(loop): _aligned(loop) for loop in self.loops.values()}
+        for node in self.nodes:
+            if (loop := self.loops.get(id(node))) is not None and self._is_view(loop):
+                self._see_through(loop, aligned)
         alive = (self.loops[id(node)] for node in self.nodes if id(node) in self.loops)
-        return [Unit(loop.root, list(loop.operands.values()), _aligned(loop)) for loop in alive]
+        return [Unit(loop.root, list(loop.operands.values()), aligned[id(loop)], self._target(loop.root)) for loop in alive]
+
+    def _target(self, root: Node) -> Value | None:
+        if root.op not in UPDATES or not root.ins:
+            return None
+        target = root.ins[0]
+        while id(target) in self.seen_through:
+            target = self.seen_through[id(target)]
+        return target
+
+    def _is_view(self, loop: _Loop) -> bool:
+        """Whether a loop would do no more than copy what nobody else needs, or look at it in another shape."""
+        if len(loop.members) > 1 or not loop.operands or None in self.users[id(loop.root)]:
+            return False
+        if loop.root.op is RESHAPED:
+            return True
+        users = [self.loops[u].root.op for u in self.users[id(loop.root)] if u in self.loops]
+        sources = [v.node for v in loop.operands.values()]
+        return (
+            loop.root.op is COPY
+            and all(op in SCATTERS for op in users)
+            and all(n is not None and self.users[id(n)] == {id(loop.root)} for n in sources)
+        )
+
+    def _see_through(self, loop: _Loop, aligned: dict[int, set[int]]) -> None:
+        (out,), (source,) = loop.root.outs, loop.operands.values()
+        for user in self.users[id(loop.root)]:
+            if user is None or user not in self.loops:
+                continue
+            reader = self.loops[user]
+            reader.operands = {id(s): s for v in reader.operands.values() for s in [source if v is out else v]}
+            if id(out) in aligned[id(reader)]:
+                aligned[id(reader)] = aligned[id(reader)] - {id(out)} | {id(source)}
+            if source.node is not None:
+                self.users[id(source.node)].add(user)
+        if source.node is not None:
+            self.users[id(source.node)].discard(id(loop.root))
+        self.seen_through[id(out)] = source
+        del self.loops[id(loop.root)]
 
     def _remove(self, node: Node) -> None:
         """Forgets an operation that all readers have taken over."""
@@ -263,7 +308,7 @@ def _index(loop: _Loop, node: Node) -> None:
     mine = loop.indexed_by[id(node)]
     for value in node.ins:
         if value.node is not None:
-            same = node.op is _TRANSPOSE or value.shape == node.outs[0].shape
+            same = node.op is _TRANSPOSE or (value.shape == node.outs[0].shape and node.op is not RESHAPED)
             loop.indexed_by.setdefault(id(value.node), set()).update(mine if same else {id(node)})
 
 

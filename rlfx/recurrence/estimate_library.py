@@ -62,7 +62,7 @@ def _producers(members: dict[int, Node], calls: dict, consumers: dict, in_memory
 
 
 def _supported(node: Node) -> bool:
-    return node.op in _SUPPORTED and _preferred(node)
+    return (node.op in _SUPPORTED or node.op in _STARTERS) and _preferred(node)
 
 
 def _preferred(node: Node) -> bool:
