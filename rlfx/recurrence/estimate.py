@@ -63,13 +63,20 @@ def _peak(moments: Iterator[Moment]) -> tuple[int, tuple]:
     return peak, at_peak
 
 
-def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapping[int, Value]) -> Iterator[Moment]:
+def _moments(
+    flat: Flat,
+    outside: set[int],
+    needing_buffer: set[int],
+    carried: Mapping[int, Value],
+    copied: Mapping = types.MappingProxyType({}),
+) -> Iterator[Moment]:
     """What is in memory while one operation after the other runs.
 
     Args:
       outside: results that live in buffers of the caller.
       needing_buffer: values that must be in memory whoever reads them.
       carried: result of a loop's body -> the input whose buffer it takes over.
+      copied: the bytes of results that are copied in the end, as arguments and what is returned twice.
     """
     units = schedule(units_of(flat, needing_buffer))
     last: dict[int, int] = {}
@@ -104,6 +111,9 @@ def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: M
         while id(first) in taken_over:
             first = taken_over[id(first)]
         begins[id(value)] = (defined.get(id(first), 0), value.bytes)
+
+    for value, again in copied.items():
+        begins[value] = (len(units), again)
 
     live: dict[int, Value] = {}
     for i, unit in enumerate(units):
@@ -197,7 +207,13 @@ def program_moments(jaxpr: Any, consts: Sequence) -> Iterator[Moment]:
     """A program, or a branch."""
     flat = flatten(jaxpr, consts)
     outputs = {id(v) for v in flat.outputs if v is not None}
-    return _moments(flat, outputs, outputs, {})
+    seen: set[int] = set()
+    copied = {}
+    for i, value in enumerate(flat.outputs):
+        if value is not None and (value.node is None or id(value) in seen):
+            copied["copy", i] = value.bytes
+        seen.add(id(value))
+    return _moments(flat, outputs, outputs, {}, copied)
 
 
 #: What stands for the slices and updates that a loop makes by itself.

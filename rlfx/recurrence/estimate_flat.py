@@ -107,6 +107,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     def spelled_out(equation: Any, ins: list[Value | None], like: Value) -> list[Value | None]:
         """The operands of an elementwise operation, literals as arrays: XLA's library reads those from memory."""
         numbers = [_number(atom, v) for atom, v in zip(equation.invars, ins, strict=True)]
+        if _is_scaling(equation) and numbers[1] is not None:
+            numbers[1] = str(1 / float(numbers[1]))
         kinds = (np.dtype(atom.aval.dtype) if n is not None else None for atom, n in zip(equation.invars, numbers, strict=True))
         return [
             v if n is None else repeated(n, Value(like.bytes, like.shape, kind, host=like.host), equation)
@@ -146,6 +148,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = ins[: len(equation.outvars)]
             elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
                 outs = [ins[same]]
+            elif op in SCATTERS and all(v is None or _is_folded(v) for v in ins):
+                outs = [new(v.aval) for v in equation.outvars]
             elif (product := _product(equation, ins)) is not None:
                 outs = [new(equation.outvars[0].aval)]
                 nodes.append(made(op, [product], outs, equation))
@@ -175,6 +179,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     outputs = run(jaxpr, inputs, captured(jaxpr.constvars, consts) if consts else [new(v.aval) for v in jaxpr.constvars])
     needed, kept = {id(v) for v in outputs if v}, []
     for node in reversed(nodes):
+        if node.op is J.SCAN:
+            _drop_unread(node, needed)
         if any(id(v) in needed for v in node.outs):
             needed |= {id(v) for v in node.ins}
             kept.append(node)
@@ -269,6 +275,17 @@ def varying_of(value: Value) -> frozenset:
     return frozenset(d for d, size in enumerate(source.shape) if size != 1) if same else known
 
 
+def _drop_unread(node: Node, needed: set[int]) -> None:
+    """Forgets the sequences that a loop writes and nobody reads."""
+    _, carry = J.scan_counts(node.equation.params)
+    sequences = {id(v) for v in node.outs[carry:]}
+    unread = {id(init) for init, out in node.pairs if id(out) in sequences - needed}
+    if unread and any(id(v) in needed for v in node.outs):
+        node.ins = tuple(v for v in node.ins if id(v) not in unread)
+        node.pairs = tuple(p for p in node.pairs if id(p[0]) not in unread)
+        node.outs = tuple(v for v in node.outs if id(v) not in sequences - needed)
+
+
 def _identity(equation: Any, ins: Sequence[Value | None]) -> Any:
     """What two equations have in common that XLA computes once; None if it cannot be compared."""
     if equation.primitive in LOOPS or equation.primitive is J.COND:
@@ -303,6 +320,8 @@ def _expand(equation: Any, ins: list[Value | None], outs: list[Value], repeated:
         return twin
 
     pairs: list[tuple[Value, Value]] = []
+    if _is_scaling(equation) and (_number(equation.invars[1], ins[1]) or (ins[1] is not None and _is_number(ins[1]))):
+        return [made(MUL, ins, outs, equation)]
     if op in _COMPOSED:
         like = [Value(outs[0].bytes, outs[0].shape, outs[0].dtype) for _ in _COMPOSED[op]]
         for part, out in zip(_COMPOSED[op], like, strict=True):
@@ -373,6 +392,14 @@ def _gathered(equation: Any, ins: list[Value | None], outs: list[Value]) -> list
         made(BROADCAST, ins[1:], [valid], equation),
         made(_SELECT, [valid, found], outs, equation),
     ]
+
+
+def _is_folded(value: Value) -> bool:
+    """Whether XLA computes a value while it compiles: not what is counted, 0, 1, 2, ..."""
+    if value.known is not None:
+        flat = value.known.reshape(-1)
+        return value.known.dtype.kind not in "iu" or not (flat == np.arange(flat.size)).all()
+    return value.node is not None and value.node.op is not _IOTA and all(map(_is_folded, value.node.ins))
 
 
 def is_constant(value: Value) -> bool:
@@ -476,6 +503,16 @@ def _times_one(equation: Any) -> int | None:
     return None
 
 
+def _is_scaling(equation: Any) -> bool:
+    """Whether an equation divides floats: by a number that is a product with its inverse."""
+    return equation.primitive is _DIV and equation.outvars[0].aval.dtype.kind in "fV"
+
+
+def _is_number(value: Value) -> bool:
+    """Whether a value repeats a number that XLA knows."""
+    return value.node is not None and value.node.op is BROADCAST and not value.node.ins
+
+
 def _product(equation: Any, ins: Sequence[Value | None]) -> Value | None:
     """What is multiplied by two numbers, one after the other: XLA multiplies by their product."""
     first = _scaled(equation, ins)
@@ -503,7 +540,9 @@ def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
 
 
 _TRANSPOSE, _GATHER = J.primitive("transpose"), J.primitive("gather")
+_IOTA = J.primitive("iota")
 _SELECT, _SLICE, _DYNAMIC_SLICE = J.primitive("select_n"), J.primitive("slice"), J.primitive("dynamic_slice")
+_DIV = J.primitive("div")
 _REDUCED_REPEATED, MUL = names("reduce_sum", "reduce_max", "reduce_min"), J.primitive("mul")
 #: What puts arrays together -> its parameter for the axis.
 _JOINED = {J.primitive("concatenate"): "dimension"} | {p: "axis" for p in J.STACKING if p.name == "stack"}

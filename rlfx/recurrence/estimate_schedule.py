@@ -20,7 +20,11 @@ def schedule(units: list[Unit]) -> list[Unit]:
             users.setdefault(key, []).append(unit)
     for later in users.values():
         later.sort(key=_is_weight_gradient)
-    ready = deque((u, _STEPS[_is_loop(u)]) for u in units if waiting[id(u)] == 0)
+    loops = [unit for unit in units if _is_loop(unit)]
+    for loop in loops:
+        waiting[id(loop)] += 1
+    first = sorted((u for u in units if waiting[id(u)] == 0), key=_reads_constants)
+    ready: deque = deque([*((u, _STEPS[False]) for u in first), *((u, _COUNTER) for u in loops)])
     order = []
     while ready:
         unit, (step, *steps) = ready.popleft()
@@ -29,7 +33,7 @@ def schedule(units: list[Unit]) -> list[Unit]:
         if steps:
             ready.append((unit, steps))
             continue
-        for user in users.get(id(unit), ()):
+        for user in [unit] if step == "count" else users.get(id(unit), ()):
             waiting[id(user)] -= 1
             if waiting[id(user)] == 0:
                 ready.append((user, _STEPS[_is_loop(user)]))
@@ -38,6 +42,13 @@ def schedule(units: list[Unit]) -> list[Unit]:
 
 #: A loop takes a tuple, and its results are taken out of one: operations of their own.
 _STEPS = {False: ("run",), True: ("pack", "run", "unpack")}
+#: The zero that it counts from is copied, after all that begins with arguments and constants of the program.
+_COUNTER = ("count",)
+
+
+def _reads_constants(unit: Unit) -> bool:
+    """Arguments come first, constants later."""
+    return not unit.reads or any(v.known is not None for v in unit.reads)
 
 
 def _is_loop(unit: Unit) -> bool:
