@@ -68,7 +68,7 @@ def _moments(
     outside: set[int],
     needing_buffer: set[int],
     carried: Mapping[int, Value],
-    copied: Mapping = types.MappingProxyType({}),
+    copied: Sequence[Value] = (),
 ) -> Iterator[Moment]:
     """What is in memory while one operation after the other runs.
 
@@ -76,7 +76,7 @@ def _moments(
       outside: results that live in buffers of the caller.
       needing_buffer: values that must be in memory whoever reads them.
       carried: result of a loop's body -> the input whose buffer it takes over.
-      copied: the bytes of results that are copied in the end, as arguments and what is returned twice.
+      copied: results that are returned twice.
     """
     units = schedule(units_of(flat, needing_buffer))
     last: dict[int, int] = {}
@@ -112,8 +112,8 @@ def _moments(
             first = taken_over[id(first)]
         begins[id(value)] = (defined.get(id(first), 0), value.bytes)
 
-    for value, again in copied.items():
-        begins[value] = (len(units), again)
+    for value in copied:
+        begins[id(value), "again"] = (defined[id(value)] + 1, value.bytes)
 
     live: dict[int, Value] = {}
     for i, unit in enumerate(units):
@@ -207,12 +207,8 @@ def program_moments(jaxpr: Any, consts: Sequence) -> Iterator[Moment]:
     """A program, or a branch."""
     flat = flatten(jaxpr, consts)
     outputs = {id(v) for v in flat.outputs if v is not None}
-    seen: set[int] = set()
-    copied = {}
-    for i, value in enumerate(flat.outputs):
-        if value is not None and (value.node is None or id(value) in seen):
-            copied["copy", i] = value.bytes
-        seen.add(id(value))
+    computed = [v for v in flat.outputs if v is not None and v.node is not None]
+    copied = [v for i, v in enumerate(computed) if any(v is w for w in computed[:i])]
     return _moments(flat, outputs, outputs, {}, copied)
 
 
