@@ -110,10 +110,11 @@ def _moments(
         first = value
         while id(first) in taken_over:
             first = taken_over[id(first)]
-        begins[id(value)] = (defined.get(id(first), 0), value.bytes)
+        begin = defined.get(id(first), 0)
+        begins[id(value)] = (begin, value.bytes, units[begin].aligned)
 
     for value in copied:
-        begins[id(value), "again"] = (defined[id(value)] + 1, value.bytes)
+        begins[id(value), "again"] = (defined[id(value)] + 1, value.bytes, set())
 
     live: dict[int, Value] = {}
     for i, unit in enumerate(units):
@@ -144,16 +145,23 @@ def _saved(now: int, lasting: tuple, inside: tuple, last: Mapping[int, int], beg
     return _in_results(now, temporaries, begins) if begins else 0
 
 
-def _in_results(now: int, temporaries: list[tuple[Value, int]], begins: Mapping[int, tuple[int, int]]) -> int:
+def _in_results(now: int, temporaries: list[tuple[Value, int]], begins: Mapping[int, tuple[int, int, set]]) -> int:
     """Bytes of temporaries that fit into buffers of results which are not written yet."""
     saved, left = 0, sorted(temporaries, key=lambda t: -t[0].bytes)
-    for begin, size in sorted(begins.values(), key=lambda b: -b[1]):
-        if begin > now:
-            found = next((t for t in left if t[0].bytes <= size and t[1] < begin), None)
+    for begin, size, aligned in sorted(begins.values(), key=lambda b: -b[1]):
+        if begin >= now:
+            found = next((t for t in left if _fits(*t, begin, size, aligned)), None)
             if found is not None:
                 left.remove(found)
                 saved += found[0].bytes
     return saved
+
+
+def _fits(value: Value, until: int, begin: int, size: int, aligned: set[int]) -> bool:
+    """Whether a temporary may be in the buffer of a result: until that is written, or written over it."""
+    if until < begin:
+        return value.bytes <= size
+    return until == begin and value.bytes == size and id(value) in aligned
 
 
 def _inside(node: Node) -> tuple[Value, ...]:

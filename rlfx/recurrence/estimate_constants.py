@@ -61,10 +61,15 @@ def _numbers(value: Any, atom: Any) -> np.ndarray | None:
     return None if value is None or value.known is None else value.known.reshape(atom.aval.shape)
 
 
+def counts(numbers: np.ndarray) -> bool:
+    """Whether a constant is 0, 1, 2, ...: XLA counts when the program runs, and computes with that then."""
+    flat = numbers.reshape(-1)
+    return flat.size > 1 and flat.dtype.kind in "iu" and bool((flat == np.arange(flat.size)).all())
+
+
 def within(indices: np.ndarray, limits: Sequence[int]) -> bool:
     """Whether XLA sees that constant indices are in bounds: of 0, 1, 2, ... it knows no more than where they begin."""
-    flat = indices.reshape(-1)
-    if len(limits) == 1 and flat.size > 1 and (flat == np.arange(flat.size)).all():
+    if len(limits) == 1 and counts(indices):
         return False
     per_index = indices.reshape(-1, len(limits))
     return bool((per_index >= 0).all() and (per_index <= np.asarray(limits)).all())

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_constants import folded, is_small, within
+from rlfx.recurrence.estimate_constants import counts, folded, is_small, within
 
 
 @dataclass(eq=False, slots=True)
@@ -109,6 +109,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
         numbers = [_number(atom, v) for atom, v in zip(equation.invars, ins, strict=True)]
         if _is_scaling(equation) and numbers[1] is not None:
             numbers[1] = str(1 / float(numbers[1]))
+        if equation.primitive is _SUB and numbers[1] is not None:  # XLA adds the negative number
+            numbers[1] = str(-float(numbers[1]))
         kinds = (np.dtype(atom.aval.dtype) if n is not None else None for atom, n in zip(equation.invars, numbers, strict=True))
         return [
             v if n is None else repeated(n, Value(like.bytes, like.shape, kind, host=like.host), equation)
@@ -117,7 +119,7 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
 
     def captured(variables: Sequence, numbers: Sequence) -> list[Value]:
         return [
-            constant(np.asarray(n)) if is_small(v.aval) and hasattr(n, "dtype") else new(v.aval)
+            constant(np.asarray(n)) if is_small(v.aval) and not isinstance(n, jax.core.Tracer) else new(v.aval)
             for v, n in zip(variables, numbers, strict=True)
         ]
 
@@ -146,7 +148,7 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                 outs = run(body, [number(v) for v in equation.invars], captured(body.constvars, body_consts))
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
-            elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
+            elif (same := _unchanged(equation, ins)) is not None or (same := _same_cases(equation, ins)) is not None:
                 outs = [ins[same]]
             elif op in SCATTERS and all(v is None or _is_folded(v) for v in ins):
                 outs = [new(v.aval) for v in equation.outvars]
@@ -397,8 +399,7 @@ def _gathered(equation: Any, ins: list[Value | None], outs: list[Value]) -> list
 def _is_folded(value: Value) -> bool:
     """Whether XLA computes a value while it compiles: not what is counted, 0, 1, 2, ..."""
     if value.known is not None:
-        flat = value.known.reshape(-1)
-        return value.known.dtype.kind not in "iu" or not (flat == np.arange(flat.size)).all()
+        return not counts(value.known)
     return value.node is not None and value.node.op is not _IOTA and all(map(_is_folded, value.node.ins))
 
 
@@ -493,6 +494,47 @@ def _squeezed(shape: tuple) -> list:
     return [d for d in shape if d != 1]
 
 
+def _unchanged(equation: Any, ins: Sequence[Value | None]) -> int | None:
+    """The operand that an operation with a number returns as it is: times 1, plus 0."""
+    number = _NEUTRAL.get(equation.primitive)
+    if number is None:
+        return None
+    places = [1] if equation.primitive in (_SUB, _DIV) else [0, 1]
+    for i in places:
+        atom, other = equation.invars[i], equation.invars[1 - i]
+        text = _number(atom, ins[i])
+        same = ins[1 - i] is not None and other.aval.shape == equation.outvars[0].aval.shape
+        if text is not None and same and float(text == "True" if text in ("True", "False") else text) == number:
+            return 1 - i
+    return None
+
+
+#: As text: numbers are told apart by how they are written.
+_ZERO = {False: "0.0", True: "False"}
+
+
+def _number(atom: Any, value: Value | None = None) -> str | None:
+    """One number that XLA knows, as text."""
+    if J.short_dtype(atom.aval.dtype) == "key" or atom.aval.shape:
+        return None
+    found = atom.val if J.is_literal(atom) else None if value is None else value.known
+    return None if found is None else str(bool(found) if atom.aval.dtype == bool else float(np.asarray(found).reshape(())))
+
+
+def is_preferred(values: Sequence[Value]) -> bool:
+    """Whether XLA may hand an operation to its library: on enough floats."""
+    dtypes = all(J.short_dtype(v.dtype) in ("f32", "f64", "bf16") for v in values)
+    return dtypes and max(math.prod(v.shape) for v in values) >= _AT_LEAST
+
+
+#: With fewer elements XLA computes them itself.
+_AT_LEAST = 4096
+
+
+def _squeezed(shape: tuple) -> list:
+    return [d for d in shape if d != 1]
+
+
 def _times_one(equation: Any) -> int | None:
     """The operand that a product with 1, as differentiation makes them, returns."""
     if equation.primitive is not J.primitive("mul"):
@@ -542,7 +584,6 @@ def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
 _TRANSPOSE, _GATHER = J.primitive("transpose"), J.primitive("gather")
 _IOTA = J.primitive("iota")
 _SELECT, _SLICE, _DYNAMIC_SLICE = J.primitive("select_n"), J.primitive("slice"), J.primitive("dynamic_slice")
-_DIV = J.primitive("div")
 _REDUCED_REPEATED, MUL = names("reduce_sum", "reduce_max", "reduce_min"), J.primitive("mul")
 #: What puts arrays together -> its parameter for the axis.
 _JOINED = {J.primitive("concatenate"): "dimension"} | {p: "axis" for p in J.STACKING if p.name == "stack"}
@@ -552,6 +593,8 @@ _JOINS = {
     J.primitive("reduce_min"): J.primitive("min"),
 }
 SCATTERS = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
+_DIV, _SUB = J.primitive("div"), J.primitive("sub")
+_NEUTRAL = {MUL: 1.0, _DIV: 1.0, J.primitive("add"): 0.0, J.ADD_ANY: 0.0, _SUB: 0.0}
 _ARGUMENTS = names("argmax", "argmin")
 #: What XLA makes of a function: others of the argument, each computed of the one before; the last one reads all of them.
 _COMPOSED = {

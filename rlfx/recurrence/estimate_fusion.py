@@ -337,6 +337,8 @@ def _narrow(value: Value) -> bool:
 
 def _aligned(loop: _Loop) -> set[int]:
     """The operands that a loop reads where it writes, and nowhere else."""
+    if loop.root.op is COPY and loop.root.equation.primitive in SCATTERS:  # both are needed
+        return set()
     elsewhere: set[int] = set()
     seen: set[tuple[int, bool]] = set()
 
@@ -351,4 +353,6 @@ def _aligned(loop: _Loop) -> set[int]:
                 visit(value.node, aligned)
 
     visit(loop.root, True)
+    if loop.root.op not in LOOPS:
+        elsewhere |= {id(v) for v in loop.operands.values() if v.node is not None and v.node.op in LOOPS}
     return set(loop.operands) - elsewhere
