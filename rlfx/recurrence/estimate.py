@@ -19,9 +19,10 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cost import show_bytes
-from rlfx.recurrence.estimate_flat import Flat, Node, Value, flatten
+from rlfx.recurrence.estimate_flat import Flat, flatten
 from rlfx.recurrence.estimate_fusion import IN_PLACE, units_of
 from rlfx.recurrence.estimate_schedule import schedule
+from rlfx.recurrence.estimate_values import Node, Value
 
 
 @dataclass(frozen=True)

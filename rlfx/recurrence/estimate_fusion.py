@@ -13,10 +13,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, RESHAPED, SCATTERS, Flat, Node, Value, names, varying_of
+from rlfx.recurrence.estimate_flat import Flat
 from rlfx.recurrence.estimate_library import library_calls
+from rlfx.recurrence.estimate_values import (
+    BROADCAST,
+    COPY,
+    LOOPS,
+    RELAYOUT,
+    RESHAPED,
+    SCATTERS,
+    Node,
+    Value,
+    names,
+    varying_of,
+)
 
-_REDUCTIONS = names("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+_REDUCTIONS = names(
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"
+)
 #: Computed inside the loop that reads them.
 _FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT, RESHAPED} | J.STACKING | _REDUCTIONS | names(
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
@@ -110,7 +124,8 @@ class _Pass:
             if any(id(out) in needing_buffer for out in node.outs):
                 self.users[id(node)].add(None)
         self.consumers = {
-            id(node): list({id(u): u for v in node.outs for u in consumers.get(id(v), ())}.values()) for node in flat.nodes
+            id(node): list({id(u): u for v in node.outs for u in consumers.get(id(v), ())}.values())
+            for node in flat.nodes
         }
         self.single = self._never_twice()
 
@@ -142,7 +157,9 @@ class _Pass:
                     self._take(loop, value)
         for loop in list(self.loops.values()):  # what nobody else reads need not be copied
             operands = [v.node for v in loop.operands.values() if v.node is not None]
-            if loop.root.op is COPY and any(n.op is BROADCAST and self.users[id(n)] == {id(loop.root)} for n in operands):
+            if loop.root.op is COPY and any(
+                n.op is BROADCAST and self.users[id(n)] == {id(loop.root)} for n in operands
+            ):
                 loop.operands.clear()
                 self.loops.pop(id(operands[0]))
         aligned = {id(loop): _aligned(loop) for loop in self.loops.values()}
@@ -150,7 +167,9 @@ class _Pass:
             if (loop := self.loops.get(id(node))) is not None and self._is_view(loop):
                 self._see_through(loop, aligned)
         alive = (self.loops[id(node)] for node in self.nodes if id(node) in self.loops)
-        return [Unit(loop.root, list(loop.operands.values()), aligned[id(loop)], self._target(loop.root)) for loop in alive]
+        return [
+            Unit(loop.root, list(loop.operands.values()), aligned[id(loop)], self._target(loop.root)) for loop in alive
+        ]
 
     def _target(self, root: Node) -> Value | None:
         if root.op not in UPDATES or not root.ins:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import Flat, Node, is_preferred, names
+from rlfx.recurrence.estimate_flat import Flat
+from rlfx.recurrence.estimate_values import Node, is_preferred, names
 
 _STARTERS = names("reduce_sum", "reduce_max", "reduce_min")
 _SUPPORTED = {J.ADD_ANY} | names(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import LOOPS
 from rlfx.recurrence.estimate_fusion import Unit
+from rlfx.recurrence.estimate_values import LOOPS
+
 
 def schedule(units: list[Unit]) -> list[Unit]:
     """First come, first served: XLA:CPU's order, which favours concurrency over memory."""
