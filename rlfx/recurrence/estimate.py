@@ -1,7 +1,8 @@
 """How many temporary bytes XLA will need for a jaxpr, without compiling it.
 
-A model of what XLA does with memory, in three steps. *Fusion*: which values get a buffer; the others are computed inside
-the loop that reads them. *Schedule*: XLA:CPU runs what is ready, first come first served. *Live ranges*: a buffer lives
+A model of what XLA does with memory, in four steps. *Simplification*: constants are folded, operations with 0 and 1 and on
+repeated numbers replaced. *Fusion*: which values get a buffer; the others are computed inside the loop that reads them.
+*Schedule*: XLA:CPU runs what is ready, first come first served. *Live ranges*: a buffer lives
 from its definition to its last use, results are written over operands that die there, loops update their carries in
 place. Arguments, constants and results of the program are no temporaries, as in ``temp_size_in_bytes``.
 """
@@ -113,9 +114,8 @@ def _moments(
             first = taken_over[id(first)]
         begin = defined.get(id(first), 0)
         begins[id(value)] = (begin, value.bytes, units[begin].aligned)
-
     for value in copied:
-        begins[id(value), "again"] = (defined[id(value)] + 1, value.bytes, set())
+        begins[id(value), "again"] = (defined.get(id(value), 0) + 1, value.bytes, set())
 
     live: dict[int, Value] = {}
     for i, unit in enumerate(units):

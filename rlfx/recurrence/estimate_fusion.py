@@ -36,7 +36,8 @@ _FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT, RESHAPED} | J.STACKING | _REDU
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
     "dynamic_update_slice", "random_seed",
 )) - {COPY}  # fmt: skip
-#: Never computed twice, nor once for each of several elements.
+#: Never computed twice, nor once for each of several elements. Sines and cosines are cheap; divisions of integers are not,
+#: whatever they are divided by.
 _EXPENSIVE = _REDUCTIONS | names(
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "digamma", "div", "erf", "erfc",
     "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
@@ -56,6 +57,7 @@ UPDATES = SCATTERS | names("dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
 #: How often the code of an operation may be repeated in one loop.
 _REPETITIONS = 15
+#: What puts more arrays together is neither fused nor fuses.
 _MANY = 8
 
 
@@ -246,8 +248,7 @@ class _Pass:
         assert node is not None
         if id(node) in self.single or not self._fusible(loop.root, node):
             return False
-        expensive = _is_expensive(node)
-        if expensive and (id(value) in loop.reused or self.users[id(node)] != {id(loop.root)}):
+        if node.op in _EXPENSIVE and (id(value) in loop.reused or self.users[id(node)] != {id(loop.root)}):
             return False
         return len(loop.members) == 1 or node.op is BROADCAST or not self._repeated(loop, node)
 
@@ -314,7 +315,7 @@ class _Pass:
             return False
         users = self.consumers[id(node)]
         reused = any(id(out) in _reused(user) for out in node.outs)
-        return not (_is_expensive(node) and (reused or len(users) > 1 or None in self.users[id(node)]))
+        return not (node.op in _EXPENSIVE and (reused or len(users) > 1 or None in self.users[id(node)]))
 
 
 def _reused(node: Node) -> set[int]:
@@ -333,10 +334,6 @@ def _index(loop: _Loop, node: Node) -> None:
 
 def _elements(values: Sequence[Value]) -> int:
     return sum(int(np.prod(v.shape)) for v in {id(v): v for v in values}.values())
-
-
-def _is_expensive(node: Node) -> bool:
-    return node.op in _EXPENSIVE
 
 
 def _rank(value: Value) -> int:

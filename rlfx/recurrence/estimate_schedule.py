@@ -10,7 +10,7 @@ from rlfx.recurrence.estimate_values import LOOPS
 
 
 def schedule(units: list[Unit]) -> list[Unit]:
-    """First come, first served: XLA:CPU's order, which favours concurrency over memory."""
+    """First come, first served: a queue, that an operation joins when the last one of its operands is computed."""
     owner = {id(v): unit for unit in units for v in unit.node.outs}
     waiting: dict[int, int] = {}
     users: dict[int, list[Unit]] = {}
