@@ -35,6 +35,15 @@ _FOLDED = {p: f for name, f in _OPERATIONS.items() if (p := getattr(J.primitives
 _BROADCAST = J.primitive("broadcast_in_dim")
 
 
+def numbers_of(aval: Any, constant: Any) -> np.ndarray | None:
+    """The numbers of a small constant, where this process has them."""
+    if not is_small(aval) or isinstance(constant, jax.core.Tracer):
+        return None
+    if isinstance(constant, jax.Array) and (constant.is_deleted() or not constant.is_fully_addressable):
+        return None
+    return np.asarray(constant)
+
+
 def is_small(aval: Any) -> bool:
     """Whether the numbers of a constant are worth knowing."""
     return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) and math.prod(aval.shape) <= _AT_MOST

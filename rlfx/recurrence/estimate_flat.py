@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_constants import folded, is_small
+from rlfx.recurrence.estimate_constants import folded, numbers_of
 from rlfx.recurrence.estimate_expand import expand
 from rlfx.recurrence.estimate_simplify import SUB, is_scaling, product, same_cases, simplified, unchanged
 from rlfx.recurrence.estimate_values import (
@@ -84,10 +83,8 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
         ]
 
     def captured(variables: Sequence, numbers: Sequence) -> list[Value]:
-        return [
-            constant(np.asarray(n)) if is_small(v.aval) and not isinstance(n, jax.core.Tracer) else new(v.aval)
-            for v, n in zip(variables, numbers, strict=True)
-        ]
+        found = (numbers_of(v.aval, n) for v, n in zip(variables, numbers, strict=True))
+        return [new(v.aval) if n is None else constant(n) for v, n in zip(variables, found, strict=True)]
 
     def wide(value: Value | None, like: Value, equation: Any) -> Value | None:
         """An operand of an elementwise operation, with its axes of length 1 repeated."""
