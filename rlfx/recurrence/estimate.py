@@ -1,7 +1,8 @@
 """How many temporary bytes XLA will need for a jaxpr, without compiling it.
 
-A model of what XLA does with memory, in three steps. *Fusion*: which values get a buffer; the others are computed inside
-the loop that reads them. *Schedule*: XLA:CPU runs what is ready, first come first served. *Live ranges*: a buffer lives
+A model of what XLA does with memory, in four steps. *Simplification*: constants are folded, operations with 0 and 1 and on
+repeated numbers replaced. *Fusion*: which values get a buffer; the others are computed inside the loop that reads them.
+*Schedule*: XLA:CPU runs what is ready, first come first served. *Live ranges*: a buffer lives
 from its definition to its last use, results are written over operands that die there, loops update their carries in
 place. Arguments, constants and results of the program are no temporaries, as in ``temp_size_in_bytes``.
 """
@@ -19,8 +20,10 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cost import show_bytes
-from rlfx.recurrence.estimate_flat import Flat, Node, Value, flatten
-from rlfx.recurrence.estimate_fusion import IN_PLACE, UPDATES, schedule, units_of
+from rlfx.recurrence.estimate_flat import Flat, flatten
+from rlfx.recurrence.estimate_fusion import IN_PLACE, units_of
+from rlfx.recurrence.estimate_schedule import schedule
+from rlfx.recurrence.estimate_values import Node, Value
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,20 @@ def _peak(moments: Iterator[Moment]) -> tuple[int, tuple]:
     return peak, at_peak
 
 
-def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: Mapping[int, Value]) -> Iterator[Moment]:
+def _moments(
+    flat: Flat,
+    outside: set[int],
+    needing_buffer: set[int],
+    carried: Mapping[int, Value],
+    copied: Sequence[Value] = (),
+) -> Iterator[Moment]:
     """What is in memory while one operation after the other runs.
 
     Args:
       outside: results that live in buffers of the caller.
       needing_buffer: values that must be in memory whoever reads them.
       carried: result of a loop's body -> the input whose buffer it takes over.
+      copied: results that are returned twice.
     """
     units = schedule(units_of(flat, needing_buffer))
     last: dict[int, int] = {}
@@ -82,7 +92,7 @@ def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: M
     cost = {}
     taken_over = {id(out): init for unit in units for init, out in unit.node.pairs}
     for i, unit in enumerate(units):
-        target = unit.node.ins[0] if unit.node.op in UPDATES and unit.node.ins else None
+        target = unit.target
         fits = target is not None and target.node is not None and target.bytes == unit.node.outs[0].bytes
         if target is not None and fits and last.get(id(target)) == i:
             taken_over[id(unit.node.outs[0])] = target
@@ -102,7 +112,10 @@ def _moments(flat: Flat, outside: set[int], needing_buffer: set[int], carried: M
         first = value
         while id(first) in taken_over:
             first = taken_over[id(first)]
-        begins[id(value)] = (defined.get(id(first), 0), value.bytes)
+        begin = defined.get(id(first), 0)
+        begins[id(value)] = (begin, value.bytes, units[begin].aligned)
+    for value in copied:
+        begins[id(value), "again"] = (defined.get(id(value), 0) + 1, value.bytes, set())
 
     live: dict[int, Value] = {}
     for i, unit in enumerate(units):
@@ -133,16 +146,23 @@ def _saved(now: int, lasting: tuple, inside: tuple, last: Mapping[int, int], beg
     return _in_results(now, temporaries, begins) if begins else 0
 
 
-def _in_results(now: int, temporaries: list[tuple[Value, int]], begins: Mapping[int, tuple[int, int]]) -> int:
+def _in_results(now: int, temporaries: list[tuple[Value, int]], begins: Mapping[int, tuple[int, int, set]]) -> int:
     """Bytes of temporaries that fit into buffers of results which are not written yet."""
     saved, left = 0, sorted(temporaries, key=lambda t: -t[0].bytes)
-    for begin, size in sorted(begins.values(), key=lambda b: -b[1]):
-        if begin > now:
-            found = next((t for t in left if t[0].bytes <= size and t[1] < begin), None)
+    for begin, size, aligned in sorted(begins.values(), key=lambda b: -b[1]):
+        if begin >= now:
+            found = next((t for t in left if _fits(*t, begin, size, aligned)), None)
             if found is not None:
                 left.remove(found)
                 saved += found[0].bytes
     return saved
+
+
+def _fits(value: Value, until: int, begin: int, size: int, aligned: set[int]) -> bool:
+    """Whether a temporary may be in the buffer of a result: until that is written, or written over it."""
+    if until < begin:
+        return value.bytes <= size
+    return until == begin and value.bytes == size and id(value) in aligned
 
 
 def _inside(node: Node) -> tuple[Value, ...]:
@@ -196,7 +216,9 @@ def program_moments(jaxpr: Any, consts: Sequence) -> Iterator[Moment]:
     """A program, or a branch."""
     flat = flatten(jaxpr, consts)
     outputs = {id(v) for v in flat.outputs if v is not None}
-    return _moments(flat, outputs, outputs, {})
+    computed = [v for v in flat.outputs if v is not None and v.node is not None]
+    copied = [v for i, v in enumerate(computed) if any(v is w for w in computed[:i])]
+    return _moments(flat, outputs, outputs, {}, copied)
 
 
 #: What stands for the slices and updates that a loop makes by itself.

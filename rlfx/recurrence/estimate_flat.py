@@ -2,71 +2,37 @@
 
 from __future__ import annotations
 
-import collections
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
-
-
-@dataclass(eq=False, slots=True)
-class Value:
-    """An array of the flattened program.
-
-    Attributes:
-      bytes: what its buffer takes.
-      node: the operation that computes it; None for an input.
-      host: whether it is in host memory.
-      varying, constant: along which dimensions it may vary, and whether XLA knows it: computed when first asked for.
-    """
-
-    bytes: int
-    shape: tuple
-    dtype: Any
-    node: Node | None = None
-    varying: frozenset | None = None
-    constant: bool | None = None
-    host: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Node:
-    """An operation: ``outs = op(ins)``, with its equation for parameters and the source line.
-
-    Attributes:
-      pairs: of a loop, the buffers it takes over: ``(initial value, result)``.
-    """
-
-    op: Any
-    ins: tuple[Value, ...]
-    outs: tuple[Value, ...]
-    equation: Any
-    pairs: tuple[tuple[Value, Value], ...] = ()
-
-
-def names(*names: str) -> frozenset:
-    return frozenset(p for n in names if (p := getattr(J.primitives, n + "_p", None)) is not None)
-
+from rlfx.recurrence.estimate_constants import folded, numbers_of
+from rlfx.recurrence.estimate_expand import expand
+from rlfx.recurrence.estimate_simplify import SUB, is_scaling, product, same_cases, simplified, unchanged
+from rlfx.recurrence.estimate_values import (
+    BROADCAST,
+    LOOPS,
+    SCATTERS,
+    Node,
+    Value,
+    bytes_of,
+    is_folded,
+    is_preferred,
+    made,
+    names,
+    number,
+    on_host,
+    squeezed,
+)  # fmt: skip
 
 #: The same bytes in another shape: no buffer of their own.
 _VIEWS = names(
     "reshape", "squeeze", "stop_gradient", "copy", "bitcast_convert_type", "sharding_constraint", "device_put", "name",
 ) | {J.OPTIMIZATION_BARRIER, J.RANDOM_WRAP, J.RANDOM_UNWRAP}  # fmt: skip
-LOOPS = frozenset({J.SCAN, J.WHILE})
-COPY, BROADCAST = J.primitive("copy"), J.primitive("broadcast_in_dim")
-#: A copy into another layout.
-RELAYOUT, FOR_LOOP = "relayout", "relayout for a loop"
-
-
-def bytes_of(aval: Any) -> int:
-    if J.short_dtype(aval.dtype) == "key":
-        return 8 * math.prod(aval.shape)
-    return math.prod(int(d) for d in aval.shape) * np.dtype(aval.dtype).itemsize
+_RESHAPING = names("broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min", "slice", "concatenate")
 
 
 @dataclass
@@ -82,11 +48,47 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
     nodes: list[Node] = []
     known: dict[Any, list[Value]] = {}
     widened: dict[tuple[int, tuple], Value] = {}
-    zeros: dict[tuple, Value] = {}
+    repetitions: dict[tuple, Value] = {}
+    constants: dict[tuple, Value] = {}
+
+    def constant(numbers: np.ndarray) -> Value:
+        """One value for all constants of the same numbers."""
+        key = numbers.shape, str(numbers.dtype), numbers.tobytes()
+        if key not in constants:
+            constants[key] = Value(numbers.nbytes, numbers.shape, numbers.dtype, known=numbers)
+        return constants[key]
+
+    def repeated(text: Any, like: Value, equation: Any) -> Value:
+        """A number in the shape of an array: one value for all who read it."""
+        key = like.shape, str(like.dtype), like.host, str(text)
+        if key not in repetitions:
+            repetitions[key] = Value(like.bytes, like.shape, like.dtype, host=like.host)
+            nodes.append(made(BROADCAST, [], [repetitions[key]], equation))
+        return repetitions[key]
+
+    def spelled_out(equation: Any, ins: list[Value | None], like: Value) -> list[Value | None]:
+        """The operands of an elementwise operation, literals as arrays: XLA's library reads those from memory."""
+        numbers = [number(atom, v) for atom, v in zip(equation.invars, ins, strict=True)]
+        if is_scaling(equation) and numbers[1] is not None:
+            numbers[1] = str(1 / float(numbers[1]))
+        if equation.primitive is SUB and numbers[1] is not None:  # XLA adds the negative number
+            numbers[1] = str(-float(numbers[1]))
+        kinds = (
+            np.dtype(atom.aval.dtype) if n is not None else None
+            for atom, n in zip(equation.invars, numbers, strict=True)
+        )
+        return [
+            v if n is None else repeated(n, Value(like.bytes, like.shape, kind, host=like.host), equation)
+            for v, n, kind in zip(ins, numbers, kinds, strict=True)
+        ]
+
+    def captured(variables: Sequence, numbers: Sequence) -> list[Value]:
+        found = (numbers_of(v.aval, n) for v, n in zip(variables, numbers, strict=True))
+        return [new(v.aval) if n is None else constant(n) for v, n in zip(variables, found, strict=True)]
 
     def wide(value: Value | None, like: Value, equation: Any) -> Value | None:
         """An operand of an elementwise operation, with its axes of length 1 repeated."""
-        if value is None or value.shape in (like.shape, ()):
+        if value is None or value.shape in (like.shape, ()) or squeezed(value.shape) == squeezed(like.shape):
             return value
         if (id(value), like.shape) not in widened:
             twin = Value(bytes_of(equation.outvars[0].aval.update(dtype=value.dtype)), like.shape, value.dtype)
@@ -95,21 +97,29 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
         return widened[id(value), like.shape]
 
     def new(aval: Any) -> Value:
-        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype, host=_on_host(aval))
+        return Value(bytes_of(aval), tuple(aval.shape), aval.dtype, host=on_host(aval))
 
     def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
         env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
+        argument = lambda atom: constant(np.asarray(atom.val)) if number(atom) is not None else read(atom)  # noqa: E731
         env.update(zip(jaxpr.invars, args, strict=True))
         read = lambda atom: None if J.is_literal(atom) else env[atom]  # noqa: E731
         for equation in jaxpr.eqns:
             op, ins = equation.primitive, [read(v) for v in equation.invars]
             if J.is_call(op):
                 body, body_consts = J.call_body(op, equation.params)
-                outs = run(body, ins, [new(v.aval) for v in body.constvars] if body_consts else [])
+                outs = run(body, [argument(v) for v in equation.invars], captured(body.constvars, body_consts))
             elif _is_view(equation):
                 outs = ins[: len(equation.outvars)]
-            elif (same := _times_one(equation)) is not None or (same := _same_cases(equation, ins)) is not None:
+            elif (same := unchanged(equation, ins)) is not None or (same := same_cases(equation, ins)) is not None:
                 outs = [ins[same]]
+            elif op in SCATTERS and all(v is None or is_folded(v) for v in ins):
+                outs = [new(v.aval) for v in equation.outvars]
+            elif (scaled := product(equation, ins)) is not None:
+                outs = [new(equation.outvars[0].aval)]
+                nodes.append(made(op, [scaled], outs, equation))
+            elif (numbers := folded(equation, ins)) is not None:
+                outs = [constant(numbers)]
             else:
                 key = _identity(equation, ins)
                 outs = known.get(key) if key else None
@@ -117,25 +127,42 @@ def flatten(jaxpr: Any, consts: Sequence = ()) -> Flat:
                     outs = [new(v.aval) for v in equation.outvars]
                     if op in J.ELEMENTWISE:
                         ins = [wide(v, outs[0], equation) for v in ins]
-                    nodes.extend(_expand(equation, ins, outs, zeros))
+                        if is_preferred(outs):
+                            ins = spelled_out(equation, ins, outs[0])
+                    if (simpler := simplified(equation, ins, outs)) is not None:
+                        nodes.extend(simpler)
+                    elif op is BROADCAST and (text := number(equation.invars[0], ins[0])) is not None:
+                        outs = [repeated(text, outs[0], equation)]
+                    else:
+                        nodes.extend(expand(equation, ins, outs, repeated))
                     if key:
                         known[key] = outs
             env.update(zip(equation.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     inputs = [new(v.aval) for v in jaxpr.invars]
-    outputs = run(jaxpr, inputs, [new(v.aval) for v in jaxpr.constvars])
-    shared = collections.Counter(id(v) for node in nodes if node.op is COPY for v in node.ins)
-    alone = {id(v) for v in zeros.values() if shared[id(v)] == 1}
-    for node in nodes:  # of zeros for one result alone there is no copy
-        if node.op is COPY and node.ins and id(node.ins[0]) in alone:
-            node.ins = ()
+    outputs = run(
+        jaxpr, inputs, captured(jaxpr.constvars, consts) if consts else [new(v.aval) for v in jaxpr.constvars]
+    )
     needed, kept = {id(v) for v in outputs if v}, []
     for node in reversed(nodes):
+        if node.op is J.SCAN:
+            _drop_unread(node, needed)
         if any(id(v) in needed for v in node.outs):
             needed |= {id(v) for v in node.ins}
             kept.append(node)
     return Flat(inputs, outputs, kept[::-1])
+
+
+def _drop_unread(node: Node, needed: set[int]) -> None:
+    """Forgets the sequences that a loop writes and nobody reads."""
+    _, carry = J.scan_counts(node.equation.params)
+    sequences = {id(v) for v in node.outs[carry:]}
+    unread = {id(init) for init, out in node.pairs if id(out) in sequences - needed}
+    if unread and any(id(v) in needed for v in node.outs):
+        node.ins = tuple(v for v in node.ins if id(v) not in unread)
+        node.pairs = tuple(p for p in node.pairs if id(p[0]) not in unread)
+        node.outs = tuple(v for v in node.outs if id(v) not in sequences - needed)
 
 
 def _identity(equation: Any, ins: Sequence[Value | None]) -> Any:
@@ -151,147 +178,22 @@ def _identity(equation: Any, ins: Sequence[Value | None]) -> Any:
     return key
 
 
-def made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: Any, pairs: Sequence = ()) -> Node:
-    node = Node(op, tuple(i for i in ins if i is not None), tuple(outs), equation, tuple(pairs))
-    for out in outs:
-        out.node = node
-    return node
-
-
-def _expand(equation: Any, ins: list[Value | None], outs: list[Value], zeros: dict[tuple, Value]) -> list[Node]:
-    """The operations XLA makes of one equation: itself, after copies into the layout or the buffer that it needs.
-
-    Args:
-      zeros: those that loops write their results over, by shape; one for all of them.
-    """
-    op, before = equation.primitive, []
-
-    def zero(like: Value) -> Value:
-        key = like.shape, str(like.dtype), like.host
-        if key not in zeros:
-            zeros[key] = Value(like.bytes, like.shape, like.dtype, host=like.host)
-            before.append(made(BROADCAST, [], [zeros[key]], equation))
-        return zeros[key]
-
-    def copied(op: Any, value: Value | None, like: Value) -> Value:
-        twin = Value(like.bytes, like.shape, like.dtype, host=like.host)
-        before.append(made(op, [value], [twin], equation))
-        return twin
-
-    pairs: list[tuple[Value, Value]] = []
-    if op in LOOPS:
-        start, carry = _carries(equation)
-        for i, out in enumerate(outs):
-            if i < carry and ins[start + i] is None:
-                continue
-            init = copied(COPY, ins[start + i] if i < carry else zero(out), out)
-            if i < carry:
-                ins[start + i] = init
-            else:
-                ins.append(init)
-            pairs.append((init, out))
-        # Constants that are repeated are made inside of the loop.
-        carried = range(start, start + carry)
-        ins = [None if i not in carried and _is_repeated_constant(v) else v for i, v in enumerate(ins)]
-        # What is transposed gets another layout, and is copied into the one that a loop reads.
-        ins = [copied(FOR_LOOP, v, v) if v is not None and v.node and v.node.op is _TRANSPOSE else v for v in ins]
-    elif op in _LAYOUTS:
-        ins = [
-            copied(RELAYOUT, v, v) if v is not None and bad else v
-            for v, bad in zip(ins, _LAYOUTS[op](equation), strict=True)
-        ]
-    return [*before, made(op, ins, outs, equation, pairs)]
-
-
-def is_constant(value: Value) -> bool:
-    """Whether XLA knows a value: it is computed from literals."""
-    if value.constant is None:
-        value.constant = value.node is not None and all(map(is_constant, value.node.ins))
-    return value.constant
-
-
-def _is_repeated_constant(value: Value | None) -> bool:
-    return value is not None and value.node is not None and value.node.op is BROADCAST and is_constant(value)
-
-
-def _carries(equation: Any) -> tuple[int, int]:
-    """``(first carry among the inputs, number of carries)``."""
-    params = equation.params
-    if equation.primitive is J.SCAN:
-        return J.scan_counts(params)
-    consts = params["cond_nconsts"] + params["body_nconsts"]
-    return consts, len(equation.outvars)
-
-
-def _dot_layout(equation: Any) -> tuple[bool, bool]:
-    """Which operands of a contraction XLA transposes into a matrix first."""
-    (contract, batch) = equation.params["dimension_numbers"]
-    shapes = [v.aval.shape for v in equation.invars]
-    real = [[d for d in dims if shape[d] != 1] for dims, shape in zip(contract, shapes, strict=True)]
-    if any(batch):
-        return tuple(_scattered(shape, b, c) for shape, b, c in zip(shapes, batch, contract, strict=True))  # type: ignore
-    return len(real[0]) > 1 and len(shapes[0]) > len(contract[0]), False
-
-
-def _scattered(shape: tuple, batch: Sequence[int], contract: Sequence[int]) -> bool:
-    free = [d for d in range(len(shape)) if d not in batch and d not in contract]
-    orders = [[*batch, *free, *contract], [*batch, *contract, *free]]
-    return not any((o := [d for d in order if shape[d] != 1]) == sorted(o) for order in orders)
-
-
-def _conv_layout(equation: Any) -> tuple[bool, bool]:
-    numbers = equation.params["dimension_numbers"]
-    n = len(numbers.lhs_spec)
-    inner = tuple(range(1, n - 1))
-    return numbers.lhs_spec != (0, n - 1, *inner), numbers.rhs_spec != (n - 1, n - 2, *range(n - 2))
-
-
-def _on_host(aval: Any) -> bool:
-    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
-
-
 def _is_view(equation: Any) -> bool:
     if equation.primitive in _VIEWS:  # what moves between host and device is somewhere else afterwards
-        return all(
-            _on_host(i.aval) == _on_host(o.aval) for i, o in zip(equation.invars, equation.outvars, strict=False)
-        )
+        return all(on_host(i.aval) == on_host(o.aval) for i, o in zip(equation.invars, equation.outvars, strict=False))
     ins, outs = equation.invars, equation.outvars
     if not ins or len(outs) != 1 or J.is_literal(ins[0]):
         return False
     before, after = ins[0].aval, outs[0].aval
     if equation.primitive in _RESHAPING:
-        squeezed = [[d for d in a.shape if d != 1] for a in (before, after)]
         return (
             before.dtype == after.dtype
-            and squeezed[0] == squeezed[1]
+            and squeezed(before.shape) == squeezed(after.shape)
             and (equation.primitive is not J.primitive("transpose") or _order_kept(equation, before))
         )
     return equation.primitive is J.primitive("convert_element_type") and before.dtype == after.dtype
 
 
-def _times_one(equation: Any) -> int | None:
-    """The operand that a product with 1, as differentiation makes them, returns."""
-    if equation.primitive is not J.primitive("mul"):
-        return None
-    for i, v in enumerate(equation.invars):
-        if J.is_literal(v) and np.ndim(v.val) == 0 and v.val == 1 and not J.is_literal(equation.invars[1 - i]):
-            return 1 - i
-    return None
-
-
-def _same_cases(equation: Any, ins: Sequence[Value | None]) -> int | None:
-    """A case of a selection between the same value and itself."""
-    cases = ins[1:] if equation.primitive is J.primitive("select_n") else ()
-    return 1 if cases and cases[0] is not None and all(v is cases[0] for v in cases) else None
-
-
-_TRANSPOSE = J.primitive("transpose")
-
-
 def _order_kept(equation: Any, before: Any) -> bool:
     moved = [d for d in equation.params["permutation"] if before.shape[d] != 1]
     return moved == sorted(moved)
-
-
-_LAYOUTS = {J.primitive("dot_general"): _dot_layout, J.primitive("conv_general_dilated"): _conv_layout}
-_RESHAPING = names("broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", "reduce_min", "slice", "concatenate")

@@ -1,40 +1,64 @@
-"""Which values get a buffer, and in which order they are computed: a model of XLA:CPU's fusion and scheduling."""
+"""Which values get a buffer: a model of XLA:CPU's fusion pass.
+
+From the last operation to the first, each takes over the operations whose results it reads, one after the other, as long
+as the rules of :func:`_Pass.fuses` allow it; an operation whose readers have all taken it over is gone, every other one
+is computed into a buffer. Several readers may compute the same operation: that is decided per reader, not per operation.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, RELAYOUT, Flat, Node, Value, is_constant, names
+from rlfx.recurrence.estimate_flat import Flat
 from rlfx.recurrence.estimate_library import library_calls
+from rlfx.recurrence.estimate_values import (
+    BROADCAST,
+    COPY,
+    LOOPS,
+    RELAYOUT,
+    RESHAPED,
+    SCATTERS,
+    Node,
+    Value,
+    names,
+    varying_of,
+)
 
-#: Computed inside the loop that reads them, as often as they are read.
-_CHEAP = J.ELEMENTWISE | {J.ADD_ANY, J.SPLIT} | J.STACKING | names(
-    "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
-    "dynamic_update_slice", "random_seed",
-)  # fmt: skip
-#: Computed inside the loop that reads them if there is only one.
-_EXPENSIVE = names(
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "digamma", "div", "erf",
-    "erf_inv", "erfc", "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
-    "regularized_incomplete_beta", "rem", "rsqrt", "sin", "sinh", "sqrt", "tan", "tanh", "polygamma",
-)  # fmt: skip
 _REDUCTIONS = names(
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"
 )
-#: Operations that a reduction computes while it reads.
-_REDUCED_WITH = names("mul", "integer_pow", "square", "abs", "neg", "sub", "add", "convert_element_type")
+#: Computed inside the loop that reads them.
+_FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT, RESHAPED} | J.STACKING | _REDUCTIONS | names(
+    "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
+    "dynamic_update_slice", "random_seed",
+)) - {COPY}  # fmt: skip
+#: Never computed twice, nor once for each of several elements. Sines and cosines are cheap; divisions of integers are not,
+#: whatever they are divided by.
+_EXPENSIVE = _REDUCTIONS | names(
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "digamma", "div", "erf", "erfc",
+    "exp", "exp2", "expm1", "gather", "igamma", "igammac", "lgamma", "log", "log1p", "logistic", "pow",
+    "regularized_incomplete_beta", "rem", "rsqrt", "sinh", "sqrt", "tanh", "polygamma",
+)  # fmt: skip
+#: Their code branches, and so is not shared between the operations of a loop that read them.
+_BRANCHING = names("concatenate", "dynamic_update_slice", "pad", "stack") | _REDUCTIONS
+#: They read the same elements of (all of) their operands several times.
+_REUSING = names("broadcast_in_dim", "dynamic_slice", "tile")
 #: Between host and device; a slice of what is on the host is fetched as it is.
 _MOVED = J.primitive("device_put")
-_DIVISIONS, _BITS = names("div", "rem"), J.primitive("random_bits")
+_SORT = J.primitive("sort")
+_BITS, _TRANSPOSE = J.primitive("random_bits"), J.primitive("transpose")
 _REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
-UPDATES = names("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "dynamic_update_slice")
+UPDATES = SCATTERS | names("dynamic_update_slice")
 IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
+#: How often the code of an operation may be repeated in one loop.
+_REPETITIONS = 15
+#: What puts more arrays together is neither fused nor fuses.
+_MANY = 8
 
 
 @dataclass(eq=False, slots=True)
@@ -44,168 +68,307 @@ class Unit:
     Attributes:
       reads: the values it reads from memory.
       aligned: those of which it reads the element that it writes, and no other: it may be written over them.
+      target: the one that it updates.
     """
 
     node: Node
     reads: list[Value]
     aligned: set[int]
+    target: Value | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Loop:
+    """A loop in the making: an operation and those it took over.
+
+    Attributes:
+      members: by identity.
+      operands: what it reads -> by how many of its members.
+      reused: those of which it reads elements several times.
+      places: of an operation inside, or read: those that index it; and how often each of those is emitted.
+    """
+
+    root: Node
+    members: dict[int, Node]
+    operands: dict[int, Value]
+    readers: dict[int, int]
+    reused: set[int] = field(default_factory=set)
+    indexed_by: dict[int, set[int]] = field(default_factory=dict)
+    emitted: dict[int, int] = field(default_factory=dict)
+
+    def emissions(self, node: Node) -> int:
+        return sum(self.emitted[i] for i in self.indexed_by.get(id(node), ()))
 
 
 def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
-    consumers: dict[int, list[Node]] = {}
-    for node in flat.nodes:
-        for value in node.ins:
-            consumers.setdefault(id(value), []).append(node)
-    library = library_calls(flat, consumers, needing_buffer)
-    places: dict[int, int] = {}  # how often a fused value is computed
-    roots: set[int] = set()
-    for node in reversed(flat.nodes):
-        count = 0
-        for out in node.outs:
-            for user in consumers.get(id(out), ()):
-                count += 1 if id(user) in roots else places[id(user)]
-        call = library.get(id(node))
-        fused = (
-            _is_cheap(node)
-            and node.op is not COPY
-            and not any(id(out) in needing_buffer for out in node.outs)
-            and all(_fuses(user, out, library) for out in node.outs for user in consumers.get(id(out), ()))
-            and not (_is_expensive(node) and count > 1)
-            if call is None
-            else call is not node
+    return _Pass(flat, needing_buffer).run()
+
+
+class _Pass:
+    def __init__(self, flat: Flat, needing_buffer: set[int]):
+        consumers: dict[int, list[Node]] = {}
+        for node in flat.nodes:
+            for value in node.ins:
+                consumers.setdefault(id(value), []).append(node)
+        self.library = library_calls(flat, consumers, needing_buffer)
+        self.nodes = flat.nodes
+        self.position = {id(node): i for i, node in enumerate(flat.nodes)}
+        self.loops: dict[int, _Loop] = {}
+        self.seen_through: dict[int, Value] = {}
+        #: of an operation, the loops that read its results; None stands for readers outside.
+        self.users: dict[int, set[int | None]] = {id(node): set() for node in flat.nodes}
+        self.calls = calls = {}
+        for node in flat.nodes:
+            calls.setdefault(id(self.library.get(id(node), node)), []).append(node)
+        for node in flat.nodes:
+            if id(node) in calls:
+                self.loops[id(node)] = self._loop(node, calls[id(node)])
+            if any(id(out) in needing_buffer for out in node.outs):
+                self.users[id(node)].add(None)
+        self.consumers = {
+            id(node): list({id(u): u for v in node.outs for u in consumers.get(id(v), ())}.values())
+            for node in flat.nodes
+        }
+        self.single = self._never_twice()
+
+    def _loop(self, root: Node, members: list[Node]) -> _Loop:
+        inside = {id(m): m for m in members}
+        loop = _Loop(root, inside, {}, {})
+        for member in members:
+            for value in {id(v): v for v in member.ins}.values():
+                if value.node is None or id(value.node) not in inside:
+                    loop.operands[id(value)] = value
+                    loop.readers[id(value)] = loop.readers.get(id(value), 0) + 1
+                    if value.node is not None:
+                        self.users[id(value.node)].add(id(root))
+        loop.reused = _reused(root)
+        loop.emitted[0] = loop.emitted[id(root)] = 1
+        for member in members:
+            loop.indexed_by[id(member)], loop.emitted[id(member)] = {0}, 1
+        for member in members:
+            _index(loop, member)
+        return loop
+
+    def run(self) -> list[Unit]:
+        for root in reversed(self.nodes):
+            loop = self.loops.get(id(root))
+            if loop is None:
+                continue
+            if root.op in _FUSIBLE or root.op is _BITS or root.op is _MOVED:
+                while (value := self._next(loop)) is not None:
+                    self._take(loop, value)
+        for loop in list(self.loops.values()):  # what nobody else reads need not be copied
+            operands = [v.node for v in loop.operands.values() if v.node is not None]
+            if loop.root.op is COPY and any(
+                n.op is BROADCAST and self.users[id(n)] == {id(loop.root)} for n in operands
+            ):
+                loop.operands.clear()
+                self.loops.pop(id(operands[0]))
+        aligned = {id(loop): _aligned(loop) for loop in self.loops.values()}
+        for node in self.nodes:
+            if (loop := self.loops.get(id(node))) is not None and self._is_view(loop):
+                self._see_through(loop, aligned)
+        alive = (self.loops[id(node)] for node in self.nodes if id(node) in self.loops)
+        return [
+            Unit(loop.root, list(loop.operands.values()), aligned[id(loop)], self._target(loop.root)) for loop in alive
+        ]
+
+    def _target(self, root: Node) -> Value | None:
+        if root.op not in UPDATES or not root.ins:
+            return None
+        target = root.ins[0]
+        while id(target) in self.seen_through:
+            target = self.seen_through[id(target)]
+        return target
+
+    def _is_view(self, loop: _Loop) -> bool:
+        """Whether a loop would do no more than copy what nobody else needs, or look at it in another shape."""
+        if len(loop.members) > 1 or not loop.operands or None in self.users[id(loop.root)]:
+            return False
+        if loop.root.op is RESHAPED:
+            return True
+        users = [self.loops[u].root.op for u in self.users[id(loop.root)] if u in self.loops]
+        sources = [v.node for v in loop.operands.values()]
+        return (
+            loop.root.op is COPY
+            and all(op in SCATTERS for op in users)
+            and all(n is not None and self.users[id(n)] == {id(loop.root)} for n in sources)
         )
-        places[id(node)] = max(count, 1)
-        if not fused:
-            roots.add(id(node))
-    # A copy into another layout computes its operand again, if that is needed in memory for contractions only.
-    twice = {
-        id(node)
-        for node in flat.nodes
-        if id(node) in roots
-        and node.op in _CHEAP - _EXPENSIVE
-        and not any(id(out) in needing_buffer for out in node.outs)
-        and all(user.op in (RELAYOUT, J.primitive("dot_general")) for out in node.outs for user in consumers[id(out)])
-    }
-    again = {
-        id(node)
-        for node in flat.nodes
-        if id(node) in roots and id(node) not in library and node.op in _CHEAP - _EXPENSIVE - {COPY} and _is_unary(node)
-    }
 
-    def computes(user: Node, value: Value) -> bool:
-        """Whether an operation computes an operand again that is in memory for others."""
-        if user.op is RELAYOUT:
-            return id(value.node) in twice
-        return id(value.node) in again and user.op in _CHEAP - {COPY} and id(user) not in library
+    def _see_through(self, loop: _Loop, aligned: dict[int, set[int]]) -> None:
+        (out,), (source,) = loop.root.outs, loop.operands.values()
+        for user in self.users[id(loop.root)]:
+            if user is None or user not in self.loops:
+                continue
+            reader = self.loops[user]
+            reader.operands = {id(s): s for v in reader.operands.values() for s in [source if v is out else v]}
+            if id(out) in aligned[id(reader)]:
+                aligned[id(reader)] = aligned[id(reader)] - {id(out)} | {id(source)}
+            if source.node is not None:
+                self.users[id(source.node)].add(user)
+        if source.node is not None:
+            self.users[id(source.node)].discard(id(loop.root))
+        self.seen_through[id(out)] = source
+        del self.loops[id(loop.root)]
 
-    return [Unit(node, *_reads(node, roots, computes)) for node in flat.nodes if id(node) in roots]
+    def _remove(self, node: Node) -> None:
+        """Forgets an operation that all readers have taken over."""
+        for value in self.loops.pop(id(node)).operands.values():
+            if value.node is not None:
+                self.users[id(value.node)].discard(id(node))
+
+    def _next(self, loop: _Loop) -> Value | None:
+        found = [v for v in loop.operands.values() if v.node is not None and id(v.node) not in loop.members]
+        found.sort(key=lambda v: -self.position[id(v.node)])
+        return next((v for v in found if self.fuses(loop, v)), None)
+
+    def _take(self, loop: _Loop, value: Value) -> None:
+        node = value.node
+        assert node is not None
+        loop.members[id(node)] = node
+        del loop.operands[id(value)], loop.readers[id(value)]
+        if id(value) in loop.reused:
+            loop.reused |= {id(v) for v in node.ins}
+        else:
+            loop.reused |= _reused(node)
+        loop.emitted[id(node)] = loop.emissions(node)
+        _index(loop, node)
+        self.users[id(node)].discard(id(loop.root))
+        for v in {id(v): v for v in node.ins}.values():
+            loop.operands[id(v)] = v
+            loop.readers[id(v)] = loop.readers.get(id(v), 0) + 1
+            if v.node is not None:
+                self.users[id(v.node)].add(id(loop.root))
+        if not self.users[id(node)]:
+            self._remove(node)
+
+    def fuses(self, loop: _Loop, value: Value) -> bool:
+        """Whether a loop computes what it reads, instead of reading it from memory."""
+        node = value.node
+        assert node is not None
+        if id(node) in self.single or not self._fusible(loop.root, node):
+            return False
+        if node.op in _EXPENSIVE and (id(value) in loop.reused or self.users[id(node)] != {id(loop.root)}):
+            return False
+        return len(loop.members) == 1 or node.op is BROADCAST or not self._repeated(loop, node)
+
+    def _fusible(self, user: Node, node: Node) -> bool:
+        if id(node) in self.library or len(node.outs) != 1:
+            return False
+        if id(user) in self.library:  # of what repeats fewer numbers, XLA reduces those, and repeats the results
+            call = self.calls[id(self.library[id(user)])]
+            reduced = {id(v) for member in call if member.op in _REDUCTIONS for v in member.ins}
+            return id(node.outs[0]) in reduced and _narrow(node.outs[0])
+        if not (node.op in _FUSIBLE or (node.op is _BITS and not J.random_by_loop(node.equation))):
+            return False
+        if any(n.op in _BRANCHING and len(n.ins) > _MANY for n in (user, node)):
+            return False
+        return user.op in _FUSIBLE or (node.outs[0].host and user.op is _MOVED)
+
+    def _repeated(self, loop: _Loop, node: Node) -> bool:
+        """Whether a loop would contain the code of an operation too often."""
+        times = loop.emissions(node)
+        if times > _REPETITIONS:
+            return True
+        if node.op not in _BRANCHING:
+            return False
+        (out,) = node.outs
+        return times > 1 or sum(
+            1 if user is None else self.loops[user].readers.get(id(out), 0) for user in self.users[id(node)]
+        ) > 1  # fmt: skip
+
+    def _never_twice(self) -> set[int]:
+        """Operations on several arrays that not all readers can take over: computing them again would read more."""
+        above: list[int] = []  # of an operation, which ones it depends on, as bits
+        for i, node in enumerate(self.nodes):
+            bits = 1 << i
+            for value in node.ins:
+                if value.node is not None:
+                    bits |= above[self.position[id(value.node)]]
+            above.append(bits)
+        single: set[int] = set()
+        known: dict[tuple[int, int], bool] = {}
+
+        def everywhere(node: Node, user: Node) -> bool:
+            """Whether an operation can be fused into one of its readers along all paths."""
+            if user is node:
+                return True
+            key = id(node), id(user)
+            if key not in known:
+                bit = 1 << self.position[id(node)]
+                between = [v.node for v in user.ins if v.node is not None and above[self.position[id(v.node)]] & bit]
+                known[key] = all(
+                    id(v) not in single and self._fusible_alone(user, v) and everywhere(node, v) for v in between
+                )
+            return known[key]
+
+        for node in reversed(self.nodes):
+            if _is_unary(node) or _elements(node.ins) <= _elements(node.outs):
+                continue
+            outside = None in self.users[id(node)]
+            if outside or not all(everywhere(node, user) for user in self.consumers[id(node)]):
+                single.add(id(node))
+        return single
+
+    def _fusible_alone(self, user: Node, node: Node) -> bool:
+        if not self._fusible(user, node):
+            return False
+        users = self.consumers[id(node)]
+        reused = any(id(out) in _reused(user) for out in node.outs)
+        return not (node.op in _EXPENSIVE and (reused or len(users) > 1 or None in self.users[id(node)]))
 
 
-def _is_cheap(node: Node) -> bool:
-    """Whether an operation may run in the loop of what reads it: random bits where they are straight arithmetic, too."""
-    return node.op in _CHEAP or (node.op is _BITS and not J.random_by_loop(node.equation))
+def _reused(node: Node) -> set[int]:
+    """Operands of which an operation reads elements several times."""
+    return {id(v) for v in node.ins} if node.op in _REUSING else set()
 
 
-def _is_expensive(node: Node) -> bool:
-    if node.op not in _DIVISIONS or np.dtype(node.outs[0].dtype).kind not in "iu":
-        return node.op in _EXPENSIVE
-    by_constant = len(node.ins) == 1 or is_constant(node.ins[-1])  # literals are no operands
-    return not by_constant  # of integers: multiplications and shifts
+def _index(loop: _Loop, node: Node) -> None:
+    """Notes which operations index the operands of one that joined a loop: a reshaped operand is indexed anew."""
+    mine = loop.indexed_by[id(node)]
+    for value in node.ins:
+        if value.node is not None:
+            same = node.op is _TRANSPOSE or (value.shape == node.outs[0].shape and node.op is not RESHAPED)
+            loop.indexed_by.setdefault(id(value.node), set()).update(mine if same else {id(node)})
+
+
+def _elements(values: Sequence[Value]) -> int:
+    return sum(int(np.prod(v.shape)) for v in {id(v): v for v in values}.values())
+
+
+def _rank(value: Value) -> int:
+    return sum(d != 1 for d in value.shape)
 
 
 def _is_unary(node: Node) -> bool:
     """Whether XLA may compute an operation several times: it reads no more than one large operand."""
-    rank = len(node.outs[0].shape)
-    return sum(len(v.shape) >= rank and not (v.node and v.node.op in _REPEATED) for v in node.ins) <= 1
-
-
-def _fuses(user: Node, value: Value, library: dict[int, Node]) -> bool:
-    """Whether an operation computes what it reads, instead of reading it from memory."""
-    if id(user) in library:
-        if user.op in _REDUCTIONS and _narrow(value):
-            return True
-        return value.node is not None and library.get(id(value.node)) is library[id(user)]
-    if user.op in _REDUCTIONS:  # a reduction takes over one operation on values in memory, no more
-        if value.node is None or _narrow(value):
-            return True
-        return value.node.op in _REDUCED_WITH and all(
-            _narrow(v) or (v.bytes == value.bytes and (v.node is None or v.node.op not in _CHEAP))
-            for v in value.node.ins
-        )
-    return (user.op in _CHEAP and user.op is not COPY) or (value.host and user.op is _MOVED)
+    rank = max(map(_rank, node.outs))
+    return sum(_rank(v) >= rank and not (v.node and v.node.op in _REPEATED) for v in node.ins) <= 1
 
 
 def _narrow(value: Value) -> bool:
     """Whether a value repeats fewer numbers: XLA reduces those, and broadcasts afterwards."""
-    return len(_varying(value)) < sum(d != 1 for d in value.shape)
+    return len(varying_of(value)) < sum(d != 1 for d in value.shape)
 
 
-def _varying(value: Value) -> frozenset:
-    """The dimensions along which a value may vary."""
-    if value.varying is None:
-        value.varying = frozenset(d for d, size in enumerate(value.shape) if size != 1)
-        node = value.node
-        if node is not None and node.op is BROADCAST and node.equation.primitive is not BROADCAST:
-            value.varying = frozenset(d for v in node.ins for d, size in enumerate(v.shape) if size != 1)
-        elif node is not None and node.op is BROADCAST:
-            dims = node.equation.params["broadcast_dimensions"]
-            shape = node.equation.invars[0].aval.shape
-            value.varying = frozenset(int(d) for d, size in zip(dims, shape, strict=True) if size != 1)
-        elif node is not None and node.op in J.ELEMENTWISE and all(v.shape in (value.shape, ()) for v in node.ins):
-            value.varying = frozenset().union(*(_varying(v) for v in node.ins))
-    return value.varying
-
-
-def _reads(root: Node, roots: set[int], computes: Callable[[Node, Value], bool]) -> tuple[list[Value], set[int]]:
-    found: dict[int, Value] = {}
+def _aligned(loop: _Loop) -> set[int]:
+    """The operands that a loop reads where it writes, and nowhere else."""
+    if loop.root.op is COPY and loop.root.equation.primitive in SCATTERS:  # both are needed
+        return set()
     elsewhere: set[int] = set()
     seen: set[tuple[int, bool]] = set()
 
     def visit(node: Node, aligned: bool) -> None:
-        aligned = aligned and (node.op in IN_PLACE or (node.op in LOOPS))
+        aligned = aligned and (node.op in IN_PLACE or node.op in LOOPS or node.op is _SORT)
         for value in node.ins:
-            if value.node is None or (id(value.node) in roots and not computes(node, value)):
-                found[id(value)] = value
+            if value.node is None or id(value.node) not in loop.members:
                 if not aligned:
                     elsewhere.add(id(value))
             elif (id(value.node), aligned) not in seen:
                 seen.add((id(value.node), aligned))
                 visit(value.node, aligned)
 
-    visit(root, True)
-    return list(found.values()), set(found) - elsewhere
-
-
-# -- schedule --------------------------------------------------------------------------------------------------------
-
-
-def schedule(units: list[Unit]) -> list[Unit]:
-    """First come, first served: XLA:CPU's order, which favours concurrency over memory."""
-    owner = {id(v): unit for unit in units for v in unit.node.outs}
-    waiting: dict[int, int] = {}
-    users: dict[int, list[Unit]] = {}
-    for unit in units:
-        needs = {id(o): o for v in unit.reads if (o := owner.get(id(v))) is not None and o is not unit}
-        waiting[id(unit)] = len(needs)
-        for key in needs:
-            users.setdefault(key, []).append(unit)
-    for later in users.values():
-        later.sort(key=_is_weight_gradient)
-    ready = deque(u for u in units if waiting[id(u)] == 0)
-    order = []
-    while ready:
-        unit = ready.popleft()
-        order.append(unit)
-        for user in users.get(id(unit), ()):
-            waiting[id(user)] -= 1
-            if waiting[id(user)] == 0:
-                ready.append(user)
-    return order
-
-
-def _is_weight_gradient(unit: Unit) -> bool:
-    """Contractions over leading axes: XLA makes them anew when it folds transposes, so they come last."""
-    if unit.node.op is not J.primitive("dot_general"):
-        return False
-    (contract, _), batch = unit.node.equation.params["dimension_numbers"]
-    return not any(batch) and 0 in contract
+    visit(loop.root, True)
+    if loop.root.op not in LOOPS:
+        elsewhere |= {id(v) for v in loop.operands.values() if v.node is not None and v.node.op in LOOPS}
+    return set(loop.operands) - elsewhere

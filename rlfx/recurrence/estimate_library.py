@@ -6,11 +6,11 @@ inside: such operands get buffers that they would not have in a loop of XLA's ow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.estimate_flat import Flat, Node, Value, names
+from rlfx.recurrence.estimate_flat import Flat
+from rlfx.recurrence.estimate_values import Node, is_preferred, names
 
 _STARTERS = names("reduce_sum", "reduce_max", "reduce_min")
 _SUPPORTED = {J.ADD_ANY} | names(
@@ -18,8 +18,6 @@ _SUPPORTED = {J.ADD_ANY} | names(
     "log", "log1p", "logistic", "max", "min", "mul", "neg", "pad", "pow", "round", "rsqrt", "sign", "sqrt", "square", "sub",
     "tanh",
 )  # fmt: skip
-#: With fewer elements XLA computes them itself.
-_AT_LEAST = 4096
 
 
 def library_calls(flat: Flat, consumers: dict[int, list[Node]], in_memory: set[int]) -> dict[int, Node]:
@@ -65,13 +63,8 @@ def _producers(members: dict[int, Node], calls: dict, consumers: dict, in_memory
 
 
 def _supported(node: Node) -> bool:
-    return node.op in _SUPPORTED and _preferred(node)
+    return (node.op in _SUPPORTED or node.op in _STARTERS) and _preferred(node)
 
 
 def _preferred(node: Node) -> bool:
-    values = (*node.ins, *node.outs)
-    return all(_is_float(v) for v in values) and max(math.prod(v.shape) for v in values) >= _AT_LEAST
-
-
-def _is_float(value: Value) -> bool:
-    return J.short_dtype(value.dtype) in ("f32", "f64", "bf16")
+    return is_preferred((*node.ins, *node.outs))

@@ -15,7 +15,7 @@ from typing import Any
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cost import flops_of_jaxpr_equation
 from rlfx.recurrence.estimate import Moment, loop_moments, program_moments
-from rlfx.recurrence.estimate_flat import BROADCAST, COPY, LOOPS, Value
+from rlfx.recurrence.estimate_values import BROADCAST, COPY, LOOPS, Value
 
 #: The ``jax.named_scope`` of everything that is learned.
 LEARNING = "rlfx.learn"

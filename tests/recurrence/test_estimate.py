@@ -5,6 +5,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rlfx.recurrence.estimate import estimate_temp_bytes, largest_values
@@ -61,9 +62,12 @@ def random_numbers():
     return draw, (jax.random.key(0),)
 
 
-@pytest.mark.skipif(
+modelled = pytest.mark.skipif(
     not importlib.metadata.version("jaxlib").startswith("0.10."), reason="the estimate models XLA:CPU of jaxlib 0.10"
 )
+
+
+@modelled
 @pytest.mark.parametrize(
     "program", [mlp_gradient, scan_gradient, accumulated_gradient, softmax_of_a_gather, random_numbers]
 )
@@ -103,3 +107,85 @@ def test_the_largest_values_come_with_shape_and_source_line():
     assert found[0].shape == (N, 512)
     assert "test_estimate.py" in found[0].source
     assert str(found[0]).startswith("512 KiB  f32[256,512]  test_estimate.py:")
+
+
+# -- one rule each ---------------------------------------------------------------------------------------------------
+
+
+def expensive_read_twice(x, w):
+    h = jnp.tanh(x)
+    return (h @ w).sum(), jnp.flip(h, 0)[: N // 2] @ w
+
+
+def cheap_read_twice(x, w):
+    h = jnp.sin(x)
+    return jnp.tanh(h), jnp.exp(h) @ w
+
+
+def the_same_constants_as_indices(x, w):
+    return jnp.tanh(x[np.arange(N)[::-1]]) @ w, jnp.exp(x[np.arange(N)[::-1]]) @ w
+
+
+def indices_out_of_bounds(x, w):
+    rows = jnp.take(x, w[:, 0].astype(jnp.int32), axis=0, mode="fill")
+    return jnp.tanh(rows) @ w, jnp.exp(rows) @ w
+
+
+def one_number_in_two_library_calls(x, w):
+    return (jnp.sin(x) * 0.5).max(1), (jnp.cos(x @ x) * 0.5).sum(1) @ w
+
+
+def scatters_into_the_same_zeros(x, w):
+    zeros, i = jnp.zeros((N, N)), w[:, 0].astype(jnp.int32)
+    return zeros.at[i].add(x) @ w, zeros.at[i + 1].add(jnp.tanh(x)) @ w
+
+
+def reduction_of_a_stack(x, w):
+    return jnp.stack([jnp.tanh(x), jnp.exp(x)], 2).sum(2) @ w
+
+
+def returned_twice(x, w):
+    h = jnp.tanh(x @ x)
+    return h, h, jnp.exp(h @ x) @ w
+
+
+def results_of_a_loop_read(x, w):
+    return jnp.tanh(jax.lax.scan(lambda c, v: (c + v, jnp.sin(c)), jnp.zeros(N), x)[1]) @ w
+
+
+def unread_results_of_a_loop(x, w):
+    return jnp.tanh(jax.lax.scan(lambda c, v: (c + v, (jnp.sin(c), jnp.cos(c))), jnp.zeros(N), x)[1][0]) @ w
+
+
+def argument_of_the_maximum(x, w):
+    return jnp.argmax(jnp.stack([x, x * x, x + 1.0]), 0).astype(jnp.float32) @ w
+
+
+def computed_of_repeated_numbers(x, w):
+    rows = jnp.broadcast_to(x[0], (N, N)) * 2.0 + 1.0
+    return rows.sum(0) @ w, jnp.exp(rows) @ w
+
+
+RULES = [
+    expensive_read_twice,
+    cheap_read_twice,
+    the_same_constants_as_indices,
+    indices_out_of_bounds,
+    one_number_in_two_library_calls,
+    scatters_into_the_same_zeros,
+    reduction_of_a_stack,
+    returned_twice,
+    results_of_a_loop_read,
+    unread_results_of_a_loop,
+    argument_of_the_maximum,
+    computed_of_repeated_numbers,
+]
+
+
+@modelled
+@pytest.mark.parametrize("program", RULES)
+def test_each_rule_gives_what_xla_needs(program):
+    args = jnp.ones((N, N)), jnp.ones((N, 8))
+    exact = jax.jit(program).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    assert exact > 2**16
+    assert estimate_temp_bytes(jax.make_jaxpr(program)(*args)) == pytest.approx(exact, rel=0.01)
