@@ -15,7 +15,7 @@ from rlfx.recurrence.across import SPECIAL
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.extent import Extent, whole_extent
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
-from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan
+from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan, while_going
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
@@ -219,7 +219,8 @@ class Execution:
             n = self.length if equation.needs_length else self.domain.length
             # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
             t = reads.earlier(t, n, self.sizes) if isinstance(n, Value) else t
-            outs = evaluate_ragged(equation, [of_atom(a, env) for a in equation.inputs], self.domain, t, n)
+            operands = [of_atom(a, env) for a in equation.inputs]
+            outs = evaluate_ragged(equation, operands, self.domain, t, n, perturbed=self.iterate is not while_going)
         env.update(zip(equation.outputs, outs, strict=True))
 
     # -- reads of what is complete

@@ -1,9 +1,10 @@
 """Attention over one's own past while acting: a loop in sections, in each of which the past has one static length.
 
 ``keys[:t + 1]`` inside the loop that computes ``keys`` is a masked buffer of T positions. Here the loop runs as several
-loops over consecutive timesteps. The buffer is a row of tiles, one a section: what earlier sections have written is
-complete, the running one writes its own, and reads reach no further. So the work grows with t, not with T, and the tiles
-together are as large as the buffer. TimeRL (section 6.2) masks the whole buffer.
+loops over consecutive timesteps. The buffer is a row of tiles: what earlier sections have written is complete, the running
+one writes into the last, and reads reach no further. So the work grows with t, not with T, and the tiles together are as
+large as the buffer. Few long tiles are faster than many short ones, so the last one grows by a section as long as its copy
+finds room in what is not written yet. TimeRL (section 6.2) masks the whole buffer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from rlfx.recurrence.values import Value, zeros
 
 #: A section compiles the loop's body once more; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
-#: Below this length of a tile there is nothing to gain.
-SMALLEST_TILE = 256
+#: Below this length of a section there is nothing to gain.
+SMALLEST_TILE = 128
 
 
 def tile_size(length: int) -> int:
@@ -73,12 +74,11 @@ class Section:
     """Consecutive iterations of a loop.
 
     Attributes:
-      first, size: which.
-      complete: for each series in tiles, the tiles of earlier sections, [B?, size, ...] each.
+      first: where the last tile begins, into which it writes.
+      complete: for each series in tiles, the other tiles, [B?, size, ...] each.
     """
 
     first: int
-    size: int
     complete: Mapping[Var, tuple]
 
     def write(self, tile: Any, value: Value, t: Any) -> Any:
@@ -86,7 +86,7 @@ class Section:
         return jax.lax.dynamic_update_index_in_dim(tile, value.data, t - self.first, len(value.dims))
 
     def read(self, equation: Equation, tile: Value) -> Value:
-        """What has been written before, and in this section."""
+        """All tiles: what has been written before, and in this section."""
         pieces = (*self.complete[equation.source], tile.data)
         ndim = tile.data.ndim - len(tile.dims)
         return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), False)
@@ -98,18 +98,27 @@ def advance_in_sections(
     """As :meth:`RunningLoop.advance` over all timesteps, section by section.
 
     Args:
-      in_place: put what is stacked into one array as it is computed. (Under automatic differentiation, each section
-        stacks its own: else every iteration would have a cotangent of all of them.)
+      in_place: put what is stacked into one array as it is computed, and let tiles grow. (Under automatic
+        differentiation, each section stacks its own: else every iteration would have a cotangent of all of them. And it
+        keeps its tile for each iteration, so that a tile is as long as a section.)
     """
     length, names = running.run.domain.length, list(running.loop.depth)
     size = tile_size(length)
+    axes = {v: int("b" in running.slots[v]) for v in tiled}
     complete: dict[Var, tuple] = dict.fromkeys(tiled, ())
     kept, outs = dict(zip(names, state, strict=True)), []
     stacked: list | None = None
+    begun = 0
     for first in range(0, length, size):
         count = min(size, length - first)
-        part = replace(running, section=Section(first, count, dict(complete)))
-        kept |= {v: _empty(running.slots[v], v, count, running) for v in tiled}
+        if in_place and first and first + (first - begun) + count <= length:
+            kept |= {v: _longer(kept[v], count, axes[v]) for v in tiled}
+        else:
+            if first:
+                complete = {v: (*complete[v], kept[v]) for v in tiled}
+            kept |= {v: _begun(kept[v], v, count, running, in_place and first > 0) for v in tiled}
+            begun = first
+        part = replace(running, section=Section(begun, dict(complete)))
         xs = [x[first : first + count] for x in (times, *slices)]
         step, start = part.step, [kept[v] for v in names]
         if in_place:
@@ -121,13 +130,29 @@ def advance_in_sections(
             after, ys = iterate(step, start, (xs[0], xs[1:]), False, part.going())
             outs.append(ys)
         kept = dict(zip(names, after, strict=True))
-        complete = {v: (*complete[v], kept[v]) for v in tiled}
     for v in tiled:  # in the form in which the loop's state is known outside
-        axis = int("b" in running.slots[v])
-        kept[v] = jnp.moveaxis(jnp.concatenate(complete[v], axis=axis), axis, 0)
+        kept[v] = jnp.moveaxis(jnp.concatenate((*complete[v], kept[v]), axis=axes[v]), axes[v], 0)
     if stacked is None:
         stacked = [jnp.concatenate(y) for y in zip(*outs, strict=True)]
     return [kept[v] for v in names], stacked
+
+
+def _longer(tile: Any, count: int, axis: int) -> Any:
+    """The tile with room for more timesteps."""
+    shape = (*tile.shape[:axis], count, *tile.shape[axis + 1 :])
+    return jnp.concatenate([tile, zeros(shape, tile.dtype)], axis=axis)
+
+
+def _begun(last: Any, var: Var, count: int, running: Any, from_last: bool) -> Any:
+    """A tile for what is not written yet: of zeros, or of what happens to be in the last one, which is masked alike.
+
+    (XLA would set up the zeros of all tiles before the first section, and keep them until they are needed.)
+    """
+    batched = "b" in running.slots[var]
+    if from_last:
+        return jax.lax.slice_in_dim(last, 0, count, axis=int(batched))
+    lead = (running.run.sizes["b"],) if batched else ()
+    return zeros((*lead, count, *var.shape), var.dtype)
 
 
 def _writing(step: Any) -> Any:
@@ -139,8 +164,3 @@ def _writing(step: Any) -> Any:
         return (after, [put(array, y, xs[0], 0) for array, y in zip(carry[1], ys, strict=True)]), None
 
     return write
-
-
-def _empty(dims: frozenset, var: Var, size: int, running: Any) -> Any:
-    lead = (running.run.sizes["b"],) if "b" in dims else ()
-    return zeros((*lead, size, *var.shape), var.dtype)

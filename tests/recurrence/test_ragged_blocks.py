@@ -126,6 +126,49 @@ def test_ones_own_past_in_sections(tile, batch, in_pieces):
     assert_close(jax.jit(compiled)(params, carry)[0], expected[0][0])  # without gradients the loop is another one
 
 
+@pytest.mark.parametrize("length", [5, 8, 16])
+def test_a_growing_tile_holds_every_timestep_and_is_never_copied_without_room(length, in_pieces, monkeypatch):
+    """Sections of one timestep, as many as there are; which tiles each of them reads."""
+    read, own = [], sections.Section.read
+
+    def reading(section, equation, tile):
+        value = own(section, equation, tile)
+        read.append(tuple(piece.shape[0] for piece in value.data.pieces))
+        return value
+
+    def f(params, x, t):
+        past = rlfx.series(x)[: t + 1]
+        return jnp.tanh(jax.nn.softmax(past @ x) @ past - 0.5), x
+
+    in_pieces(100, 1)
+    monkeypatch.setattr(sections, "MOST_SECTIONS", length)
+    monkeypatch.setattr(sections.Section, "read", reading)
+    x = jnp.arange(1.0, 1 + WIDTH)
+    got = rlfx.unroll(f, length=length)(None, x)
+    assert_close(got, rlfx.reference(f, length=length, loss=False)(None, x))
+    tiles = list(dict.fromkeys(read))
+    assert [sum(sizes) for sizes in tiles] == list(range(1, length + 1))
+    for before, after in zip(tiles, tiles[1:], strict=False):
+        grown = len(after) == len(before)
+        assert sum(after) + before[-1] * grown <= length
+        assert grown or sum(after) + before[-1] > length
+
+
+def test_what_is_not_written_yet_is_no_part_of_the_gradient(in_pieces):
+    """Scores so low that ``exp(0 - maximum)`` is infinite: 0 is what the dot product of an empty position is."""
+
+    def f(params, carry, t):
+        past = rlfx.series((0 * carry + params[0], jnp.tanh(carry)))[: t + 1]
+        new = jnp.tanh(jax.nn.softmax(past[0] @ params[1]) @ past[1] + 0.1)
+        return jnp.sum(new), new
+
+    params, carry = jnp.array([[10.0] * WIDTH, [-10.0] * WIDTH]), jnp.ones(WIDTH) * 0.3
+    expected = jax.grad(lambda p: rlfx.reference(f, length=6)(p, carry)[0])(params)
+    for tile in (8, 2):
+        in_pieces(100, tile)
+        assert_close(jax.grad(lambda p: rlfx.compile(f, length=6)(p, carry)[0])(params), expected)
+
+
 def test_sections_under_until(in_pieces):
     def f(params, carry, t):
         past = rlfx.series(carry["x"])[: t + 1]
@@ -191,7 +234,7 @@ def test_the_cache_of_a_decoding_loop_is_one_buffer_and_explain_says_so():
     params, x = jnp.ones((3, 64, 64)) * 0.1, jnp.ones((batch, 64))
     used = jax.jit(decode).lower(params, x).compile().memory_analysis().temp_size_in_bytes
     assert used <= 1.1 * 2 * length * batch * 64 * 4
-    assert "x[:t + 1]: 4 sections of 256 timesteps, each reads only the past that is there" in str(
+    assert "x[:t + 1]: 8 sections of 128 timesteps, each reads only the past that is there" in str(
         decode.explain(params, x)
     )
 

@@ -18,13 +18,16 @@ from rlfx.recurrence.ragged.tiles import joined, tiled_product, tilewise
 from rlfx.recurrence.values import Value, map_over
 
 
-def evaluate_ragged(equation: Equation, values: Sequence[Value], domain: Domain, t: Value, n: Any) -> list[Value]:
+def evaluate_ragged(
+    equation: Equation, values: Sequence[Value], domain: Domain, t: Value, n: Any, perturbed: bool = True
+) -> list[Value]:
     """Evaluate an equation with ragged operands or outputs at all points.
 
     Args:
       values: its operands.
       t: the time within the domain: all of them, or a scalar inside a loop.
       n: the length: the integer T, or a Value under ``until=``.
+      perturbed: whether the evaluation may be differentiated.
     """
     rule = RULES.get(equation.op)
     if rule is None:
@@ -41,7 +44,8 @@ def evaluate_ragged(equation: Equation, values: Sequence[Value], domain: Domain,
 
     data = [v.data for v in values]
     dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
-    if "t" not in dims and _keeps_sharing(equation, values):
+    # Inside a loop nothing is shared by all t: what is not valid is cleaned there, unless no derivative can come of it.
+    if ("t" in t.dims or not perturbed) and "t" not in dims and _keeps_sharing(equation, values):
         mapped = map_over(lambda *d: at(None, None, *d), dims, [v.dims for v in values])
         outs = mapped(*data)
         return [Value(d, dims, _starts(m), False) for d, m in zip(outs, meta, strict=True)]
