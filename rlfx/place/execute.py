@@ -108,7 +108,10 @@ class Executor:
         return out
 
     def _copy(self, u: int, source: int, target: int, value: Value) -> Value:
-        return jax.block_until_ready(jax.device_put(value, self.devices[target]))
+        device = self.devices[target]
+        if device.platform == self.devices[source].platform == "cpu":
+            value = tuple(_shared(x) for x in value)
+        return jax.block_until_ready(jax.device_put(value, device))
 
     def run(self, assignment: Assignment) -> tuple[Timeline, Any]:
         """Execute on loaded arguments, work-conserving. Returns the timeline and the function's result."""
@@ -128,33 +131,42 @@ class Executor:
         return run_synchronous(self.preds, assignment.device, groups, len(self.devices), self._compute, self._copy)
 
     def calibrated(self, problem: Problem, args: Sequence[jax.Array], repeats: int = 5) -> Problem:
-        """The same problem with durations measured on the devices: each kernel and each size of copy, alone.
+        """The same problem with durations as they are in executions of the graph.
 
-        A roofline of FLOP and bytes (``hardware.measured``) does not know what a kernel really takes. Kernels that are
-        equal share a measurement; values are the real ones, computed in the graph's order on each device.
+        A roofline of FLOP and bytes (``hardware.measured``) does not know what a kernel really takes, and a kernel that
+        is repeated by itself finds its operands in the cache and its result's memory ready. Kernels are therefore timed
+        while one device after the other runs everything, from one start to the device's next, which includes what the
+        runtime does in between; copies are timed in executions of random assignments. Equal kernels share a duration,
+        as do copies of one size between two devices: the median. What no execution copied keeps its duration.
 
         Args:
           problem: of this graph, with as many devices.
           args: the function's arguments, flat.
-          repeats: runs of each kernel and copy after a first one; the fastest counts.
+          repeats: executions on each device, and of random assignments, after a first one each.
         """
+        V, D = problem.tasks, problem.devices
+        rng, order = np.random.default_rng(0), np.arange(V, dtype=np.int32)
+
+        def observed(device: np.ndarray) -> Timeline:
+            assignment = Assignment(device.astype(np.int32), order)
+            self.load(args, assignment)
+            return self.run(assignment)[0]
+
+        taken, copied = np.zeros((repeats + 1, V, D)), {}
+        for i in range(repeats + 1):  # devices in turn: the machine may be faster at one time than at another
+            for d in range(D):
+                timeline = observed(np.full(V, d))
+                taken[i, :, d] = np.diff(timeline.start, append=timeline.makespan)
+            for u, s, t, begin, end in observed(rng.integers(0, D, V)).copies if i else ():
+                copied.setdefault((s, t, float(problem.nbytes[u])), []).append(end - begin)
         exec_time, transfer_time = np.array(problem.exec_time), np.array(problem.transfer_time)
-        known: dict[Any, float] = {}
-        for d in range(len(self.devices)):
-            everywhere = Assignment(np.full(problem.tasks, d, np.int32), np.arange(problem.tasks, dtype=np.int32))
-            self.load(args, everywhere)
-            values: dict[int, Value] = {}
-            for v in range(problem.tasks):
-                values[v] = self._compute(v, d, values)
-                kernel = id(self.kernels[v]), d
-                if kernel not in known:
-                    known[kernel] = _fastest(lambda v=v, d=d, x=values: self._compute(v, d, x), repeats)
-                exec_time[v, d] = known[kernel]
-                for t in range(len(self.devices)):
-                    size = float(problem.nbytes[v]), len(values[v]), d, t
-                    if t != d and size not in known:
-                        known[size] = _fastest(lambda v=v, d=d, t=t, x=values: self._copy(v, d, t, x[v]), repeats)
-                    transfer_time[v, d, t] = known[size] if t != d else 0.0
+        same: dict[int, list[int]] = {}
+        for v, kernel in enumerate(self.kernels):
+            same.setdefault(id(kernel), []).append(v)
+        for tasks in same.values():
+            exec_time[tasks] = np.median(taken[1:, tasks], axis=(0, 1))
+        for (s, t, size), seconds in copied.items():
+            transfer_time[problem.nbytes == size, s, t] = np.median(seconds)
         return replace(problem, exec_time=exec_time, transfer_time=transfer_time)
 
     def measure(self, args: Sequence[jax.Array], assignment: Assignment, repeats: int = 3) -> float:
@@ -164,14 +176,13 @@ class Executor:
         return float(np.median([self.run(assignment)[0].makespan for _ in range(repeats)]))
 
 
-def _fastest(work: Callable[[], Any], repeats: int) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return min(times)
+def _shared(x: jax.Array) -> Any:
+    """A host device's array for another host device to read in place.
+
+    Between jax arrays, XLA copies in its pool of threads, of which there are as many as devices: the copy waits for a
+    kernel to end. A numpy view is taken over as it is (results are never written again).
+    """
+    return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 
 def emulate(problem: Problem, assignment: Assignment, slowdown: float = 1.0) -> Timeline:

@@ -12,6 +12,7 @@ from rlfx.errors import PlacementError
 from rlfx.place import Placement, assign, baselines, hardware, runtime, workloads
 from rlfx.place import placement as placement_module
 from rlfx.place.execute import Executor, emulate
+from rlfx.place.explode import explode
 from rlfx.place.problem import build
 
 MACHINE = hardware.uniform(4, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9)
@@ -38,7 +39,7 @@ def test_execution_equals_the_function(work):
 
 
 def test_durations_are_measured_kernel_by_kernel():
-    work = workloads.chainmm(64)
+    work = workloads.chainmm(32)
     graph = work.graph()
     problem = build(graph, hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9))
     executor = Executor(graph, jax.devices()[:2])
@@ -46,13 +47,62 @@ def test_durations_are_measured_kernel_by_kernel():
     assert measured.exec_time.shape == problem.exec_time.shape
     assert np.all(measured.exec_time > 0)
     assert np.all(measured.exec_time < 1.0)
-    for d in range(2):  # one measurement a kernel and device
+    for d in range(2):  # one duration a kernel and device
         assert len(np.unique(measured.exec_time[:, d])) <= executor.programs
     off = ~np.eye(2, dtype=bool)
     assert np.all(measured.transfer_time[:, off] > 0)
     assert np.all(measured.transfer_time[:, ~off] == 0)
     assert np.all(problem.exec_time != measured.exec_time)  # the given problem is left alone
     assert measured.names == problem.names
+
+
+def test_durations_are_medians_of_executions_without_the_first(monkeypatch):
+    """Runs of known timelines: tasks begin every 1 ms on device 0 and every 2 ms on device 1, first runs are slow."""
+
+    def chained(x):
+        for i in range(4):
+            with jax.named_scope(f"s{i}"):
+                x = jnp.sin(x @ x)
+        return x
+
+    graph = explode(chained, jax.ShapeDtypeStruct((8, 8), jnp.float32), name="chained", splits={})
+    problem = build(graph, hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9))
+    executor, runs, V = Executor(graph, jax.devices()[:2]), [], problem.tasks
+
+    def run(assignment):
+        first = 100.0 if len(runs) < 2 else 1.0
+        runs.append(assignment)
+        each = 1e-3 * first * (1 + int(assignment.device[0]))
+        start = each * np.arange(V)
+        pairs = [(u, v) for u, v in np.argwhere(problem.adjacency) if assignment.device[u] != assignment.device[v]]
+        copies = tuple((u, assignment.device[u], assignment.device[v], 0.0, 5e-3) for u, v in pairs)
+        # Tasks end before the next begins: what the runtime does in between belongs to them.
+        return runtime.Timeline(each * V, start, start + each / 2, copies, np.zeros(2)), None
+
+    monkeypatch.setattr(executor, "run", run)
+    measured = executor.calibrated(problem, [jnp.ones((8, 8))], repeats=3)
+    np.testing.assert_allclose(measured.exec_time, np.broadcast_to([1e-3, 2e-3], (V, 2)), rtol=1e-5)
+    read = problem.adjacency.any(axis=1)
+    np.testing.assert_allclose(measured.transfer_time[read, 0, 1], 5e-3, rtol=1e-5)
+    np.testing.assert_allclose(measured.transfer_time[read, 1, 0], 5e-3, rtol=1e-5)
+    assert len(runs) == 2 * 4 + 3
+
+
+def test_host_devices_read_results_in_place():
+    """A copy between jax arrays would wait for a thread of XLA's pool while kernels run; keys are copied all the same."""
+
+    def fn(x, key):
+        return jnp.sin(x) + jax.random.uniform(jax.random.fold_in(key, 1), x.shape)
+
+    x, key = jax.random.normal(jax.random.key(0), (64, 64)), jax.random.key(1)
+    graph = explode(fn, x, key, name="mixed", splits={})
+    executor = Executor(graph, jax.devices()[:2])
+    (moved,) = executor._copy(0, 0, 1, (x,))
+    assert moved.devices() == {jax.devices()[1]}
+    assert moved.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
+    (other,) = executor._copy(0, 0, 1, (key,))
+    assert other.devices() == {jax.devices()[1]}
+    np.testing.assert_array_equal(jax.random.key_data(other), jax.random.key_data(key))
 
 
 def test_work_is_conserved_and_overlaps():
