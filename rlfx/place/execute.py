@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx.errors import PlacementError, located
@@ -182,7 +183,7 @@ def _shared(x: jax.Array) -> Any:
     Between jax arrays, XLA copies in its pool of threads, of which there are as many as devices: the copy waits for a
     kernel to end. A numpy view is taken over as it is (results are never written again).
     """
-    return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 
 
 def emulate(problem: Problem, assignment: Assignment, slowdown: float = 1.0) -> Timeline:

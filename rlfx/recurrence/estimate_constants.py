@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -46,7 +47,7 @@ def numbers_of(aval: Any, constant: Any) -> np.ndarray | None:
 
 def is_small(aval: Any) -> bool:
     """Whether the numbers of a constant are worth knowing."""
-    return not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) and math.prod(aval.shape) <= _AT_MOST
+    return not jnp.issubdtype(aval.dtype, jax.dtypes.extended) and math.prod(aval.shape) <= _AT_MOST
 
 
 def folded(equation: Any, ins: Sequence[Any]) -> np.ndarray | None:
