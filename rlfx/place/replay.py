@@ -61,7 +61,8 @@ def set_priorities(tree: SumTree, indices: Array, priorities: Array) -> SumTree:
     Args:
       tree: the tree.
       indices: int32 ``[B]``; if an index occurs more than once, its last priority counts.
-      priorities: float32 ``[B]``, not negative (negative and not-a-number become zero).
+      priorities: float32 ``[B]``, not negative (negative and not-a-number become zero; none counts as more than the
+        largest float over the number of leaves).
 
     Returns:
       A tree whose every node is the sum of its children.
@@ -72,13 +73,14 @@ def set_priorities(tree: SumTree, indices: Array, priorities: Array) -> SumTree:
       ([0.0, 2.0, 0.0, 1.0], 3.0)
     """
     K, leaves = tree.fanout, tree.levels[-1]
-    values = jnp.where(priorities > 0.0, priorities, 0.0)
-    by_index = jnp.argsort(indices, stable=True)
-    ordered = indices[by_index]
-    last = jnp.concatenate([ordered[1:] != ordered[:-1], jnp.ones((1,), bool)])
-    nodes = jnp.where(last, ordered, leaves.shape[0])  # earlier duplicates fall off the end
-    levels = [leaves.at[nodes].set(values[by_index], mode="drop", unique_indices=False)]
-    nodes = ordered
+    most = jnp.finfo(jnp.float32).max / leaves.shape[0]  # sums stay finite
+    values = jnp.where(priorities > 0.0, jnp.minimum(priorities, most), 0.0)
+    # The last of equal indices: all leave their number at the leaf, and the largest stays. No sort, which is slow on CPUs.
+    number = jnp.arange(indices.shape[0], dtype=leaves.dtype)
+    numbered = leaves.at[indices].set(-1.0).at[indices].max(number)
+    last = jnp.where(numbered[indices] == number, indices, leaves.shape[0])  # the others fall off the end
+    levels = [numbered.at[last].set(values, mode="drop")]
+    nodes = indices
     for level in reversed(tree.levels[:-1]):
         nodes = nodes // K
         children = levels[-1].reshape(-1, K)[nodes]
@@ -89,22 +91,20 @@ def set_priorities(tree: SumTree, indices: Array, priorities: Array) -> SumTree:
 def find(tree: SumTree, targets: Array) -> Array:
     """The leaves at which prefix sums pass the targets, int32 ``[B]``, for targets ``[B]`` in ``[0, total)``.
 
-    A leaf of priority zero is never returned while any leaf is positive: rounding that leaves a target beyond the last
-    child picks the last positive one.
+    A leaf of priority zero is never returned while any leaf is positive: at each level it is the last positive child with
+    no more than the target before it, and before the first positive one there is exactly zero.
     """
     K = tree.fanout
     node, rest = jnp.zeros(targets.shape, jnp.int32), targets
-    slots = jnp.arange(K)[None, :]
+    slots = jnp.arange(K, dtype=jnp.int32)[None, :]
+    earlier = jnp.triu(jnp.ones((K, K), jnp.float32), 1)
     for level in tree.levels[1:]:
         children = level.reshape(-1, K)[node]
-        sums = jnp.cumsum(children, axis=1)
-        positive = children > 0.0
-        hit = (sums > rest[:, None]) & positive
-        last = jnp.max(jnp.where(positive, slots, 0), axis=1)
-        child = jnp.where(jnp.any(hit, axis=1), jnp.argmax(hit, axis=1), last)
-        before = jnp.take_along_axis(sums - children, child[:, None], axis=1)[:, 0]
-        rest = jnp.maximum(rest - before, 0.0)
-        node = node * K + child.astype(jnp.int32)
+        before = jnp.matmul(children, earlier, precision="highest")  # a cumulative sum is slower, everywhere
+        fits = (children > 0.0) & (before <= rest[:, None])
+        child = jnp.max(jnp.where(fits, slots, 0), axis=1)
+        rest = jnp.maximum(rest - jnp.sum(jnp.where(slots == child[:, None], before, 0.0), axis=1), 0.0)
+        node = node * K + child
     return node
 
 

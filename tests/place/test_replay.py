@@ -57,6 +57,25 @@ def test_bad_priorities_count_as_zero():
     assert tree.levels[-1][:3].tolist() == [0.0, 0.0, 2.0]
 
 
+def test_infinite_priorities_stay_finite_and_are_drawn():
+    tree = set_priorities(rp.make_tree(5, 2), jnp.array([1, 3, 4]), jnp.array([1.0, jnp.inf, 3e38]))
+    assert all(np.isfinite(level).all() for level in tree.levels)
+    indices, probability = rp.sample_indices(tree, jax.random.key(0), 64)
+    assert set(indices.tolist()) == {3, 4}
+    np.testing.assert_allclose(probability, 0.5)
+
+
+def test_the_last_of_many_equal_indices_counts():
+    rng = np.random.default_rng(0)
+    indices, values = rng.integers(0, 50, 3000).astype(np.int32), rng.random(3000).astype(np.float32)
+    expected = np.zeros(64, np.float32)
+    for i, p in zip(indices, values, strict=True):
+        expected[i] = p
+    tree = set_priorities(rp.make_tree(64, 4), indices, values)
+    np.testing.assert_array_equal(tree.levels[-1], expected)
+    assert tree.total == pytest.approx(expected.sum(), rel=1e-6)
+
+
 def test_sums_do_not_drift():
     tree = rp.make_tree(256)
     keys = jax.random.split(jax.random.key(0), 200)
