@@ -22,6 +22,7 @@ import pathlib
 import platform
 import sys
 import time
+from unittest import mock
 
 import jax
 import memory_losses
@@ -40,7 +41,7 @@ class Captured(BaseException):
 
 
 def first_call(run):
-    """The function and arguments of the first jitted call of ``run()``, which is not executed."""
+    """The function and arguments of the first jitted call of ``run()``, which is not executed, on one device."""
 
     class Call:
         def __init__(self, fn):
@@ -53,7 +54,8 @@ def first_call(run):
 
     jit, jax.jit = jax.jit, lambda fn, **_: Call(fn)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        one_device = mock.patch.object(rlfx, "use_all_cores", return_value=None)
+        with contextlib.redirect_stdout(io.StringIO()), one_device:
             run()
     except Captured as found:
         return found.args

@@ -48,7 +48,7 @@ def make_update(loss_fn, optimizer):
 
 def train(program=a2c, *, length=32, batch=64, updates=600, seed=0, learning_rate=3e-3):
     """Falls per 1,000 steps at each update, ``float32[updates]``."""
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
+    loss_fn = rlfx.compile(program, length=length, batch=batch, mesh=rlfx.use_all_cores(batch=batch))
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(learning_rate, decay=0.99, eps=1e-5))
     params_key, env_key, train_key = jax.random.split(jax.random.key(seed), 3)
     params = init_actor_critic(params_key, (4, 64, 64, 2))

@@ -69,7 +69,7 @@ def init_params(key):
 
 def train(*, length=128, batch=32, updates=150, seed=0):
     """Falls per 1,000 steps at each update, ``float32[updates]``."""
-    loss_fn = rlfx.compile(reinforce, length=length, batch=batch)
+    loss_fn = rlfx.compile(reinforce, length=length, batch=batch, mesh=rlfx.use_all_cores(batch=batch))
     optimizer = optax.adam(1e-2)
     update = make_update(loss_fn, optimizer)
 

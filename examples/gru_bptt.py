@@ -56,7 +56,7 @@ def init_params(key):
 
 def train(program=recall_carry, *, length=32, batch=64, updates=1000, seed=0):
     """The loss at each update, ``float32[updates]``."""
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
+    loss_fn = rlfx.compile(program, length=length, batch=batch, mesh=rlfx.use_all_cores(batch=batch))
     optimizer = optax.adam(3e-3)
     params_key, data_key = jax.random.split(jax.random.key(seed))
     h = None if program is recall_solve else jnp.zeros((batch, HIDDEN))

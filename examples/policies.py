@@ -74,9 +74,10 @@ def make_program(apply, gamma=0.99):
 
 def train(name, *, length=250, batch=32, updates=60, seed=0):
     """Falls per 1,000 steps at each update, ``float32[updates]``."""
+    mesh = rlfx.use_all_cores(batch=batch)
     policy_key, env_key, train_key = jax.random.split(jax.random.key(seed), 3)
     policy = POLICIES[name](policy_key)
-    loss_fn = rlfx.compile(make_program(policy.apply), length=length, batch=batch)
+    loss_fn = rlfx.compile(make_program(policy.apply), length=length, batch=batch, mesh=mesh)
     optimizer = optax.adam(1e-2)
     state = jax.vmap(env.reset)(jax.random.split(env_key, batch))
     train = jax.jit(lambda agent, keys: jax.lax.scan(make_update(loss_fn, optimizer), agent, keys))

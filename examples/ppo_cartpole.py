@@ -27,7 +27,7 @@ LENGTH, EPOCHS, MINIBATCHES, UPDATES_PER_CALL = 128, 4, 4, 5
 GAMMA, LAMBDA, CLIP, ENTROPY, LEARNING_RATE = 0.99, 0.95, 0.2, 0.01, 2.5e-3
 SOLVED = 475.0  # mean return of the last 100 episodes
 
-env = rlfx.envs.make("gymnax/CartPole-v1")  # starts new episodes by itself; final_obs is the true last observation
+env = rlfx.envs.make("CartPole-v1")  # starts new episodes by itself; final_obs is the true last observation
 
 
 # -- the program: one timestep of one environment
@@ -79,7 +79,7 @@ def ppo_loss(params, sample):
     return (0.25 * value_error - surrogate - ENTROPY * entropy).mean()
 
 
-def make_update(rollout, optimizer):
+def make_update(rollout, optimizer, mesh=None):
     """``update((params, opt_state, carry), key) -> ((params, opt_state, carry), (score, done))``."""
 
     def learn(learner, sample):
@@ -92,7 +92,7 @@ def make_update(rollout, optimizer):
         act_key, shuffle_key = jax.random.split(key)
         carry, (samples, episodes) = rollout(params, carry, act_key)
         (params, opt_state), _ = rlfx.minibatch_epochs(
-            learn, (params, opt_state), samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key
+            learn, (params, opt_state), samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
         )
         return (params, opt_state, carry), episodes
 
@@ -152,9 +152,10 @@ def main(argv=None):
     parser.add_argument("--plot", type=Path, default=Path("out/ppo_cartpole.png"))
     args = parser.parse_args(argv)
 
-    rollout = rlfx.unroll(act, length=LENGTH, batch=args.envs)
+    mesh = rlfx.use_all_cores(batch=args.envs)  # the environments, and every minibatch, are split over the cores
+    rollout = rlfx.unroll(act, length=LENGTH, batch=args.envs, mesh=mesh)
     optimizer = make_optimizer(args.updates)
-    update = make_update(rollout, optimizer)
+    update = make_update(rollout, optimizer, mesh)
     train_step = jax.jit(lambda agent, keys: jax.lax.scan(update, agent, keys))
     agent = init_agent(jax.random.key(0), optimizer, args.envs)
     print(rollout.explain(agent[0], agent[2]), "\n")

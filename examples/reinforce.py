@@ -53,7 +53,7 @@ def make_update(loss_fn, optimizer):
 
 def train(n=None, *, length=250, batch=32, updates=100, seed=0, learning_rate=1e-2):
     """Falls per 1,000 steps at each update, ``float32[updates]``."""
-    loss_fn = rlfx.compile(make_program(n), length=length, batch=batch)
+    loss_fn = rlfx.compile(make_program(n), length=length, batch=batch, mesh=rlfx.use_all_cores(batch=batch))
     optimizer = optax.adam(learning_rate)
     params_key, env_key, train_key = jax.random.split(jax.random.key(seed), 3)
     params = init_mlp(params_key, (4, 64, 2), 0.01)

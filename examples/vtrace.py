@@ -57,7 +57,7 @@ def make_update(loss_fn, optimizer, lag):
 
 def train(*, length=32, batch=64, updates=400, lag=4, seed=0):
     """Falls per 1,000 steps at each update, ``float32[updates]``."""
-    loss_fn = rlfx.compile(impala, length=length, batch=batch)
+    loss_fn = rlfx.compile(impala, length=length, batch=batch, mesh=rlfx.use_all_cores(batch=batch))
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-3))
     params_key, env_key, train_key = jax.random.split(jax.random.key(seed), 3)
     params = init_actor_critic(params_key, (4, 64, 64, 2))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
-from rlfx.recurrence.program import NO_DIMS, Equation, Var
+from rlfx.recurrence.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.ragged import extreme_of
 from rlfx.recurrence.values import Value, axis_of, expand, map_over, mask_like
 
@@ -27,18 +28,39 @@ def reduce_value(
     axes = tuple(a for a in (axis_of(dims, d) for d in over) if a is not None)
     if op == "last":
         return Value(wide.data[-1], dims - {"t"}) if "t" in dims else wide
-    if valid is None:
-        data = getattr(jnp, op)(wide.data, axis=axes).astype(wide.data.dtype)
-        return Value(finish(op, data), dims - set(over))
-    data = wide.data
+    data, counts = wide.data, op in ("sum", "mean")
+    if valid is not None and not counts:
+        fill = jnp.asarray(extreme_of(data.dtype, op == "min"), data.dtype)
+        data = jnp.where(mask_like(expand(valid, dims, sizes).data, data), data, fill)
+    if op in ("max", "min") and "b" in over and extent.mesh_axis is not None:
+        return Value(_extreme_over_devices(op, data, axes, finish), dims - set(over))
+    if valid is None or not counts:
+        return Value(finish(op, getattr(jnp, op)(data, axis=axes).astype(data.dtype)), dims - set(over))
     mask = mask_like(expand(valid, dims, sizes).data, data)
-    if op in ("sum", "mean"):
-        total = finish("sum", jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes))
-        if op == "mean":
-            total = total / finish("sum", jnp.sum(mask, axis=axes).astype(data.dtype))
-        return Value(total.astype(data.dtype), dims - set(over))
-    fill = jnp.asarray(extreme_of(data.dtype, op == "min"), data.dtype)
-    return Value(finish(op, getattr(jnp, op)(jnp.where(mask, data, fill), axis=axes)), dims - set(over))
+    total = finish("sum", jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes))
+    if op == "mean":
+        total = total / finish("sum", jnp.sum(mask, axis=axes).astype(data.dtype))
+    return Value(total.astype(data.dtype), dims - set(over))
+
+
+def _extreme_over_devices(op: str, data: Any, axes: tuple[int, ...], finish: Callable) -> Any:
+    """The largest or smallest element: those that tie share its derivative, wherever they are."""
+
+    @jax.custom_jvp
+    def extreme(x):
+        return finish(op, getattr(jnp, op)(x, axis=axes))
+
+    @extreme.defjvp
+    def _(primals, tangents):
+        (x,), (dx,) = primals, tangents
+        found = extreme(x)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return found, J.zero_tangent_like(found)
+        chosen = (x == jnp.expand_dims(found, axes)).astype(x.dtype)
+        count = finish("sum", jnp.sum(chosen, axis=axes))
+        return found, finish("sum", jnp.sum(chosen * dx, axis=axes)) / count
+
+    return extreme(data)
 
 
 def _reduce(run: Any, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
@@ -70,7 +92,21 @@ def _across(run: Any, equation: Equation, values: list[Value], env, t: Value) ->
 
 
 def _inputs(run: Any, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
-    return [Value(values[0].data, frozenset(equation.params["axes"]))]
+    return [run.extent.own(Value(values[0].data, frozenset(equation.params["axes"])))]
+
+
+def environment_axes(program: Program) -> dict[Var, int]:
+    """Which axis is that of the environments, of the inputs that are data given from outside and nothing else."""
+    found: dict[Var, set[int]] = {}
+    other = {v for v in (program.loss, *program.aux, *program.next_carry) if isinstance(v, Var)}
+    for e in program.equations:
+        atoms = {v for v in e.inputs if isinstance(v, Var)}
+        if e.op is inputs_p and "b" in e.params["axes"]:
+            for v in atoms:
+                found.setdefault(v, set()).add(e.params["axes"].index("b"))
+        else:
+            other |= atoms
+    return {v: min(axes) for v, axes in found.items() if len(axes) == 1 and v not in other}
 
 
 #: ``(execution, equation, operands, env, t) -> outputs``.

@@ -16,7 +16,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def use_all_cores(count: int | None = None) -> Mesh:
+def use_all_cores(count: int | None = None, *, batch: int | None = None) -> Mesh:
     """Make each CPU core a device of its own, and return the mesh over all devices, axis ``"b"``.
 
     XLA does not spread programs like these over the cores of a CPU; environments split over one device a core run in
@@ -25,21 +25,33 @@ def use_all_cores(count: int | None = None) -> Mesh:
 
     Args:
       count: how many cores; by default all that this process may use.
+      batch: the number of environments that the mesh will split: it then has as many devices as divide it, on any machine.
 
     Returns:
       A mesh with one axis, ``"b"``.
 
     Raises:
-      ScheduleError: if jax has started with fewer devices already.
+      ScheduleError: if jax has started with fewer devices already; if a number is not a positive integer.
+
+    Example:
+      >>> mesh = use_all_cores(batch=15)
+      >>> 15 % mesh.size
+      0
     """
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise ScheduleError(
-            located(f"count must be a positive integer, got {count!r}.", fix="Give the number of cores.")
-        )
+    for name, number in (("count", count), ("batch", batch)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ScheduleError(
+                located(
+                    f"{name} must be a positive integer, got {number!r}.",
+                    where=J.here(),
+                    fix=f"Give the number of {'cores' if name == 'count' else 'environments'}, or leave it out.",
+                )
+            )
     cores = count or available_cores()
     if not J.backend_has_started():
         jax.config.update("jax_num_cpu_devices", cores)
-    if jax.default_backend() == "cpu" and jax.device_count() < cores:
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and jax.device_count() < cores:
         raise ScheduleError(
             located(
                 f"jax has started with {jax.device_count()} CPU device(s) already; {cores} were asked for.",
@@ -48,5 +60,6 @@ def use_all_cores(count: int | None = None) -> Mesh:
                 "jax.devices(), and before making arrays or keys).",
             )
         )
-    devices = jax.devices()[:cores] if jax.default_backend() == "cpu" else jax.devices()
-    return jax.make_mesh((len(devices),), ("b",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
+    present = jax.devices()[:cores] if on_cpu else jax.devices()
+    size = len(present) if batch is None else max(n for n in range(1, len(present) + 1) if batch % n == 0)
+    return jax.make_mesh((size,), ("b",), axis_types=(jax.sharding.AxisType.Auto,), devices=present[:size])

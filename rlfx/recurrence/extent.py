@@ -48,6 +48,13 @@ class Extent:
             return collective(x.astype(jnp.int32), self.mesh_axis).astype(jnp.bool_)
         return collective(x, self.mesh_axis)
 
+    def own(self, value: Value) -> Value:
+        """The environments of this device, of a value that may have those of all."""
+        axis = axis_of(value.dims, "b")
+        if axis is None or value.data.shape[axis] == self.batch:
+            return value
+        return Value(jax.lax.dynamic_slice_in_dim(value.data, self.first, self.batch, axis), value.dims)
+
     def gathered(self, value: Value) -> Value:
         """The value of all environments, on every device."""
         if self.mesh_axis is None or "b" not in value.dims:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
+from rlfx.recurrence.across import environment_axes
 from rlfx.recurrence.budget import fit, within
 from rlfx.recurrence.caching import with_caching
 from rlfx.recurrence.check import whole_graph
@@ -291,11 +293,21 @@ class Lowered:
             return PartitionSpec()
         return PartitionSpec(*(None,) * (axis_of(dims, "b") or 0), self.sharding.axis)
 
+    def _input_spec(self, var: Var) -> PartitionSpec:
+        axis = self._environment_axes.get(var)
+        if self.sharding is None or axis is None:
+            return self._spec(self.program.dims_of(var))
+        return PartitionSpec(*(None,) * axis, self.sharding.axis)
+
+    @functools.cached_property
+    def _environment_axes(self) -> dict[Var, int]:
+        return environment_axes(self.program)
+
     def _flat_specs(self) -> list:
-        return [self._spec(self.program.dims_of(v)) for v in self.flat_inputs]
+        return [self._input_spec(v) for v in self.flat_inputs]
 
     def _gradient_specs(self, perturbed: frozenset[Var]) -> list:
-        return [self._spec(self.program.dims_of(v)) for v in self._ordered(perturbed)]
+        return [self._input_spec(v) for v in self._ordered(perturbed)]
 
     def _output_specs(self) -> tuple:
         program = self.program
@@ -321,7 +333,7 @@ class Lowered:
         """``(loss, gradients)``: of what all environments share, summed over the devices, which meet for it once."""
         if self.sharding is None:
             return loss, grads
-        own = ["b" in self.program.dims_of(v) for v in self._ordered(perturbed)]
+        own = [self._input_spec(v) != PartitionSpec() for v in self._ordered(perturbed)]
         shared = [g for g, mine in zip(grads, own, strict=True) if not mine]
         loss, shared = jax.lax.psum((loss, shared), self.sharding.axis)
         summed = iter(shared)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.across import environment_axes
 from rlfx.recurrence.estimate import estimate_temp_bytes
 from rlfx.recurrence.host import has_host_memory
 from rlfx.recurrence.plan import Plan
@@ -63,7 +64,7 @@ class Trial:
         local = replace(domain, batch=None if domain.batch is None else self.batch)
         directives = {k: v for k, v in self.program.directives.items() if k not in ("memory_budget", "block_size")}
         lowered = Lowered(replace(self.program, domain=local, directives={**directives, "plan": plan}))
-        inputs = lowered.flat_inputs
+        inputs, split = lowered.flat_inputs, environment_axes(self.program)
 
         def gradient(flat, t0):
             def loss(leaves):
@@ -82,7 +83,8 @@ class Trial:
             if v is None:
                 return jax.ShapeDtypeStruct(added, jnp.int32)
             lead = (self.batch,) if "b" in self.program.dims_of(v) else ()
-            return jax.ShapeDtypeStruct((*added, *lead, *v.shape), v.dtype)
+            own = [self.batch if axis == split.get(v) else n for axis, n in enumerate(v.shape)]
+            return jax.ShapeDtypeStruct((*added, *lead, *own), v.dtype)
 
         flat = mapped(lambda *flat: gradient(flat[:-1], flat[-1]), self.axes)
         return flat, [struct(i, v) for i, v in enumerate((*inputs, None))]
