@@ -22,6 +22,7 @@ from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.random import prng
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 from jax.extend.random import define_prng_impl
 from jax.interpreters import ad, batching, mlir
@@ -346,6 +347,34 @@ def zero_keys(shape: tuple, dtype: Any) -> Any:
     """Typed keys of this dtype, all words zero."""
     impl = dtype._impl
     return prng.random_wrap(jnp.zeros((*shape, *impl.key_shape), jnp.uint32), impl=impl)
+
+
+def computed_once(fn: Callable, static_argnums: tuple[int, ...] = ()) -> Callable:
+    """``fn``, whose results XLA computes once, however many use them.
+
+    Operations that XLA counts as cheap are computed again in every fusion that uses their results, be they hundreds one after
+    another. On CPUs ``optimization_barrier`` is gone by then, but a call that must not be inlined stays; elsewhere it is a
+    barrier.
+    """
+
+    def body(*args: Any) -> Any:
+        with set_xla_metadata(inlineable=None):  # of the call alone, not of what is inside
+            return fn(*args)
+
+    functools.update_wrapper(body, fn)
+    apart, within = (
+        jax.jit(body, static_argnums=static_argnums),
+        jax.jit(fn, static_argnums=static_argnums, inline=True),
+    )
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        if jax.default_backend() != "cpu":
+            return within(*args)
+        with set_xla_metadata(inlineable="false"):
+            return apart(*args)
+
+    return call
 
 
 def random_by_loop(equation: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._jaxpr import define_prng_impl
+from rlfx._jaxpr import computed_once, define_prng_impl
 
 _GOLDEN = np.uint32(0x9E3779B9)
 # What each use of a key adds to its second word, so that their streams never meet.
@@ -31,9 +32,15 @@ def _block(k0, k1, counter):
     return left, right ^ _mix(left + np.uint32(0xA5A5A5A5))
 
 
+@computed_once
+def _at(key, counter):
+    """The block of a counter that was folded in."""
+    return _block(key[0], key[1] ^ _FOLD, counter)
+
+
+@functools.partial(computed_once, static_argnums=(1, 2))
 def _words(key, count, use):
-    counter = jax.lax.iota(jnp.uint32, count)
-    return _block(key[0], key[1] ^ use, counter)
+    return _block(key[0], key[1] ^ use, jax.lax.iota(jnp.uint32, count))
 
 
 def _seed(seed):
@@ -51,7 +58,7 @@ def _split(key, shape):
 
 
 def _fold_in(key, data):
-    return jnp.stack(_block(key[0], key[1] ^ _FOLD, data.astype(jnp.uint32)))
+    return jnp.stack(_at(key, data.astype(jnp.uint32)))
 
 
 def _random_bits(key, bit_width, shape):

@@ -16,7 +16,6 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-@functools.partial(jax.jit, inline=True)  # one call where nothing is traced; part of the program where it is
 def _block(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     """Threefry-2x32 with 20 rounds (Salmon et al., 2011)."""
     keys = (k0, k1, k0 ^ k1 ^ _PARITY)
@@ -27,18 +26,27 @@ def _block(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
             x1 = ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r))) ^ x0
         x0 = x0 + keys[(i + 1) % 3]
         x1 = x1 + keys[(i + 2) % 3] + np.uint32(i + 1)
-        # The words stay apart from here on: fused into their users, each user would compute the rounds again.
-        x0, x1 = jax.lax.optimization_barrier((x0, x1))
     return x0, x1
 
 
-def _counted(key: jax.Array, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """The blocks of counters 0, 1, 2, ...; 64-bit counters, of which the high word stays zero."""
-    size = math.prod(shape)
-    if size >= 1 << 32:
-        raise NotImplementedError(f"A draw of {size} elements; split the key for more than 2**32.")
-    low = jax.lax.iota(jnp.uint32, size).reshape(shape)
-    return _block(key[0], key[1], jnp.zeros_like(low), low)
+@J.computed_once
+def _at(key: jax.Array, counter: jax.Array) -> tuple[Any, Any]:
+    """The block of a counter."""
+    return _block(key[0], key[1], jnp.zeros_like(counter), counter)
+
+
+@functools.partial(J.computed_once, static_argnums=(1, 2))
+def _counted(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[Any, ...]:
+    """The words of counters 0, 1, 2, ... (64-bit counters, of which the high word stays zero); one word for up to 32 bits."""
+    low = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    words = _block(key[0], key[1], jnp.zeros_like(low), low)
+    return words if bit_width == 64 else (words[0] ^ words[1],)
+
+
+def _words(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[Any, ...]:
+    if math.prod(shape) >= 1 << 32:
+        raise NotImplementedError(f"A draw of {math.prod(shape)} elements; split the key for more than 2**32.")
+    return _counted(key, shape, bit_width)
 
 
 def _seed(seed: jax.Array) -> jax.Array:
@@ -46,19 +54,18 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jnp.stack(_counted(key, shape), axis=-1)
+    return jnp.stack(_words(key, shape, 64), axis=-1)
 
 
 def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
-    data = data.astype(jnp.uint32)
-    return jnp.stack(_block(key[0], key[1], jnp.zeros_like(data), data))
+    return jnp.stack(_at(key, data.astype(jnp.uint32)))
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-    high, low = _counted(key, shape)
+    words = _words(key, shape, bit_width)
     if bit_width == 64:
-        return (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
-    return (high ^ low).astype(f"uint{bit_width}")
+        return (words[0].astype(jnp.uint64) << np.uint64(32)) | words[1].astype(jnp.uint64)
+    return words[0].astype(f"uint{bit_width}")
 
 
 threefry = J.define_prng_impl(
@@ -73,7 +80,8 @@ threefry = J.define_prng_impl(
 """``jax.random.key(seed, impl=threefry)``: the keys and numbers of ``jax.random.key(seed)``, sooner on a CPU.
 
 On CPUs jax lowers threefry's twenty rounds to a loop, which costs a small program more than the rounds themselves. Here they
-are unrolled, with a barrier after every four. Bit-identical to jax's (with ``jax_threefry_partitionable``, its default).
+are unrolled, and computed once for all that use a draw. Bit-identical to jax's (with ``jax_threefry_partitionable``, its
+default).
 """
 
 

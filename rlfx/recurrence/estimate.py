@@ -176,9 +176,17 @@ def _inside(node: Node) -> tuple[Value, ...]:
         return _peak(loop_moments(body, body_consts, params["body_nconsts"], len(body.outvars)))[1]
     if op is J.COND:
         return max((_peak(program_moments(*J.body_of(b)))[1] for b in params["branches"]), key=_total)
-    if op in J.RANDOM and J.random_by_loop(node.equation):
-        return _random(node)
+    if op in J.RANDOM:
+        return _random(node) if J.random_by_loop(node.equation) else _words(node)
     return ()
+
+
+def _words(node: Node) -> tuple[Value, ...]:
+    """The two words of keys are computed apart, and put together."""
+    out = node.outs[0]
+    if J.short_dtype(out.dtype) != "key":
+        return ()
+    return tuple(Value(out.bytes // 2, out.shape, np.dtype("u4"), node) for _ in range(2))
 
 
 def _random(node: Node) -> tuple[Value, ...]:

@@ -50,7 +50,7 @@ _REUSING = names("broadcast_in_dim", "dynamic_slice", "tile")
 #: Between host and device; a slice of what is on the host is fetched as it is.
 _MOVED = J.primitive("device_put")
 _SORT = J.primitive("sort")
-_BITS, _TRANSPOSE = J.primitive("random_bits"), J.primitive("transpose")
+_TRANSPOSE = J.primitive("transpose")
 _REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
 UPDATES = SCATTERS | names("dynamic_update_slice")
@@ -154,7 +154,7 @@ class _Pass:
             loop = self.loops.get(id(root))
             if loop is None:
                 continue
-            if root.op in _FUSIBLE or root.op is _BITS or root.op is _MOVED:
+            if root.op in _FUSIBLE or root.op is _MOVED:
                 while (value := self._next(loop)) is not None:
                     self._take(loop, value)
         for loop in list(self.loops.values()):  # what nobody else reads need not be copied
@@ -259,7 +259,7 @@ class _Pass:
             call = self.calls[id(self.library[id(user)])]
             reduced = {id(v) for member in call if member.op in _REDUCTIONS for v in member.ins}
             return id(node.outs[0]) in reduced and _narrow(node.outs[0])
-        if not (node.op in _FUSIBLE or (node.op is _BITS and not J.random_by_loop(node.equation))):
+        if node.op not in _FUSIBLE:
             return False
         if any(n.op in _BRANCHING and len(n.ins) > _MANY for n in (user, node)):
             return False

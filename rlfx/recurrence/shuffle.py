@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, located
 
 _LIMIT = 1 << 30
@@ -54,12 +56,17 @@ def shuffle(key: jax.Array, n: int, positions: Any = None) -> jax.Array:
     start = jax.lax.iota(jnp.uint32, n) if positions is None else jnp.asarray(positions).astype(jnp.uint32)
     if n > 1:  # Rounds over odd lengths are even permutations: exchanging 0 and 1 by chance gives the odd ones.
         start = start ^ ((start < 2) & (keys[-1] >= _HALF)).astype(jnp.uint32)
+    return _order(start, keys, n, a, b)
+
+
+@functools.partial(J.computed_once, static_argnums=(2, 3, 4))  # and not again inside every gather that uses the order
+def _order(start: jax.Array, keys: jax.Array, n: int, a: int, b: int) -> jax.Array:
+    """The network; positions that it sends outside go round again."""
     order = _network(start, keys, a, b)
     if a * b > n:
         again = lambda x: jnp.where(x < n, x, _network(x, keys, a, b))  # noqa: E731
         order = jax.lax.while_loop(lambda x: jnp.any(x >= n), again, order)
-    # The barrier keeps compilers from computing the network again inside every gather that uses the order.
-    return jax.lax.optimization_barrier(order.astype(jnp.int32))
+    return order.astype(jnp.int32)
 
 
 def _network(x: jax.Array, keys: jax.Array, a: int, b: int) -> jax.Array:

@@ -1,5 +1,7 @@
 """The unrolled threefry draws what jax's does, bit for bit."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,3 +83,16 @@ def test_compiled_programs_draw_jax_s_numbers_without_its_loop():
     jax.tree.map(same, got, compiled(*arguments)[1])  # without jit
     assert "while" in jax.jit(jax.random.bits).lower(arguments[2]).as_text()
     assert "while" not in jax.jit(compiled).lower(*arguments).as_text()
+
+
+@pytest.mark.parametrize("impl", [threefry, fast_prng], ids=str)
+def test_a_draw_is_computed_once_for_all_that_use_it(impl):
+    """Each of the uses is a loop of its own, and none of them draws again: there are no more words than for one use."""
+
+    def words(*uses):
+        program = jax.jit(lambda key: [use(jax.random.normal(key, (64, 64))) for use in uses])
+        text = program.lower(jax.random.key(0, impl=impl)).compile().as_text()
+        return len(re.findall(r" = u32\S* (?:shift-left|multiply)\(", text))
+
+    assert words(jnp.sum) > 5
+    assert words(lambda x: x.T @ x, jnp.sum, lambda x: x.max(1), lambda x: x[::-1] + 1.0) == words(jnp.sum)
