@@ -46,6 +46,43 @@ def transposed_contractions(fn: Callable) -> Callable:
     return call
 
 
+def flat_contractions(fn: Callable) -> Callable:
+    """``fn`` with every contraction over the leading axes of both operands as one over rows.
+
+    The gradient of ``x @ w`` at all points contracts over t and b. XLA:CPU makes a transposed copy of one operand for that,
+    and reads the other across its rows, at a third of the speed of the same product over one axis. Results differ by the
+    order of sums. Elsewhere than on a CPU it is ``fn``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> gradient = jax.grad(lambda w, x: (x @ w).sum())
+      >>> flat_contractions(gradient)(jnp.ones((2, 3)), jnp.ones((5, 4, 2)))[0]
+      Array([20., 20., 20.], dtype=float32)
+    """
+    if jax.default_backend() != "cpu":
+        return fn
+
+    def call(*args: Any) -> Any:
+        closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = evaluate(closed.jaxpr, closed.consts, tree.tree_leaves(args), _flat)
+        return tree.tree_unflatten(tree.tree_structure(out), results)
+
+    return call
+
+
+def _flat(eqn: Any, operands: list) -> list | None:
+    if eqn.primitive in J.INLINED:
+        return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, _flat)
+    if eqn.primitive is not _DOT:
+        return None
+    contracted, batched = eqn.params["dimension_numbers"]
+    axes = tuple(range(len(contracted[0])))
+    if len(axes) < 2 or contracted != (axes, axes) or batched != ((), ()):
+        return None
+    rows = [x.reshape(-1, *x.shape[len(axes) :]) for x in operands]
+    return [J.bind(_DOT, eqn.params | {"dimension_numbers": _OVER_ROWS}, *rows)[0]]
+
+
 def _rule(eqn: Any, operands: list) -> list | None:
     if eqn.primitive is _JIT and _has_tall(eqn):
         return evaluate(*J.body_of(eqn.params["jaxpr"]), operands, _rule)

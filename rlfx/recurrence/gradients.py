@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx.recurrence.contractions import flat_contractions
 from rlfx.recurrence.convolution import CONVOLUTION, with_channels_last
 from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
@@ -75,7 +76,7 @@ class Pass:
             run = execute(self.learner.region, own, self.t0, tails, part, iterate=deferring)
             return self.loss_sum(run) * share
 
-        evaluated = jax.value_and_grad(loss)
+        evaluated = flat_contractions(jax.value_and_grad(loss))
         convolves = any(e.op is CONVOLUTION for e in self.learner.region.graph.equations)
         with jax.named_scope(LEARNING):
             return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rlfx
 from rlfx.recurrence.contractions import transposed_contractions
 
 X = jax.random.normal(jax.random.key(0), (600, 5))
@@ -85,3 +86,21 @@ def test_inside_a_scan():
     got, expected = jax.jit(transposed_contractions(accumulated))(PARAMS, X), accumulated(PARAMS, X)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_weight_gradients_of_all_points_contract_over_rows():
+    """Over t and b at once: XLA would transpose one of the operands."""
+
+    def program(w, x, t):
+        return jnp.tanh(x @ w["a"]) @ w["b"], 0.9 * jax.lax.stop_gradient(x)
+
+    w = {"a": jax.random.normal(jax.random.key(0), (6, 5)), "b": jnp.arange(5.0)}
+    x = jax.random.normal(jax.random.key(1), (3, 6))
+    gradient = lambda make, **options: jax.grad(lambda w: make(program, length=4, batch=3, **options)(w, x)[0])  # noqa: E731
+    for options in ({}, {"plan": rlfx.Plan("blocks", 2)}):
+        got, jaxpr = gradient(rlfx.compile, **options)(w), jax.make_jaxpr(gradient(rlfx.compile, **options))(w)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, gradient(rlfx.reference)(w)
+        )
+        assert "dimension_numbers=(([0], [0]), ([], []))" in str(jaxpr)
+        assert "([0, 1], [0, 1])" not in str(jaxpr)
