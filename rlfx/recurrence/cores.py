@@ -34,9 +34,9 @@ def use_all_cores(count: int | None = None, *, batch: int | None = None) -> Mesh
       ScheduleError: if jax has started with fewer devices already; if a number is not a positive integer.
 
     Example:
-      >>> mesh = use_all_cores(batch=15)
-      >>> 15 % mesh.size
-      0
+      >>> mesh = use_all_cores(1, batch=512)  # without the 1 all of them, where nothing was computed before
+      >>> mesh.axis_names, 512 % mesh.size
+      (('b',), 0)
     """
     for name, number in (("count", count), ("batch", batch)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
