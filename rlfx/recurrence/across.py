@@ -29,14 +29,13 @@ def reduce_value(
     if op == "last":
         return Value(wide.data[-1], dims - {"t"}) if "t" in dims else wide
     data, counts = wide.data, op in ("sum", "mean")
-    if valid is not None and not counts:
-        fill = jnp.asarray(extreme_of(data.dtype, op == "min"), data.dtype)
-        data = jnp.where(mask_like(expand(valid, dims, sizes).data, data), data, fill)
+    mask = None if valid is None else mask_like(expand(valid, dims, sizes).data, data)
+    if mask is not None and not counts:
+        data = jnp.where(mask, data, jnp.asarray(extreme_of(data.dtype, op == "min"), data.dtype))
     if op in ("max", "min") and "b" in over and extent.mesh_axis is not None:
         return Value(_extreme_over_devices(op, data, axes, finish), dims - set(over))
-    if valid is None or not counts:
+    if mask is None or not counts:
         return Value(finish(op, getattr(jnp, op)(data, axis=axes).astype(data.dtype)), dims - set(over))
-    mask = mask_like(expand(valid, dims, sizes).data, data)
     total = finish("sum", jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes))
     if op == "mean":
         total = total / finish("sum", jnp.sum(mask, axis=axes).astype(data.dtype))

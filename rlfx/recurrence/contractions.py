@@ -15,7 +15,7 @@ tree = jax.tree_util
 
 _ROWS = 256  # Below, a transposition costs what it saves.
 _OVER_ROWS = (((0,), (0,)), ((), ()))
-_DOT, _JIT = J.primitives.dot_general_p, J.primitives.jit_p
+DOT, _JIT = J.primitives.dot_general_p, J.primitives.jit_p
 
 
 def transposed_contractions(fn: Callable) -> Callable:
@@ -46,41 +46,26 @@ def transposed_contractions(fn: Callable) -> Callable:
     return call
 
 
-def flat_contractions(fn: Callable) -> Callable:
-    """``fn`` with every contraction over the leading axes of both operands as one over rows.
+def over_rows(eqn: Any, operands: list) -> list | None:
+    """A contraction over the leading axes of both operands as one over rows; None if it is no such contraction.
 
     The gradient of ``x @ w`` at all points contracts over t and b. XLA:CPU makes a transposed copy of one operand for that,
     and reads the other across its rows, at a third of the speed of the same product over one axis. Results differ by the
-    order of sums. Elsewhere than on a CPU it is ``fn``.
+    order of sums.
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from rlfx.recurrence.interpret import rewritten
       >>> gradient = jax.grad(lambda w, x: (x @ w).sum())
-      >>> flat_contractions(gradient)(jnp.ones((2, 3)), jnp.ones((5, 4, 2)))[0]
+      >>> rewritten(gradient, {DOT: over_rows})(jnp.ones((2, 3)), jnp.ones((5, 4, 2)))[0]
       Array([20., 20., 20.], dtype=float32)
     """
-    if jax.default_backend() != "cpu":
-        return fn
-
-    def call(*args: Any) -> Any:
-        closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
-        results = evaluate(closed.jaxpr, closed.consts, tree.tree_leaves(args), _flat)
-        return tree.tree_unflatten(tree.tree_structure(out), results)
-
-    return call
-
-
-def _flat(eqn: Any, operands: list) -> list | None:
-    if eqn.primitive in J.INLINED:
-        return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, _flat)
-    if eqn.primitive is not _DOT:
-        return None
     contracted, batched = eqn.params["dimension_numbers"]
     axes = tuple(range(len(contracted[0])))
     if len(axes) < 2 or contracted != (axes, axes) or batched != ((), ()):
         return None
     rows = [x.reshape(-1, *x.shape[len(axes) :]) for x in operands]
-    return [J.bind(_DOT, eqn.params | {"dimension_numbers": _OVER_ROWS}, *rows)[0]]
+    return J.bind(DOT, eqn.params | {"dimension_numbers": _OVER_ROWS}, *rows)
 
 
 def _rule(eqn: Any, operands: list) -> list | None:
@@ -98,7 +83,7 @@ def _rewritten(body: Any) -> Any:
 def _contract(params: dict, g: jax.Array, x: jax.Array) -> jax.Array:
     """``g.T @ x`` as ``(x.T @ g).T``; the barrier keeps the transposition from being folded into the product again."""
     copy = jax.lax.optimization_barrier(jnp.transpose(x))
-    (out,) = J.bind(_DOT, params | {"dimension_numbers": (((1,), (0,)), ((), ()))}, copy, g)
+    (out,) = J.bind(DOT, params | {"dimension_numbers": (((1,), (0,)), ((), ()))}, copy, g)
     return jnp.transpose(out)
 
 
@@ -110,7 +95,7 @@ def _has_tall(scope: Any) -> bool:
 
 
 def _is_tall(eqn: Any) -> bool:
-    if eqn.primitive is not _DOT or eqn.params["dimension_numbers"] != _OVER_ROWS:
+    if eqn.primitive is not DOT or eqn.params["dimension_numbers"] != _OVER_ROWS:
         return False
     left, right = (x.aval for x in eqn.invars)
     return left.ndim == right.ndim == 2 and left.shape[0] >= max(_ROWS, right.shape[1])

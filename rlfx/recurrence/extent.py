@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.program import Program
-from rlfx.recurrence.values import Value, axis_of
+from rlfx.recurrence.values import Value, axis_of, cut_environments
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Extent:
         axis = axis_of(value.dims, "b")
         if axis is None or value.data.shape[axis] == self.batch:
             return value
-        return Value(jax.lax.dynamic_slice_in_dim(value.data, self.first, self.batch, axis), value.dims)
+        return cut_environments(value, self.first, self.batch)
 
     def gathered(self, value: Value) -> Value:
         """The value of all environments, on every device."""

@@ -12,17 +12,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.recurrence.contractions import flat_contractions
-from rlfx.recurrence.convolution import CONVOLUTION, with_channels_last
+from rlfx.recurrence.contractions import DOT, over_rows
+from rlfx.recurrence.convolution import CONVOLUTION, channels_last
 from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.host import fetched, fetched_times
+from rlfx.recurrence.interpret import rewritten
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Var
 from rlfx.recurrence.timeline import LEARNING
-from rlfx.recurrence.values import Value, axis_of
+from rlfx.recurrence.values import Value, cut_environments, cut_times
+
+#: What differentiation writes, and XLA:CPU is slow at: products over t and b; convolutions inside loops.
+_CONTRACTIONS = {DOT: over_rows}
+_CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], operands[1], eqn.params)]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +81,11 @@ class Pass:
             run = execute(self.learner.region, own, self.t0, tails, part, iterate=deferring)
             return self.loss_sum(run) * share
 
-        evaluated = flat_contractions(jax.value_and_grad(loss))
-        convolves = any(e.op is CONVOLUTION for e in self.learner.region.graph.equations)
+        rules = _CONTRACTIONS if jax.default_backend() == "cpu" else {}
+        if any(e.op is CONVOLUTION for e in self.learner.region.graph.equations):
+            rules = rules | _CONVOLUTIONS
         with jax.named_scope(LEARNING):
-            return (with_channels_last(evaluated) if convolves else evaluated)(self.leaves)
+            return rewritten(jax.value_and_grad(loss), rules)(self.leaves)
 
     def tile_gradient(
         self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None
@@ -99,22 +105,6 @@ class Pass:
         whole = extent.batch // environments
         total, _ = jax.lax.scan(add, self.zero, jnp.arange(whole, dtype=jnp.int32) * environments)
         return total
-
-
-def cut_environments(value: Value, first: Any, count: int) -> Value:
-    """The value of consecutive environments."""
-    axis = axis_of(value.dims, "b")
-    if axis is None:
-        return value
-    data = jax.lax.dynamic_slice_in_dim(value.data, first, count, axis)
-    return Value(data, value.dims, value.starts, value.clean)
-
-
-def cut_times(value: Value, first: Any, count: int) -> Value:
-    """The value at consecutive timesteps; values that do not vary with t as they are."""
-    if "t" not in value.dims:
-        return value
-    return Value(jax.lax.dynamic_slice_in_dim(value.data, first, count, 0), value.dims, value.starts, value.clean)
 
 
 def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from rlfx import _jaxpr as J
 
@@ -36,3 +38,31 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], rule: Calla
                 outs = J.bind(eqn.primitive, eqn.params, *operands)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def rewritten(fn: Callable, rules: Mapping[Any, Callable[[Any, list], Any]]) -> Callable:
+    """``fn`` with the equations of some primitives by other rules, those inside inlined calls too; without rules ``fn``.
+
+    Args:
+      rules: primitive -> ``rule(equation, operands)``, as for :func:`evaluate`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from rlfx import _jaxpr as J
+      >>> float(rewritten(lambda x: jnp.sin(x) + 1.0, {J.primitive("sin"): lambda eqn, operands: operands})(2.0))
+      3.0
+    """
+    if not rules:
+        return fn
+
+    def rule(eqn: Any, operands: list) -> Any:
+        if eqn.primitive in J.INLINED:
+            return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, rule)
+        return rules[eqn.primitive](eqn, operands) if eqn.primitive in rules else None
+
+    def run(*args: Any) -> Any:
+        closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
+        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
+        return jax.tree.unflatten(jax.tree.structure(out), results)
+
+    return run

@@ -294,13 +294,14 @@ class Lowered:
         return PartitionSpec(*(None,) * (axis_of(dims, "b") or 0), self.sharding.axis)
 
     def _input_spec(self, var: Var) -> PartitionSpec:
-        axis = self._environment_axes.get(var)
+        axis = self.environment_axes.get(var)
         if self.sharding is None or axis is None:
             return self._spec(self.program.dims_of(var))
         return PartitionSpec(*(None,) * axis, self.sharding.axis)
 
     @functools.cached_property
-    def _environment_axes(self) -> dict[Var, int]:
+    def environment_axes(self) -> dict[Var, int]:
+        """Which axis of the data among the inputs is split with the environments."""
         return environment_axes(self.program)
 
     def _flat_specs(self) -> list:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.cost import bytes_of
-from rlfx.recurrence.gradients import Pass, accumulate, cut_times
+from rlfx.recurrence.gradients import Pass, accumulate
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.loops import Iterate, RunningLoop, scan
@@ -23,7 +23,7 @@ from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Var
 from rlfx.recurrence.schedule import REGISTER, Loop, Parallel, Schedule, schedule
 from rlfx.recurrence.storage import minimum_cut
-from rlfx.recurrence.values import Value
+from rlfx.recurrence.values import Value, cut_times
 
 #: Bytes at every timestep that one floating-point operation less is worth. A plan that acts again does so because memory
 #: is short: random numbers are drawn again, a policy's actions are kept.

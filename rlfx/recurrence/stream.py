@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.access import is_shift, reach_in
-from rlfx.recurrence.gradients import Pass, accumulate, cut_times
+from rlfx.recurrence.gradients import Pass, accumulate
 from rlfx.recurrence.index import Point, Window
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.loops import RunningLoop, scan
@@ -22,7 +22,7 @@ from rlfx.recurrence.lower import Execution
 from rlfx.recurrence.plan import Plan, divisor_near
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
-from rlfx.recurrence.values import Value, zeros
+from rlfx.recurrence.values import Value, cut_times, zeros
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.across import environment_axes
 from rlfx.recurrence.estimate import estimate_temp_bytes
 from rlfx.recurrence.host import has_host_memory
 from rlfx.recurrence.plan import Plan
@@ -64,7 +63,7 @@ class Trial:
         local = replace(domain, batch=None if domain.batch is None else self.batch)
         directives = {k: v for k, v in self.program.directives.items() if k not in ("memory_budget", "block_size")}
         lowered = Lowered(replace(self.program, domain=local, directives={**directives, "plan": plan}))
-        inputs, split = lowered.flat_inputs, environment_axes(self.program)
+        inputs, split = lowered.flat_inputs, lowered.environment_axes
 
         def gradient(flat, t0):
             def loss(leaves):

@@ -63,6 +63,22 @@ def axis_of(dims: frozenset, axis: str) -> int | None:
     return None if axis not in dims else sum(1 for a in AXES[: AXES.index(axis)] if a in dims)
 
 
+def cut_environments(value: Value, first: Any, count: int) -> Value:
+    """The value of consecutive environments."""
+    axis = axis_of(value.dims, "b")
+    if axis is None:
+        return value
+    data = jax.lax.dynamic_slice_in_dim(value.data, first, count, axis)
+    return Value(data, value.dims, value.starts, value.clean)
+
+
+def cut_times(value: Value, first: Any, count: int) -> Value:
+    """The value at consecutive timesteps; values that do not vary with t as they are."""
+    if "t" not in value.dims:
+        return value
+    return Value(jax.lax.dynamic_slice_in_dim(value.data, first, count, 0), value.dims, value.starts, value.clean)
+
+
 def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Callable:
     """``fn`` of one point, mapped over ``dims``; ``values`` are the dims of its arguments."""
     for axis in reversed(AXES):  # b is the inner map
