@@ -316,20 +316,20 @@ def _all(*names: str) -> frozenset:
     return frozenset(p for n in names if (p := getattr(primitives, n + "_p", None)) is not None)
 
 
+ADD_ANY = ad.add_jaxvals_p
 #: One output element for each element of the operands (scalars broadcast).
-ELEMENTWISE = _all(
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
-    "bessel_i1e", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos",
-    "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
-    "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
-    "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "polygamma",
-    "population_count", "pow", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round",
-    "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh",
-    "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta", "random_gamma_grad", "clz",
+ELEMENTWISE = {ADD_ANY} | _all(
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
+    "bessel_i1e", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh",
+    "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma",
+    "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to", "lgamma", "log", "log1p", "log2",
+    "logistic", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
+    "polygamma", "population_count", "pow", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round",
+    "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta", "random_gamma_grad", "clz",
 )  # fmt: skip
 STOP_GRADIENT = _all("stop_gradient")
 #: Primitives that ``jax.extend`` does not list.
-ADD_ANY = ad.add_jaxvals_p
 SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
 #: jnp.stack, unstack and tile, where jax has primitives for them.
 STACKING = frozenset(p for n in ("stack_p", "unstack_p", "tile_p") if (p := getattr(lax, n, None)))

@@ -23,6 +23,7 @@ from rlfx.recurrence.lift import lift
 from rlfx.recurrence.lowered import Lowered, Sharding
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program
+from rlfx.recurrence.softmax import divide_last
 from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
 
 tree = jax.tree_util
@@ -73,7 +74,8 @@ def _traced(f, params, carry, arguments: Arguments, domain: Domain, loss: bool, 
     bare, shared = unwrap_shared(carry)
     trees = tree.tree_structure(params), tree.tree_structure(bare)
     sig = Signature(domain, loss, *trees, shared, reduce, until)
-    return transformed(f, lift(check(trace_program(f, sig, arguments.point_avals, arguments.key_aval))))
+    traced = check(trace_program(f, sig, arguments.point_avals, arguments.key_aval))
+    return transformed(f, divide_last(lift(traced)))
 
 
 def lower(program: Program, *, mesh: Mesh | None = None, mesh_axis: str | None = "b") -> Callable:

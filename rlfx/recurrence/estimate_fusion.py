@@ -32,7 +32,7 @@ _REDUCTIONS = names(
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"
 )
 #: Computed inside the loop that reads them.
-_FUSIBLE = (J.ELEMENTWISE | {J.ADD_ANY, RELAYOUT, RESHAPED} | J.STACKING | _REDUCTIONS | names(
+_FUSIBLE = (J.ELEMENTWISE | {RELAYOUT, RESHAPED} | J.STACKING | _REDUCTIONS | names(
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",
     "dynamic_update_slice", "random_seed",
 )) - {COPY}  # fmt: skip
@@ -54,7 +54,7 @@ _TRANSPOSE = J.primitive("transpose")
 _REPEATED = names("broadcast_in_dim", "iota")
 #: They write into their first operand.
 UPDATES = SCATTERS | names("dynamic_update_slice")
-IN_PLACE = J.ELEMENTWISE | {J.ADD_ANY} | UPDATES
+IN_PLACE = J.ELEMENTWISE | UPDATES
 #: How often the code of an operation may be repeated in one loop.
 _REPETITIONS = 15
 #: What puts more arrays together is neither fused nor fuses.

@@ -25,7 +25,7 @@ RULE_MODULES = (_blocks_gather, _blocks_scan)
 #: Computed again in every loop that needs them.
 CHEAP = (
     J.ELEMENTWISE
-    | {J.ADD_ANY, J.SPLIT}
+    | {J.SPLIT}
     | {
         J.primitive(name)
         for name in (

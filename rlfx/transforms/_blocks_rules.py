@@ -56,7 +56,7 @@ def repeated(equation: Equation, axis: Axis) -> tuple[Axis | None, ...]:
     return tuple(axis if v.shape and v.shape[axis.dim] == size else None for v in equation.ins)
 
 
-RULES.update(dict.fromkeys(J.ELEMENTWISE | {J.ADD_ANY, J.RANDOM_WRAP, J.RANDOM_UNWRAP}, elementwise))
+RULES.update(dict.fromkeys(J.ELEMENTWISE | {J.RANDOM_WRAP, J.RANDOM_UNWRAP}, elementwise))
 RULES[J.OPTIMIZATION_BARRIER] = lambda equation, axes, n: Blockwise(
     tuple(axes), tuple(axes), lambda block, ins: equation.bind(ins)
 )

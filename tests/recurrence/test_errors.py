@@ -280,8 +280,9 @@ def test_returning_a_series():
         lambda x, t: jnp.linspace(0, 1, x[t:].shape[0]),
         lambda x, t: jax.random.normal(t.key, x[t:].shape),
         lambda x, t: next(iter(x[t:])),
+        lambda x, t: jnp.tile(x[t:], 2),
     ],
-    ids=["reshape", "stack", "add", "max of empty", "len", "if", "fft", "linspace", "random", "iterate"],
+    ids=["reshape", "stack", "add", "max of empty", "len", "if", "fft", "linspace", "random", "iterate", "tile"],
 )  # fmt: skip
 def test_an_operation_without_meaning_on_a_symbolic_length(use):
     def f(p, c, t):

@@ -243,6 +243,14 @@ def test_ordinary_jnp_on_slices_of_symbolic_length():
             "scan": jax.lax.scan(lambda a, x: (0.5 * a + x.sum(), None), jnp.float32(0.0), past)[0],
             "concatenate": jnp.concatenate([past, query[None]]).sum(0),
             "vmap": jax.vmap(jnp.dot, (0, None))(past, query).min(),
+            "stack": jnp.stack([scores, 2 * scores], 1).sum(0),
+            "stack first": jnp.stack([past, past[::-1]]).max((0, 1)),
+            "unstack": jnp.unstack(past, axis=1)[2].sum(),
+            "columns": sum(column.max() for column in jnp.moveaxis(past, 1, 0)),
+            "split": [part.sum() for part in jnp.split(past, [2], axis=1)],
+            "tile": jnp.tile(past, (1, 2)).sum(0),
+            "log2": jnp.log2(jnp.abs(scores)).sum(),
+            "derivative": jax.vmap(jax.grad(jnp.tanh))(scores).sum(),
         }
 
     out = values(f, 5, params=data)
@@ -259,10 +267,14 @@ def test_ordinary_jnp_on_slices_of_symbolic_length():
             "outer": (past @ past.T).sum(), "reversed": (scores[::-1] * scores).sum(), "tail": past[-1] + past[0],
             "where": scores[scores > 0].sum(), "einsum": past.T @ past, "norm": np.linalg.norm(past), "length": t + 1,
             "scan": total, "concatenate": past.sum(0) + query, "vmap": scores.min(),
+            "stack": [scores.sum(), 2 * scores.sum()], "stack first": past.max(0), "unstack": past[:, 2].sum(),
+            "columns": past.max(0).sum(), "split": [past[:, :2].sum(), past[:, 2].sum()], "tile": [*past.sum(0)] * 2,
+            "log2": np.log2(np.abs(scores)).sum(), "derivative": (1 - np.tanh(scores) ** 2).sum(),
         }  # fmt: skip
         assert out.keys() == expected.keys()
         for name, want in expected.items():
-            close(out[name][t], want, rtol=1e-5, atol=1e-5, err_msg=name)
+            got = jax.tree.map(lambda x, t=t: x[t], out[name])
+            close(np.asarray(got), np.asarray(want), rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_no_nan_leaks_from_padding():

@@ -12,6 +12,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import discounted_sum_p
 from rlfx.recurrence.program import Equation
+from rlfx.recurrence.ragged.extremes import by_halves, extreme
 from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, replaced, without
 from rlfx.recurrence.values import discounted_total
 
@@ -38,7 +39,10 @@ def _only(part: Part, axes: Any, clean: bool = False) -> Part:
 def _reduce(point: Point, equation: Equation, operand: Part, *, identity: Callable[[Any], Any]) -> list[Part]:
     axes = equation.params["axes"]
     data = point.masked(_only(operand, axes), equation.inputs[0].shape, identity(operand.data.dtype))
-    (out,) = J.bind(equation.op, dict(equation.params), data)
+    if by_halves(equation.op, axes, data):
+        out = extreme(equation.op, data)
+    else:
+        (out,) = J.bind(equation.op, dict(equation.params), data)
     return [Part(out, tuple(s for i, s in enumerate(operand.starts) if i not in axes), operand.clean)]
 
 

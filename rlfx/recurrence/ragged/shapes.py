@@ -11,7 +11,7 @@ from jax import lax
 from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import series_p
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, unsupported
+from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, unsupported, without
 
 #: Operations that may meet any data: their derivative does not depend on it.
 _HARMLESS = frozenset(
@@ -86,6 +86,32 @@ def _reverse(point: Point, equation: Equation, operand: Part) -> list[Part]:
     return [Part(lax.rev(operand.data, equation.params["dimensions"]), tuple(starts), operand.clean)]
 
 
+def _stack(point: Point, equation: Equation, *parts: Part) -> list[Part]:
+    axis, rank = equation.params["axis"], len(equation.inputs[0].shape)
+    aligned, starts = align_all(point, parts, rank)
+    (out,) = J.bind(equation.op, dict(equation.params), *(p.data for p in aligned))
+    return [Part(out, (*starts[:axis], None, *starts[axis:]), all(p.clean for p in aligned))]
+
+
+def _unstack(point: Point, equation: Equation, operand: Part) -> list[Part]:
+    outs = J.bind(equation.op, dict(equation.params), operand.data)
+    return [Part(out, without(operand.starts, equation.params["axis"]), operand.clean) for out in outs]
+
+
+def _split(point: Point, equation: Equation, operand: Part) -> list[Part]:
+    if operand.starts[equation.params["axis"]] is not None:
+        raise unsupported(equation, "A split of an axis whose length depends on t")
+    outs = J.bind(equation.op, dict(equation.params), operand.data)
+    return [Part(out, operand.starts, operand.clean) for out in outs]
+
+
+def _tile(point: Point, equation: Equation, operand: Part) -> list[Part]:
+    if any(equation.params["reps"][axis] != 1 for axis in operand.ragged):
+        raise unsupported(equation, "A repetition of an axis whose length depends on t")
+    (out,) = J.bind(equation.op, dict(equation.params), operand.data)
+    return [Part(out, operand.starts, operand.clean)]
+
+
 def _iota(point: Point, equation: Equation, *_: Part) -> list[Part]:
     shape, dimension = equation.params["shape"], equation.params["dimension"]
     sizes = tuple(point.width(d) for d in shape)
@@ -97,6 +123,8 @@ def _dim(point: Point, equation: Equation) -> list[Part]:
     return [Part(jnp.asarray(point.value(equation.params["dim"]), equation.outputs[0].dtype), ())]
 
 
+_STACKING = {"stack": _stack, "unstack": _unstack, "tile": _tile}
+
 RULES: dict[Any, Callable[..., list[Part]]] = {
     **dict.fromkeys((*J.ELEMENTWISE, series_p), _elementwise),
     J.primitive("broadcast_in_dim"): _broadcast,
@@ -106,13 +134,16 @@ RULES: dict[Any, Callable[..., list[Part]]] = {
     J.primitive("rev"): _reverse,
     J.primitive("iota"): _iota,
     J.DIM_AS_VALUE: _dim,
+    J.SPLIT: _split,
+    **{p: _STACKING[p.name] for p in J.STACKING},
 }
 
 #: Rules that act on positions one by one, alike at every t.
-POSITIONWISE = J.ELEMENTWISE | {
+POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
     series_p,
+    J.SPLIT,
     *(J.primitive(n) for n in ("transpose", "squeeze", "reshape", "broadcast_in_dim")),
 }
 
 #: Those of them that move data or change their type, and nothing else.
-MOVES = _HARMLESS | {J.primitive(n) for n in ("transpose", "squeeze", "reshape")}
+MOVES = _HARMLESS | {J.SPLIT, *J.STACKING, *(J.primitive(n) for n in ("transpose", "squeeze", "reshape"))}

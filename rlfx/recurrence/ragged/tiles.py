@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,15 @@ def tilewise(rule: Callable) -> Callable:
         if len(parts) != 1:
             return rule(point, equation, *(Part(joined(p.data), p.starts, p.clean) for p in parts))
         (part,) = parts
-        outs = [rule(point, equation, Part(piece, part.starts, part.clean))[0] for piece in part.data.pieces]
-        (axis,) = outs[0].ragged
-        return [Part(Tiles(tuple(o.data for o in outs), axis), outs[0].starts, outs[0].clean)]
+        by_piece = [rule(point, equation, Part(piece, part.starts, part.clean)) for piece in part.data.pieces]
+        return [_in_tiles(outs) for outs in zip(*by_piece, strict=True)]
 
     return apply
+
+
+def _in_tiles(pieces: Sequence[Part]) -> Part:
+    (axis,) = pieces[0].ragged
+    return Part(Tiles(tuple(p.data for p in pieces), axis), pieces[0].starts, pieces[0].clean)
 
 
 def tiled_product(dot: Callable) -> Callable:

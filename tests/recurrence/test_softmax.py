@@ -1,0 +1,149 @@
+"""Attention that divides once, and maxima by halves: the same numbers, another program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ragged.extremes import by_halves, extreme
+from rlfx.recurrence.softmax import divide_last
+
+T, B, D = 7, 2, 4
+SLICES = {"past": lambda x, t: x[: t + 1], "future": lambda x, t: x[t:], "some": lambda x, t: x[t : t + 3]}
+MIXES = {
+    "weights first": lambda p, v: p @ v,
+    "weights last": lambda p, v: v.T @ p,
+    "heads": lambda p, v: jnp.einsum("ht,thd->dh", jnp.stack([p, p[::-1]]), v.reshape(-1, 2, D // 2)),
+    "two queries": lambda p, v: jnp.einsum("tq,td->qd", jnp.stack([p, p], 1), v),
+}
+
+
+def attention(mix, slice_of=SLICES["past"], softmax=jax.nn.softmax):
+    def f(w, x, t):
+        query, key, value = (jnp.tanh(x @ m) for m in w)
+        keys, values = slice_of(rlfx.series((key, value)), t)
+        return jnp.sum(jnp.sin(mix(softmax(keys @ query), values))), x * 1.1 + 0.1
+
+    return f
+
+
+def heads(w, x, t):
+    """Softmax along the last axis of [heads, n] and along the first of [n, queries]."""
+    query, key, value = (jnp.tanh(x @ m).reshape(2, D // 2) for m in w)
+    keys, values = rlfx.series((key, value))[: t + 1]
+    rows = jnp.einsum("ht,thd->hd", jax.nn.softmax(jnp.einsum("thd,hd->ht", keys, query)), values)
+    columns = jnp.einsum("thd,th->dh", values, jax.nn.softmax(jnp.einsum("thd,hd->th", keys, query), axis=0))
+    return jnp.sum(rows**2) + jnp.sum(jnp.sin(columns)), x * 1.1 + 0.1
+
+
+ARGUMENTS = (
+    [jax.random.normal(k, (D, D)) for k in jax.random.split(jax.random.key(0), 3)],
+    jnp.linspace(-1.0, 1.0, B * D),
+)
+
+
+def arguments():
+    w, x = ARGUMENTS
+    return w, x.reshape(B, D)
+
+
+def divisions(f):
+    """How many values of a symbolic length are divided."""
+    program = rlfx.trace(f, *arguments(), length=T, batch=B)
+    return sum(e.op is J.primitive("div") and bool(J.symbolic_axes(e.outputs[0].shape)) for e in program.equations)
+
+
+def check(f):
+    def value_and_gradient(make):
+        run = make(f, length=T, batch=B)
+        return jax.value_and_grad(lambda w, x: run(w, x)[0], (0, 1))(*arguments())
+
+    got, expected = value_and_gradient(rlfx.compile), value_and_gradient(rlfx.reference)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6), got, expected)
+
+
+@pytest.mark.parametrize("slice_of", SLICES)
+def test_the_product_is_divided(slice_of):
+    f = attention(MIXES["weights first"], SLICES[slice_of])
+    assert divisions(f) == 0
+    check(f)
+
+
+@pytest.mark.parametrize(("mix", "left"), [("weights first", 0), ("weights last", 0), ("heads", 1), ("two queries", 1)])
+def test_orders_of_the_product(mix, left):
+    """A softmax that is put into another array before its product stays as it is."""
+    assert divisions(attention(MIXES[mix])) == left
+    check(attention(MIXES[mix]))
+
+
+def test_heads():
+    assert divisions(heads) == 0
+    check(heads)
+
+
+def test_what_stays():
+    def entropy(p, v):
+        return p @ v - jnp.sum(p * jnp.log(p))
+
+    by_hand = lambda s: jnp.exp(s) / jnp.exp(s).sum()  # noqa: E731  # may overflow: divided first
+    normalized = lambda s: jnp.exp(s - s.max()) / jnp.exp(s).sum()  # noqa: E731
+    for f in (attention(entropy), attention(MIXES["weights first"], softmax=by_hand),
+              attention(MIXES["weights first"], softmax=normalized)):  # fmt: skip
+        assert divisions(f) == 1
+        check(f)
+
+
+def test_a_loop_over_its_own_past_stays():
+    def f(w, x, t):
+        query, key, value = (jnp.tanh(x @ m) for m in w)
+        keys, values = rlfx.series((key, value))[: t + 1]
+        out = jax.nn.softmax(keys @ query) @ values
+        return jnp.sum(out**2), jnp.tanh(out)
+
+    assert divisions(f) == 1
+    check(f)
+
+
+def test_idempotent():
+    program = rlfx.trace(heads, *arguments(), length=T, batch=B)
+    assert divide_last(program) is program
+
+
+def test_scores_of_any_size():
+    f = attention(MIXES["weights first"], softmax=lambda s: jax.nn.softmax(30.0 * s - 200.0))
+    assert divisions(f) == 0
+    check(f)
+
+
+# -- maxima by halves -----------------------------------------------------------------------------------------------------
+
+EXTREMES = {"reduce_max": jnp.max, "reduce_min": jnp.min}
+
+
+@pytest.mark.parametrize("shape", [(17,), (64,), (3, 129), (2, 2, 1000)])
+@pytest.mark.parametrize("op", EXTREMES)
+def test_extremes(op, shape):
+    x = jnp.round(3 * jax.random.normal(jax.random.key(0), shape))  # rounded: several attain it
+    expected, pull = jax.vjp(lambda x: EXTREMES[op](x, axis=-1), x)
+    got, pulled = jax.vjp(jax.jit(lambda x: extreme(J.primitive(op), x)), x)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(pulled(jnp.ones_like(got))[0], pull(jnp.ones_like(got))[0])
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("op", EXTREMES)
+def test_extremes_that_are_not_finite(op, bad):
+    x = jnp.arange(50.0).at[33].set(bad)
+    np.testing.assert_array_equal(extreme(J.primitive(op), x), EXTREMES[op](x))
+
+
+def test_where_halves_are_faster():
+    """On a CPU, along the last axis, if that is long."""
+    op, long = J.primitive("reduce_max"), jnp.zeros((2, 64))
+    assert by_halves(op, (1,), long) == (jax.default_backend() == "cpu")
+    assert not by_halves(op, (0,), long)
+    assert not by_halves(op, (1,), long[:, :16])
+    assert not by_halves(op, (1,), long.astype(jnp.int32))
+    assert not by_halves(J.primitive("reduce_sum"), (1,), long)
