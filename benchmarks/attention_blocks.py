@@ -1,11 +1,12 @@
 """Attention over the past: acting (one's own past, step by step) and learning (all timesteps), rlfx against hand-written JAX.
 
-    python benchmarks/attention_blocks.py [--lengths 1024 2048 4096] [--batch 0 4] [--rounds 7] [--out FILE.json]
+    python benchmarks/attention_blocks.py [--lengths 1024 2048 4096] [--batch 0 4] [--cores 2] [--rounds 7] [--out FILE.json]
 
 Acting: `mask` is the usual decoding loop, a scan over a key/value cache of T positions with a mask, batch-major (and
 `mask-t`, time-major). Learning: the gradient of causal attention, `[T, T]` is the masked score matrix as an expert writes
 it, `dpa` is `jax.nn.dot_product_attention`. Width 64, one head. All candidates of a row are compared with each other
-before anything is timed, and timed interleaved; ratios first. Memory is XLA's `temp_size_in_bytes`.
+before anything is timed, and timed interleaved; ratios first. Memory is XLA's `temp_size_in_bytes`. With `--cores`, `mesh` is
+rlfx with the batch split over that many devices (XLA splits the products of the others over the same cores).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ def weights(seed=0):
 # -- acting: y[t] depends on y[t - 1] and attends to every earlier timestep ------------------------------------------
 
 
-def decode_rlfx(length, batch):
+def decode_rlfx(length, batch, mesh=None):
     def step(params, x, t):
         query, key, value = (x @ w for w in params[:3])
         past = rlfx.series((key, value))[: t + 1]
         out = jnp.tanh(jax.nn.softmax(past[0] @ query * SCALE) @ past[1])
         return out, out
 
-    run = rlfx.unroll(step, length=length, batch=batch)
+    run = rlfx.unroll(step, length=length, batch=batch, mesh=mesh)
     return lambda params, x: run(params, x)[1]
 
 
@@ -88,7 +89,7 @@ def decode_mask_t(length, batch):
 # -- learning: the gradient of a causal attention layer --------------------------------------------------------------
 
 
-def loss_rlfx(length, batch):
+def loss_rlfx(length, batch, mesh=None):
     def step(params, carry, t):
         xs, ys = (rlfx.inputs(data)[t] for data in params[1])
         query, key, value = (xs @ w for w in params[0][:3])
@@ -96,7 +97,7 @@ def loss_rlfx(length, batch):
         out = jax.nn.softmax(past[0] @ query * SCALE) @ past[1]
         return jnp.mean((jnp.tanh(out @ params[0][3]) - ys) ** 2), carry
 
-    run = rlfx.compile(step, length=length, batch=batch)
+    run = rlfx.compile(step, length=length, batch=batch, mesh=mesh)
     return jax.value_and_grad(lambda w, data: run((w, data), None)[0])
 
 
@@ -159,27 +160,40 @@ def measure(candidates, arguments, rounds):
     return rows
 
 
-def decoding(length, batch, rounds):
+def with_mesh(make, mesh, batch):
+    """A candidate for all the cores, where there is a batch to split."""
+    if mesh is None or batch is None or batch % mesh.size:
+        return {}
+    return {"mesh": lambda length, batch: make(length, batch, mesh)}
+
+
+def ours(rows):
+    """The faster of our programs."""
+    return min((r for n, r in rows.items() if n in ("rlfx", "mesh")), key=lambda r: r["ms"])
+
+
+def decoding(length, batch, rounds, mesh):
     x = jax.random.normal(jax.random.key(1), (WIDTH,) if batch is None else (batch, WIDTH))
     candidates = {"rlfx": decode_rlfx, "mask": decode_mask, **({} if batch is None else {"mask-t": decode_mask_t})}
+    candidates |= with_mesh(decode_rlfx, mesh, batch)
     rows = measure({n: make(length, batch) for n, make in candidates.items()}, (weights(), x), rounds)
     cache = 2 * length * (batch or 1) * WIDTH * 4
-    best = min(r["ms"] for n, r in rows.items() if n != "rlfx")
+    best = min(r["ms"] for n, r in rows.items() if n not in ("rlfx", "mesh"))
     return {
-        "what": "decode", "T": length, "B": batch, "time_ratio": round(rows["rlfx"]["ms"] / best, 3),
+        "what": "decode", "T": length, "B": batch, "time_ratio": round(ours(rows)["ms"] / best, 3),
         "temp_over_cache": round(rows["rlfx"]["temp_bytes"] / cache, 3), "candidates": rows,
     }  # fmt: skip
 
 
-def learning(length, batch, rounds):
+def learning(length, batch, rounds, mesh):
     lead = (length,) if batch is None else (length, batch)
     data = tuple(jax.random.normal(k, (*lead, WIDTH)) for k in jax.random.split(jax.random.key(2)))
-    candidates = {"rlfx": loss_rlfx, "[T, T]": loss_square, "dpa": loss_dpa}
+    candidates = {"rlfx": loss_rlfx, "[T, T]": loss_square, "dpa": loss_dpa, **with_mesh(loss_rlfx, mesh, batch)}
     rows = measure({n: make(length, batch) for n, make in candidates.items()}, (weights(), data), rounds)
-    peers = [r for n, r in rows.items() if n != "rlfx"]
+    peers = [r for n, r in rows.items() if n not in ("rlfx", "mesh")]
     return {
         "what": "gradient", "T": length, "B": batch,
-        "time_ratio": round(rows["rlfx"]["ms"] / min(r["ms"] for r in peers), 3),
+        "time_ratio": round(ours(rows)["ms"] / min(r["ms"] for r in peers), 3),
         "memory_ratio": round(rows["rlfx"]["temp_bytes"] / min(r["temp_bytes"] for r in peers), 3), "candidates": rows,
     }  # fmt: skip
 
@@ -199,19 +213,22 @@ def main(argv=None):
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096])
     parser.add_argument("--batch", type=int, nargs="+", default=[0, 4], help="0: no batch axis")
     parser.add_argument("--what", nargs="+", choices=("decode", "gradient"), default=["decode", "gradient"])
+    parser.add_argument("--cores", type=int, default=1, help="devices for the candidate on a mesh")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out")
     args = parser.parse_args(argv)
+    mesh = rlfx.use_all_cores(args.cores) if args.cores > 1 else None
     made = {"decode": decoding, "gradient": learning}
     about = {
         "date": datetime.date.today().isoformat(), "jax": jax.__version__, "python": platform.python_version(),
         "device": str(jax.devices()[0]), "machine": platform.processor() or platform.machine(), "rounds": args.rounds,
+        "cores": args.cores,
     }  # fmt: skip
     rows = []
     for length in args.lengths:
         for what in args.what:
             for batch in args.batch:
-                rows.append(made[what](length, batch or None, args.rounds))
+                rows.append(made[what](length, batch or None, args.rounds, mesh))
                 show(rows[-1])
                 if args.out:
                     with open(args.out, "w") as file:

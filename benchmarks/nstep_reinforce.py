@@ -77,6 +77,9 @@ def by_hand(n, length, batch):
             for k in reversed(range(n)):
                 gain = rewards[k : k + length] + goings[k : k + length] * gain
 
+        # XLA:CPU is slow at weight gradients that contract over two axes: the learner sees rows.
+        obs, action, gain = (x.reshape((-1,) + x.shape[2:]) for x in (obs, action, gain))
+
         def loss(params):
             log_probs = jax.nn.log_softmax(timerl.mlp(params["pi"], obs))
             return -jnp.mean(jnp.take_along_axis(log_probs, action[..., None], -1)[..., 0] * gain)

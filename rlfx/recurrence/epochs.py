@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rlfx.errors import DomainError, ScheduleError, located
-from rlfx.recurrence.contractions import transposed_contractions
+from rlfx.recurrence.contractions import fast_contractions
 from rlfx.recurrence.shuffle import shuffle as keyed_shuffle
 from rlfx.threefry import unrolled
 
@@ -80,7 +80,7 @@ def minibatch_epochs(
     lead = 0 if axis == "tb" else 1
     place = _placement(mesh, mesh_axis, size)
     rows = tree.tree_map(place(), rows)
-    update = transposed_contractions(update)
+    update = fast_contractions(update)
 
     def epoch(carry, epoch_key):
         order = shuffle(epoch_key, sequences).reshape(minibatches, size)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.recurrence.contractions import DOT, over_rows
+from rlfx.recurrence.contractions import FAST
 from rlfx.recurrence.convolution import CONVOLUTION, channels_last
 from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
@@ -25,8 +25,7 @@ from rlfx.recurrence.program import Var
 from rlfx.recurrence.timeline import LEARNING
 from rlfx.recurrence.values import Value, cut_environments, cut_times
 
-#: What differentiation writes, and XLA:CPU is slow at: products over t and b; convolutions inside loops.
-_CONTRACTIONS = {DOT: over_rows}
+#: Convolutions as XLA:CPU does them best inside loops.
 _CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], operands[1], eqn.params)]}
 
 
@@ -81,7 +80,7 @@ class Pass:
             run = execute(self.learner.region, own, self.t0, tails, part, iterate=deferring)
             return self.loss_sum(run) * share
 
-        rules = _CONTRACTIONS if jax.default_backend() == "cpu" else {}
+        rules = FAST if jax.default_backend() == "cpu" else {}
         if any(e.op is CONVOLUTION for e in self.learner.region.graph.equations):
             rules = rules | _CONVOLUTIONS
         with jax.named_scope(LEARNING):

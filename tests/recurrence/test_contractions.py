@@ -1,4 +1,4 @@
-"""Weight gradients from a transposed copy: the same numbers, another program."""
+"""Weight gradients as a CPU does them best: the same numbers, another program."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.contractions import transposed_contractions
+from rlfx.recurrence.contractions import DOT, fast_contractions
 
 X = jax.random.normal(jax.random.key(0), (600, 5))
 PARAMS = [jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 16), (16, 16), (16, 1)], 1)]
@@ -23,33 +23,54 @@ def copies(fn, *args):
 
 
 def test_gradients_are_the_same():
-    got = jax.jit(transposed_contractions(jax.grad(loss)))(PARAMS, X)
+    got = jax.jit(fast_contractions(jax.grad(loss)))(PARAMS, X)
     for a, b in zip(got, jax.grad(loss)(PARAMS, X), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
 def test_every_weight_gradient_is_changed_and_nothing_else():
-    assert copies(transposed_contractions(jax.grad(loss)), PARAMS, X) == 3
-    assert copies(transposed_contractions(jax.grad(jax.jit(loss))), PARAMS, X) == 3
-    assert copies(transposed_contractions(loss), PARAMS, X) == 0
-    assert copies(transposed_contractions(jax.grad(loss)), PARAMS, X[:100]) == 0
+    assert copies(fast_contractions(jax.grad(loss)), PARAMS, X) == 3
+    assert copies(fast_contractions(jax.grad(jax.jit(loss))), PARAMS, X) == 3
+    assert copies(fast_contractions(loss), PARAMS, X) == 0
+    assert copies(fast_contractions(jax.grad(loss)), PARAMS, X[:100]) == 0
 
 
-def test_it_is_the_residual_that_is_copied():
-    """Differentiation writes g.T @ x; the transposed operand is x, of 5 columns, not g, of 16."""
-    contract = lambda g, x: jax.lax.dot_general(g, x, (((0,), (0,)), ((), ())))  # noqa: E731
-    g = jnp.ones((600, 16))
-    text = jax.jit(transposed_contractions(contract)).lower(g, X).as_text()
-    assert "optimization_barrier %" in text.replace("stablehlo.", "")
-    assert "tensor<5x600xf32>" in text
-    np.testing.assert_allclose(transposed_contractions(contract)(g, X), g.T @ X, rtol=1e-5, atol=1e-4)
+CONTRACT = jax.jit(lambda g, x: jax.lax.dot_general(g, x, (((0,), (0,)), ((), ()))))
+
+
+@pytest.mark.parametrize(("columns", "first"), [((2, 16), 2), ((16, 2), 2), ((7, 7), 7)])
+def test_the_narrow_operand_comes_first(columns, first):
+    g, x = (jax.random.normal(jax.random.key(i), (600, n)) for i, n in enumerate(columns))
+    (product,) = (e for e in jax.make_jaxpr(fast_contractions(CONTRACT))(g, x).eqns if e.primitive is DOT)
+    assert product.invars[0].aval.shape == (600, first)
+    np.testing.assert_allclose(fast_contractions(CONTRACT)(g, x), g.T @ x, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts"),
+    [
+        (2560, (64, 64), 16),
+        (2560, (128, 32), 16),
+        (1024, (32, 32), 8),
+        (2560, (64, 16), None),  # one operand is too narrow
+        (2560, (64, 129), None),  # one is too wide
+        (64 * 160 + 160, (64, 64), None),  # too many parts
+        (2557, (64, 64), None),  # a prime number of rows
+    ],
+)
+def test_parts(rows, columns, parts):
+    g, x = (jax.random.normal(jax.random.key(i), (rows, n)) for i, n in enumerate(columns))
+    (product,) = (e for e in jax.make_jaxpr(fast_contractions(CONTRACT))(g, x).eqns if e.primitive is DOT)
+    shape = product.outvars[0].aval.shape
+    assert shape[:-2] == (() if parts is None else (parts,))
+    np.testing.assert_allclose(fast_contractions(CONTRACT)(g, x), CONTRACT(g, x), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("under", [jax.jit, jax.vmap])
 def test_under_transformations(under):
     stacked = [jnp.stack([w, 2 * w]) for w in PARAMS], jnp.stack([X, X + 1])
     args = stacked if under is jax.vmap else (PARAMS, X)
-    got, expected = under(transposed_contractions(jax.grad(loss)))(*args), under(jax.grad(loss))(*args)
+    got, expected = under(fast_contractions(jax.grad(loss)))(*args), under(jax.grad(loss))(*args)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
@@ -61,7 +82,7 @@ def test_differentiable_and_structured():
     def after(step):
         return lambda params: loss(step(params, X)[0]["params"], X)
 
-    got, expected = jax.grad(after(transposed_contractions(step)))(PARAMS), jax.grad(after(step))(PARAMS)
+    got, expected = jax.grad(after(fast_contractions(step)))(PARAMS), jax.grad(after(step))(PARAMS)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
@@ -71,7 +92,7 @@ def test_names_of_scopes_survive():
         with jax.named_scope("the_learner"):
             return jax.grad(loss)(params, x)
 
-    text = jax.jit(transposed_contractions(named)).lower(PARAMS, X).compile().as_text()
+    text = jax.jit(fast_contractions(named)).lower(PARAMS, X).compile().as_text()
     assert "the_learner" in text
 
 
@@ -82,8 +103,8 @@ def test_inside_a_scan():
         add = lambda total, block: (jax.tree.map(jnp.add, total, jax.grad(loss)(params, block)), None)  # noqa: E731
         return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), x.reshape(2, 300, 5))[0]
 
-    assert copies(transposed_contractions(accumulated), PARAMS, X) == 3
-    got, expected = jax.jit(transposed_contractions(accumulated))(PARAMS, X), accumulated(PARAMS, X)
+    assert copies(fast_contractions(accumulated), PARAMS, X) == 3
+    got, expected = jax.jit(fast_contractions(accumulated))(PARAMS, X), accumulated(PARAMS, X)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
