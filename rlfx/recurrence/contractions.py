@@ -22,8 +22,8 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.interpret import rewritten
 from rlfx.recurrence.plan import divisor_up_to
 
-#: With fewer rows there is little to gain.
-_ROWS = 256
+#: With fewer rows there is little to gain; with more columns, as in attention over all timesteps at once, it was slower.
+_ROWS, _COLUMNS = 256, 256
 _OVER_ROWS = (((0,), (0,)), ((), ()))
 #: Rows of a part, the columns of operands for which parts are faster, and how many parts there are at most (their products
 #: are added up at the end).
@@ -48,7 +48,7 @@ def over_rows(eqn: Any, operands: list) -> list | None:
     if axes is None:
         return None
     left, right = (x.reshape(-1, *x.shape[axes:]) for x in operands)
-    if not left.ndim == right.ndim == 2:
+    if not left.ndim == right.ndim == 2 or max(left.shape[1], right.shape[1]) > _COLUMNS:
         return J.bind(DOT, eqn.params | {"dimension_numbers": _OVER_ROWS}, left, right)
     narrow_first = left.shape[1] <= right.shape[1]
     out = _product(eqn.params, *((left, right) if narrow_first else (right, left)))
@@ -65,7 +65,7 @@ def _leading_axes(eqn: Any) -> int | None:
     if not axes or contracted != (axes, axes) or batched != ((), ()):
         return None
     left, right = (v.aval for v in eqn.invars)
-    tall = left.ndim == right.ndim == 2 and left.shape[0] >= _ROWS
+    tall = left.ndim == right.ndim == 2 and left.shape[0] >= _ROWS and max(left.shape[1], right.shape[1]) <= _COLUMNS
     return len(axes) if len(axes) > 1 or tall else None
 
 

@@ -38,7 +38,9 @@ def test_every_weight_gradient_is_changed_and_nothing_else():
 CONTRACT = jax.jit(lambda g, x: jax.lax.dot_general(g, x, (((0,), (0,)), ((), ()))))
 
 
-@pytest.mark.parametrize(("columns", "first"), [((2, 16), 2), ((16, 2), 2), ((7, 7), 7)])
+@pytest.mark.parametrize(
+    ("columns", "first"), [((2, 16), 2), ((16, 2), 2), ((7, 7), 7), ((256, 2), 2), ((257, 2), 257)]
+)
 def test_the_narrow_operand_comes_first(columns, first):
     g, x = (jax.random.normal(jax.random.key(i), (600, n)) for i, n in enumerate(columns))
     (product,) = (e for e in jax.make_jaxpr(fast_contractions(CONTRACT))(g, x).eqns if e.primitive is DOT)
