@@ -72,7 +72,8 @@ def _leading_axes(eqn: Any) -> int | None:
 def _product(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
     """``left.T @ right``, as a sum of products over fewer rows where those are faster."""
     rows = divisor_up_to(len(left), _PART)
-    fitting = left.shape[1] >= _NARROW and right.shape[1] <= _WIDE
+    exact = jnp.result_type(left, right).itemsize >= 4  # narrower numbers would be rounded part by part
+    fitting = exact and left.shape[1] >= _NARROW and right.shape[1] <= _WIDE
     if not fitting or rows < _PART // 2 or len(left) > _MOST_PARTS * rows:
         return J.bind(DOT, params | {"dimension_numbers": _OVER_ROWS}, left, right)[0]
     parts = [x.reshape(-1, rows, x.shape[1]) for x in (left, right)]

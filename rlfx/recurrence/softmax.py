@@ -1,9 +1,10 @@
 """Attention divides once: ``softmax(x) @ v`` over a slice as ``(e @ v) / sum(e)`` with ``e = exp(x - max(x))``.
 
 Divided first, every position of the slice is divided, and the derivative adds up over the slice once more. Divided last, it
-is one division of what the product leaves. No ``e`` is above 1: what overflows did so before. Where the slices are of what
-the product itself leads to (a loop over t, acting), one timestep's softmax is small, and it stays as it is: on a CPU the
-mask then costs more than the division.
+is one division of what the product leaves. No ``e`` is above 1, so that the product is at most as many times larger as the
+slice is long: in float16, where that may overflow, nothing changes. Where the slices are of what the product itself leads to
+(a loop over t, acting), one timestep's softmax is small, and it stays as it is: on a CPU the mask then costs more than the
+division.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.lift import Builder, live
@@ -56,9 +58,9 @@ def _divided_last(product: Equation, definition: Mapping, users: Mapping, build:
     contracted, batched = product.params["dimension_numbers"]
     for side, operand in enumerate(product.inputs):
         softmax = _softmax(operand, definition) if users.get(operand) == 1 else None
-        if softmax is None or tuple(contracted[side]) != (softmax.axis,) or out.dtype != softmax.total.dtype:
+        if softmax is None or tuple(contracted[side]) != (softmax.axis,):
             continue
-        if _reaches(product, product, definition):
+        if out.dtype != softmax.total.dtype or out.dtype == jnp.float16 or _reaches(product, product, definition):
             continue
         bare = build.var(out.shape, out.dtype)
         inputs = tuple(softmax.weights if i == side else v for i, v in enumerate(product.inputs))

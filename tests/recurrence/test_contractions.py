@@ -68,6 +68,13 @@ def test_parts(rows, columns, parts):
     np.testing.assert_allclose(fast_contractions(CONTRACT)(g, x), CONTRACT(g, x), rtol=1e-4, atol=1e-3)
 
 
+def test_parts_are_not_rounded():
+    """Numbers of 16 bits are added up in one product, which XLA does in 32 bits."""
+    g, x = (jnp.ones((2560, 64), jnp.bfloat16) for _ in range(2))
+    (product,) = (e for e in jax.make_jaxpr(fast_contractions(CONTRACT))(g, x).eqns if e.primitive is DOT)
+    assert product.outvars[0].aval.shape == (64, 64)
+
+
 @pytest.mark.parametrize("under", [jax.jit, jax.vmap])
 def test_under_transformations(under):
     stacked = [jnp.stack([w, 2 * w]) for w in PARAMS], jnp.stack([X, X + 1])

@@ -95,6 +95,12 @@ def test_what_stays():
         check(f)
 
 
+def test_float16_may_overflow_and_stays():
+    f = attention(lambda p, v: (p.astype(jnp.float16) @ v.astype(jnp.float16)).astype(jnp.float32),
+                  softmax=lambda s: jax.nn.softmax(s.astype(jnp.float16)))  # fmt: skip
+    assert divisions(f) == 1
+
+
 def test_a_loop_over_its_own_past_stays():
     def f(w, x, t):
         query, key, value = (jnp.tanh(x @ m) for m in w)
