@@ -112,6 +112,24 @@ def test_a_loop_over_its_own_past_stays():
     check(f)
 
 
+def test_until():
+    attend = attention(MIXES["weights first"], SLICES["future"])
+
+    def f(w, c, t):
+        loss, x = attend(w, c["x"], t)
+        return loss, {"x": x, "left": c["left"] - 1}
+
+    w, x = arguments()
+    carry = {"x": x, "left": jnp.array([3, 9])}
+
+    def value_and_gradient(make):
+        run = make(f, length=T, batch=B, until=lambda c: c["left"] <= 0)
+        return jax.value_and_grad(lambda w: run(w, carry)[0])(w)
+
+    got, expected = value_and_gradient(rlfx.compile), value_and_gradient(rlfx.reference)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6), got, expected)
+
+
 def test_idempotent():
     program = rlfx.trace(heads, *arguments(), length=T, batch=B)
     assert divide_last(program) is program
