@@ -153,7 +153,7 @@ class RunningLoop:
         here = {v: run.env[v] for v in fixed}
         for v, x in zip(moving, slices, strict=True):
             whole = run.now() if v is run.program.now else run.env[v]
-            here[v] = Value(x, whole.dims - {"t"}, whole.starts, whole.clean)
+            here[v] = Value(x, whole.dims - {"t"}, whole.starts, whole.clean, whole.raw)
         rings = dict(zip(loop.depth, state, strict=True))
         writes = {v: run.graph.definition[v] for v, depth in loop.depth.items() if depth != REGISTER}
 
@@ -174,6 +174,7 @@ class RunningLoop:
         for v, depth in loop.depth.items():
             if depth == REGISTER:
                 rings[v] = expand(here[v], self.slots[v], run.sizes).data
+        run.ragged.update((v, here[v].starts) for v in loop.stacked if here[v].starts is not None)
         stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
         stacked = [to_host(x) if v in run.on_host else x for v, x in zip(loop.stacked, stacked, strict=True)]
         return list(rings.values()), stacked

@@ -29,6 +29,7 @@ class Execution:
     Attributes:
       env: values at all points.
       finals: values at the last iteration of a loop.
+      ragged: the starts of what loops stack that is ragged.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Execution:
         self.t0 = t0
         self.env: dict[Var, Value] = dict(env)
         self.finals: dict[Var, Value] = {}
+        self.ragged: dict[Var, tuple] = {}
         self.tails = dict(tails)
         self.times = Value(extent.times, frozenset("t"))
 
@@ -90,7 +92,7 @@ class Execution:
         for v, data in zip(loop.stacked, ys, strict=True):
             # What a scan computes is the same at every timestep if it varies with none, x[0] for one.
             dims = self.program.dims_of(v)
-            self.env[v] = Value(data if "t" in dims else data[0], dims)
+            self.env[v] = Value(data if "t" in dims else data[0], dims, self.ragged.get(v), v not in self.ragged)
         for v in loop.last:
             self.finals[v] = running.last_of(v, state)
 

@@ -92,7 +92,7 @@ def view_slice(source: Value, equation: Equation, domain: Domain, sizes) -> Valu
     dims = source.dims - {"t"}
     if not J.is_symbolic(size):
         return Value(data, dims)
-    return Value(data, dims, _slice_starts(access, domain, width, first, data.ndim - len(dims)), False)
+    return Value(data, dims, _slice_starts(access, domain, width, first, data.ndim - len(dims)), False, True)
 
 
 def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, sizes) -> Value:
@@ -106,7 +106,9 @@ def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, 
     data = jnp.moveaxis(data, 1, 2) if "b" in source.dims else data
     if not J.is_symbolic(size):
         return Value(data, source.dims)
-    return Value(data, source.dims, _slice_starts(access, domain, width, None, data.ndim - len(source.dims)), False)
+    return Value(
+        data, source.dims, _slice_starts(access, domain, width, None, data.ndim - len(source.dims)), False, True
+    )
 
 
 def _slice_starts(access: Slice, domain: Domain, width: int, first: int | None, ndim: int) -> tuple:
@@ -199,7 +201,7 @@ def read_ring_slice(ring: Value, depth: int, access: Slice, size: Any, domain: D
     data = _behind_b(data, ring.dims)
     if not J.is_symbolic(size):
         return Value(data, ring.dims)
-    return Value(data, ring.dims, _slice_starts(access, domain, width, first, ndim), False)
+    return Value(data, ring.dims, _slice_starts(access, domain, width, first, ndim), False, True)
 
 
 def read_ring_window(

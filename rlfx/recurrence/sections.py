@@ -35,8 +35,11 @@ def tile_size(length: int) -> int:
 
 
 def tiled_series(loop: Loop, program: Program) -> frozenset[Var]:
-    """The series of a loop that are kept in tiles: of which it reads prefixes, and nothing else."""
-    if loop.direction != "forward":
+    """The series of a loop that are kept in tiles: of which it reads prefixes, and nothing else.
+
+    None are if a value as wide as the past is needed after the loop: stacked, it would be of another width in each section.
+    """
+    if loop.direction != "forward" or any(J.symbolic_axes(v.shape) for v in loop.stacked):
         return frozenset()
     users: dict[Var, list[Equation]] = {}
     for e in loop.body:
@@ -89,7 +92,7 @@ class Section:
         """All tiles: what has been written before, and in this section."""
         pieces = (*self.complete[equation.source], tile.data)
         ndim = tile.data.ndim - len(tile.dims)
-        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), False)
+        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), False, True)
 
 
 def advance_in_sections(

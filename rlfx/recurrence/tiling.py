@@ -211,7 +211,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
 
         def evaluate(times, slices, rest=rest, stretch=stretch, views=views):
             here = {
-                v: Value(x, i.dims, i.starts, i.clean) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)
+                v: Value(x, i.dims, i.starts, i.clean, i.raw)
+                for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)
             }
             part = at(times, stretch, {**fixed, **views, **here})
 

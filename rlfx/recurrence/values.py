@@ -27,12 +27,14 @@ class Value:
       starts: for each axis of the point's shape, where the valid positions begin: None on ordinary axes; None as a whole
         for ordinary values. See :mod:`rlfx.recurrence.ragged`.
       clean: whether positions that are not valid hold copies of valid data.
+      raw: whether they hold data of other timesteps.
     """
 
     data: Any
     dims: frozenset = NO_DIMS
     starts: tuple | None = None
     clean: bool = True
+    raw: bool = False
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Any:
@@ -50,7 +52,7 @@ def expand(value: Value, dims: frozenset, sizes: Mapping[str, int]) -> Value:
             at = sum(1 for a in AXES[:position] if a in have)
             data = jnp.broadcast_to(jnp.expand_dims(data, at), data.shape[:at] + (sizes[axis],) + data.shape[at:])
             have = have | {axis}
-    return Value(data, have, value.starts, value.clean)
+    return Value(data, have, value.starts, value.clean, value.raw)
 
 
 def mask_like(mask: Any, x: Any) -> Any:
@@ -69,14 +71,16 @@ def cut_environments(value: Value, first: Any, count: int) -> Value:
     if axis is None:
         return value
     data = jax.lax.dynamic_slice_in_dim(value.data, first, count, axis)
-    return Value(data, value.dims, value.starts, value.clean)
+    return Value(data, value.dims, value.starts, value.clean, value.raw)
 
 
 def cut_times(value: Value, first: Any, count: int) -> Value:
     """The value at consecutive timesteps; values that do not vary with t as they are."""
     if "t" not in value.dims:
         return value
-    return Value(jax.lax.dynamic_slice_in_dim(value.data, first, count, 0), value.dims, value.starts, value.clean)
+    return Value(
+        jax.lax.dynamic_slice_in_dim(value.data, first, count, 0), value.dims, value.starts, value.clean, value.raw
+    )
 
 
 def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Callable:

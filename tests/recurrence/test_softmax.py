@@ -112,6 +112,74 @@ def test_a_loop_over_its_own_past_stays():
     check(f)
 
 
+@pytest.mark.parametrize("length", [T, 200])  # 200: more than a tile
+def test_what_is_returned_of_the_weights(length):
+    """They are as wide as the past at every timestep, and what is made of them is computed after the loop."""
+
+    def f(w, x, t):
+        query, key, value = (jnp.tanh(x @ m) for m in w)
+        keys, values = rlfx.series((key, value))[: t + 1]
+        weights = jax.nn.softmax(keys @ query)
+        out = jnp.tanh(weights @ values + 0.1 * x)
+        return out, (out, -jnp.sum(weights * jnp.log(weights)), weights.max())
+
+    def by_hand(w, x):
+        keys, values, outs = [], [], []
+        for _ in range(length):
+            query, key, value = (np.tanh(x @ m) for m in w)
+            keys, values = [*keys, key], [*values, value]
+            scores = np.stack(keys) @ query
+            weights = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+            x = np.tanh(weights @ np.stack(values) + 0.1 * x)
+            outs.append((x, -np.sum(weights * np.log(weights)), weights.max()))
+        return [np.stack(leaf) for leaf in zip(*outs, strict=True)]
+
+    w, x = arguments()
+    got = rlfx.unroll(f, length=length, batch=B)(w, x)[1]
+    for b in range(B):
+        expected = by_hand([np.asarray(m, np.float64) for m in w], np.asarray(x[b], np.float64))
+        for g, e in zip(got, expected, strict=True):
+            np.testing.assert_allclose(g[:, b], e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["weights first", "weights last", "heads"])
+@pytest.mark.parametrize("length", [T, 200])
+def test_very_low_scores_while_acting(order, length):
+    """What is not written yet has the score 0, a thousand above the others: its exponential is infinite."""
+    low = lambda k, q: jnp.sum(jnp.abs(k) + 1.0, -1) * -300.0  # noqa: E731
+    mix = {
+        "weights first": lambda p, v: p @ v,
+        "weights last": lambda p, v: v.T @ p,
+        "heads": lambda p, v: jnp.einsum("th,ht->h", v, jnp.stack([p] * D)),
+    }[order]
+
+    def f(w, x, t):
+        query, key, value = (jnp.tanh(x @ m) for m in w)
+        keys, values = rlfx.series((key, value))[: t + 1]
+        scores = low(keys, query)
+        out = jnp.tanh(mix(jax.nn.softmax(scores), values) + 0.1 * x)
+        return out, (out, scores.max())
+
+    def by_hand(w, x):
+        keys, values, outs = [], [], []
+        for _ in range(length):
+            _, key, value = (np.tanh(x @ m) for m in w)
+            keys, values = [*keys, key], [*values, value]
+            scores = np.sum(np.abs(np.stack(keys)) + 1.0, -1) * -300.0
+            weights = np.exp(scores - scores.max())
+            x = np.tanh(weights @ np.stack(values) / weights.sum() + 0.1 * x)
+            outs.append((x, scores.max()))
+        return [np.stack(leaf) for leaf in zip(*outs, strict=True)]
+
+    w, x = arguments()
+    got = rlfx.unroll(f, length=length, batch=B)(w, x)[1]
+    for b in range(B):
+        expected = by_hand([np.asarray(m, np.float64) for m in w], np.asarray(x[b], np.float64))
+        for g, e in zip(got, expected, strict=True):
+            np.testing.assert_allclose(g[:7, b], e[:7], rtol=1e-3, atol=1e-3)  # scores of -2000, in 32 bits
+        assert np.isfinite(got[0]).all()
+
+
 def test_until():
     attend = attention(MIXES["weights first"], SLICES["future"])
 

@@ -37,22 +37,23 @@ def evaluate_ragged(
 
     def at(point_t, point_n, *data):
         data = data if equation.op in _TILED else map(joined, data)
-        parts = [Part(d, v.starts or (None,) * np.ndim(d), v.clean) for d, v in zip(data, values, strict=True)]
+        parts = [Part(d, v.starts or (None,) * np.ndim(d), v.clean, v.raw) for d, v in zip(data, values, strict=True)]
         outs = rule(Point(domain, point_t, point_n), equation, *parts)
         meta[:] = outs
         return [o.data for o in outs]
 
+    raw = equation.op in shapes.MOVES and all(v.raw for v in values if v.starts is not None)
     data = [v.data for v in values]
     dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
     # Inside a loop nothing is shared by all t: what is not valid is cleaned there, unless no derivative can come of it.
     if ("t" in t.dims or not perturbed) and "t" not in dims and _keeps_sharing(equation, values):
         mapped = map_over(lambda *d: at(None, None, *d), dims, [v.dims for v in values])
         outs = mapped(*data)
-        return [Value(d, dims, _starts(m), False) for d, m in zip(outs, meta, strict=True)]
+        return [Value(d, dims, _starts(m), False, raw) for d, m in zip(outs, meta, strict=True)]
     dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
     mapped = map_over(at, dims, [t.dims, length.dims, *(v.dims for v in values)])
     outs = mapped(t.data, length.data, *data)
-    return [Value(d, dims, _starts(m), m.clean) for d, m in zip(outs, meta, strict=True)]
+    return [Value(d, dims, _starts(m), m.clean, raw) for d, m in zip(outs, meta, strict=True)]
 
 
 def _starts(part: Part) -> tuple | None:

@@ -30,11 +30,17 @@ ANYWHERE = "anywhere"
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A value of one point, with the starts of its ragged axes."""
+    """A value of one point, with the starts of its ragged axes.
+
+    Attributes:
+      clean: positions that are not valid hold copies of valid data.
+      raw: they hold data of other timesteps: nothing infinite that these are not.
+    """
 
     data: Any
     starts: tuple
     clean: bool = True
+    raw: bool = False
 
     @property
     def ragged(self) -> tuple[int, ...]:
@@ -105,7 +111,7 @@ class Point:
         offset = 0 if same(have, start) else self.value(have) - self.value(start)
         position = lax.iota(jnp.int32, width) + offset
         data = jnp.take(part.data, jnp.clip(position, 0, part.data.shape[axis] - 1), axis=axis, mode="clip")
-        return Part(data, replaced(part.starts, axis, start), False)
+        return Part(data, replaced(part.starts, axis, start), False, part.raw)
 
 
 def replaced(items: Sequence, index: int, item: Any) -> tuple:

@@ -88,9 +88,9 @@ def _dot(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
     contracted_right = tuple(s if i in rc else None for i, s in enumerate(rhs.starts))
     # One masked operand is enough where the other holds data of other timesteps (a mask would make a copy of it for
     # every t); derived data may be infinite there.
-    left_is_raw = not lhs.clean and rhs.clean
-    left = lhs.data if left_is_raw else point.masked(Part(lhs.data, contracted_left), left_shape, 0)
-    right = point.masked(Part(rhs.data, contracted_right), right_shape, 0) if rhs.clean else rhs.data
+    mask_left = rhs.raw or not lhs.raw
+    left = point.masked(Part(lhs.data, contracted_left), left_shape, 0) if mask_left else lhs.data
+    right = rhs.data if rhs.raw and mask_left else point.masked(Part(rhs.data, contracted_right), right_shape, 0)
     (out,) = J.bind(equation.op, dict(equation.params), left, right)
     batch = [lhs.starts[a] for a in lb]
     free_left = [s for i, s in enumerate(lhs.starts) if i not in (*lc, *lb)]
