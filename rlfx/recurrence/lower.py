@@ -91,10 +91,13 @@ class Execution:
         state, ys = self.advance(running, running.initial(), self.times.data, slices)
         for v, data in zip(loop.stacked, ys, strict=True):
             # What a scan computes is the same at every timestep if it varies with none, x[0] for one.
-            dims = self.program.dims_of(v)
-            self.env[v] = Value(data if "t" in dims else data[0], dims, self.ragged.get(v), v not in self.ragged)
+            self.env[v] = self.stacked(v, data if "t" in self.program.dims_of(v) else data[0])
         for v in loop.last:
             self.finals[v] = running.last_of(v, state)
+
+    def stacked(self, var: Var, data: Any) -> Value:
+        """What a loop has stacked, with where it is valid."""
+        return Value(data, self.program.dims_of(var), self.ragged.get(var), var not in self.ragged)
 
     def advance(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence) -> tuple[list, list]:
         """Run a loop over consecutive timesteps, see :meth:`RunningLoop.advance`."""

@@ -144,14 +144,14 @@ def streamed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         state, ys = run.advance(running, state, times, [cut_times(x, first, count).data for x in given.values()])
         part = part_of(run, first, count)
-        part.env |= {v: Value(y, run.program.dims_of(v)) for v, y in zip(stream.loop.stacked, ys, strict=True)}
+        part.env |= {v: run.stacked(v, y) for v, y in zip(stream.loop.stacked, ys, strict=True)}
         part.sequence(stream.prompt, part.env, part.times, part.read_complete)
         return state, [part.env[v].data for v in stream.buffered]
 
     def learn(first, window, count, tails, beyond):
         """The gradient of ``count`` timesteps from ``first`` on; ``window`` has ``delay`` more, or ends at T."""
         part = part_of(run, first, window[0].shape[0] if window else count)
-        part.env |= {v: Value(x, run.program.dims_of(v)) for v, x in zip(stream.buffered, window, strict=True)}
+        part.env |= {v: run.stacked(v, x) for v, x in zip(stream.buffered, window, strict=True)}
         part.tails |= beyond
         part.sequence(stream.delayed, part.env, part.times, part.read_complete)
 
