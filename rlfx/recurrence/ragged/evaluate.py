@@ -42,7 +42,7 @@ def evaluate_ragged(
         meta[:] = outs
         return [o.data for o in outs]
 
-    raw = equation.op in shapes.MOVES and all(v.raw for v in values if v.starts is not None)
+    raw = equation.op in _KEEPS_RAW and all(v.raw for v in values if v.starts is not None)
     data = [v.data for v in values]
     dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
     # Inside a loop nothing is shared by all t: what is not valid is cleaned there, unless no derivative can come of it.
@@ -102,6 +102,9 @@ def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 
 #: ``(point, equation, *operands) -> outputs``, by primitive.
 RULES: dict[Any, Callable[..., list[Part]]] = {**shapes.RULES, **reductions.RULES, **slices.RULES, J.SCAN: _scan}
+
+#: What only picks and moves data: that of other timesteps stays such.
+_KEEPS_RAW = shapes.MOVES | {J.primitive(n) for n in ("rev", "slice", "dynamic_slice", "gather")}
 
 #: The rules that take pieces of a ragged axis one by one.
 _TILED = {
