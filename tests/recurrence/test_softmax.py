@@ -112,6 +112,21 @@ def test_a_loop_over_its_own_past_stays():
     check(f)
 
 
+def acted_by_hand(length, score, aux):
+    """What a loop over its own past puts out for each environment, in 64 bits: ``(x, *aux(scores, weights))``."""
+    w, states = (np.asarray(a, np.float64) for a in (jnp.stack(arguments()[0]), arguments()[1]))
+    for x in states:
+        keys, values, outs = [], [], []
+        for _ in range(length):
+            query, key, value = (np.tanh(x @ m) for m in w)
+            keys, values = [*keys, key], [*values, value]
+            scores = score(np.stack(keys), query)
+            weights = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+            x = np.tanh(weights @ np.stack(values) + 0.1 * x)
+            outs.append((x, *aux(scores, weights)))
+        yield [np.stack(leaf) for leaf in zip(*outs, strict=True)]
+
+
 @pytest.mark.parametrize("length", [T, 200])  # 200: more than a tile
 def test_what_is_returned_of_the_weights(length):
     """They are as wide as the past at every timestep, and what is made of them is computed after the loop."""
@@ -123,21 +138,12 @@ def test_what_is_returned_of_the_weights(length):
         out = jnp.tanh(weights @ values + 0.1 * x)
         return out, (out, -jnp.sum(weights * jnp.log(weights)), weights.max())
 
-    def by_hand(w, x):
-        keys, values, outs = [], [], []
-        for _ in range(length):
-            query, key, value = (np.tanh(x @ m) for m in w)
-            keys, values = [*keys, key], [*values, value]
-            scores = np.stack(keys) @ query
-            weights = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
-            x = np.tanh(weights @ np.stack(values) + 0.1 * x)
-            outs.append((x, -np.sum(weights * np.log(weights)), weights.max()))
-        return [np.stack(leaf) for leaf in zip(*outs, strict=True)]
+    def aux(_, weights):
+        return -np.sum(weights * np.log(weights)), weights.max()
 
     w, x = arguments()
     got = rlfx.unroll(f, length=length, batch=B)(w, x)[1]
-    for b in range(B):
-        expected = by_hand([np.asarray(m, np.float64) for m in w], np.asarray(x[b], np.float64))
+    for b, expected in enumerate(acted_by_hand(length, lambda keys, query: keys @ query, aux)):
         for g, e in zip(got, expected, strict=True):
             np.testing.assert_allclose(g[:, b], e, rtol=1e-4, atol=1e-5)
 
@@ -160,21 +166,10 @@ def test_very_low_scores_while_acting(order, length):
         out = jnp.tanh(mix(jax.nn.softmax(scores), values) + 0.1 * x)
         return out, (out, scores.max())
 
-    def by_hand(w, x):
-        keys, values, outs = [], [], []
-        for _ in range(length):
-            _, key, value = (np.tanh(x @ m) for m in w)
-            keys, values = [*keys, key], [*values, value]
-            scores = np.sum(np.abs(np.stack(keys)) + 1.0, -1) * -300.0
-            weights = np.exp(scores - scores.max())
-            x = np.tanh(weights @ np.stack(values) / weights.sum() + 0.1 * x)
-            outs.append((x, scores.max()))
-        return [np.stack(leaf) for leaf in zip(*outs, strict=True)]
-
     w, x = arguments()
     got = rlfx.unroll(f, length=length, batch=B)(w, x)[1]
-    for b in range(B):
-        expected = by_hand([np.asarray(m, np.float64) for m in w], np.asarray(x[b], np.float64))
+    score = lambda keys, _: np.sum(np.abs(keys) + 1.0, -1) * -300.0  # noqa: E731
+    for b, expected in enumerate(acted_by_hand(length, score, lambda scores, _: (scores.max(),))):
         for g, e in zip(got, expected, strict=True):
             np.testing.assert_allclose(g[:7, b], e[:7], rtol=1e-3, atol=1e-3)  # scores of -2000, in 32 bits
         assert np.isfinite(got[0]).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -44,9 +44,9 @@ def tilewise(rule: Callable) -> Callable:
         if not tiled:
             return rule(point, equation, *parts)
         if len(parts) != 1:
-            return rule(point, equation, *(Part(joined(p.data), p.starts, p.clean, p.raw) for p in parts))
+            return rule(point, equation, *(replace(p, data=joined(p.data)) for p in parts))
         (part,) = parts
-        by_piece = [rule(point, equation, Part(piece, part.starts, part.clean, part.raw)) for piece in part.data.pieces]
+        by_piece = [rule(point, equation, replace(part, data=piece)) for piece in part.data.pieces]
         return [_in_tiles(outs) for outs in zip(*by_piece, strict=True)]
 
     return apply
@@ -63,13 +63,13 @@ def tiled_product(dot: Callable) -> Callable:
     def apply(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
         sides = [lhs, rhs]
         if isinstance(lhs.data, Tiles) == isinstance(rhs.data, Tiles):
-            return dot(point, equation, *(Part(joined(p.data), p.starts, p.clean, p.raw) for p in sides))
+            return dot(point, equation, *(replace(p, data=joined(p.data)) for p in sides))
         which = 0 if isinstance(lhs.data, Tiles) else 1
         tiled, other = sides[which], sides[1 - which]
         contracted, batched = equation.params["dimension_numbers"]
         axis = tiled.data.axis
         if axis in batched[which] or tiled.ragged != (axis,):
-            sides[which] = Part(tiled.data.joined, tiled.starts, tiled.clean, tiled.raw)
+            sides[which] = replace(tiled, data=tiled.data.joined)
             return dot(point, equation, *sides)
         if axis not in contracted[which]:
             return [_put_together(dot, point, equation, sides, which)]
@@ -88,7 +88,7 @@ def _put_together(dot: Callable, point: Point, equation: Equation, sides: list[P
     tiled = sides[which]
     outs = []
     for piece in tiled.data.pieces:
-        sides[which] = Part(piece, tiled.starts, tiled.clean, tiled.raw)
+        sides[which] = replace(tiled, data=piece)
         outs += dot(point, equation, *sides)
     axis = _free_axes(equation).index((which, tiled.data.axis))
     return Part(jnp.concatenate([o.data for o in outs], axis=axis), outs[0].starts, outs[0].clean)
