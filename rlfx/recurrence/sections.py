@@ -141,9 +141,8 @@ def advance_in_sections(
 
 
 def _longer(tile: Any, count: int, axis: int) -> Any:
-    """The tile with room for more timesteps."""
-    shape = (*tile.shape[:axis], count, *tile.shape[axis + 1 :])
-    return jnp.concatenate([tile, zeros(shape, tile.dtype)], axis=axis)
+    """The tile with room for more timesteps: a copy of what happens to be in it, which is masked."""
+    return jnp.concatenate([tile, jax.lax.slice_in_dim(tile, 0, count, axis=axis)], axis=axis)
 
 
 def _begun(last: Any, var: Var, count: int, running: Any, from_last: bool) -> Any:

@@ -3,8 +3,8 @@
 Divided first, every position of the slice is divided, and the derivative adds up over the slice once more. Divided last, it
 is one division of what the product leaves. No ``e`` is above 1, so that the product is at most as many times larger as the
 slice is long: in float16, where that may overflow, nothing changes. Where the slices are of what the product itself leads to
-(a loop over t, acting), one timestep's softmax is small, and it stays as it is: on a CPU the mask then costs more than the
-division.
+(a loop over t, acting), the softmax and its product are one equation, ``attend_p``: a timestep's softmax is so small there that
+every mask and every pass counts, and that one needs the fewest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.lift import Builder, live
-from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
+from rlfx.recurrence.primitives import attend_p
+from rlfx.recurrence.program import Atom, Equation, Program, Var, infer_dims
+from rlfx.recurrence.ragged import may_be_empty
 
 _DIV, _DOT, _EXP, _SUB = (J.primitive(p) for p in ("div", "dot_general", "exp", "sub"))
 _SUM, _MAX, _BROADCAST = (J.primitive(p) for p in ("reduce_sum", "reduce_max", "broadcast_in_dim"))
@@ -29,8 +31,13 @@ _UNCHANGED = frozenset({_BROADCAST, J.primitive("stop_gradient"), J.primitive("m
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """``weights / total``, where ``total`` is the sum of the weights along an axis of symbolic length."""
+    """``weights / total``, where ``total`` is the sum of the weights along an axis of symbolic length.
 
+    Attributes:
+      scores: of which the weights are exponentials.
+    """
+
+    scores: Var
     weights: Var
     total: Var
     axis: int
@@ -43,7 +50,7 @@ def divide_last(program: Program) -> Program:
     build, equations = Builder(program), []
     for e in program.equations:
         equations += _divided_last(e, definition, users, build) or [e]
-    if len(equations) == len(program.equations):
+    if tuple(equations) == program.equations:
         return program
     given = {v: program.dims_of(v) for v in program.inputs}
     kept = live(tuple(equations), program)
@@ -51,7 +58,7 @@ def divide_last(program: Program) -> Program:
 
 
 def _divided_last(product: Equation, definition: Mapping, users: Mapping, build: Builder) -> list[Equation] | None:
-    """The equations of a product with a softmax that nothing else uses; None if it is no such product, or of a loop."""
+    """The equations of a product with a softmax that nothing else uses; None if it is no such product."""
     if product.op is not _DOT or J.symbolic_axes(product.outputs[0].shape):
         return None
     (out,) = product.outputs
@@ -60,16 +67,31 @@ def _divided_last(product: Equation, definition: Mapping, users: Mapping, build:
         softmax = _softmax(operand, definition) if users.get(operand) == 1 else None
         if softmax is None or tuple(contracted[side]) != (softmax.axis,):
             continue
-        if out.dtype != softmax.total.dtype or out.dtype == jnp.float16 or _reaches(product, product, definition):
+        if out.dtype != softmax.total.dtype or out.dtype == jnp.float16:
             continue
+        axes = _axes_of_product(side, len(operand.shape), len(out.shape), softmax.axis, batched)
+        if _reaches(product, product, definition):
+            params = {**product.params, "side": side, "axes": axes}
+            inputs = (softmax.scores, product.inputs[1 - side])
+            return [dataclasses.replace(product, op=attend_p, params=params, inputs=inputs)]
         bare = build.var(out.shape, out.dtype)
         inputs = tuple(softmax.weights if i == side else v for i, v in enumerate(product.inputs))
-        axes = _axes_of_product(side, len(operand.shape), len(out.shape), softmax.axis, batched)
         build.equations = [dataclasses.replace(product, inputs=inputs, outputs=(bare,))]
-        build.call(lambda y, s: y / jax.lax.broadcast_in_dim(s, y.shape, axes), [bare, softmax.total], product)
+        divisor = _not_of_nothing(softmax, product, build)
+        build.call(lambda y, s: y / jax.lax.broadcast_in_dim(s, y.shape, axes), [bare, divisor], product)
         *others, division = build.equations
         return [*others, dataclasses.replace(division, outputs=(out,))]
     return None
+
+
+def _not_of_nothing(softmax: Softmax, product: Equation, build: Builder) -> Atom:
+    """The divisor: of a slice that is empty 1, so that the product is 0 and not NaN."""
+    dim = softmax.weights.shape[softmax.axis]
+    if not may_be_empty(build.program.domain, dim):
+        return softmax.total
+    size = build.var((), jnp.dtype(jnp.int32))
+    build.equations.append(Equation(J.DIM_AS_VALUE, {"dim": dim}, (), (size,), product.where, product.scope))
+    return build.call(lambda n, s: jnp.where(n <= 0, jnp.ones_like(s), s), [size, softmax.total], product)
 
 
 def _reaches(equation: Equation, goal: Equation, definition: Mapping[Atom, Equation]) -> bool:
@@ -110,16 +132,19 @@ def _softmax(atom: Atom, definition: Mapping[Atom, Equation]) -> Softmax | None:
     others = tuple(a for a in range(len(weights.shape)) if a != axis)
     if tuple(spread.params["broadcast_dimensions"]) != others or not J.is_symbolic(weights.shape[axis]):
         return None
-    return Softmax(weights, total.outputs[0], axis) if _at_most_one(exponential, definition) else None
+    scores = _scores(exponential, axis, definition)
+    return None if scores is None else Softmax(scores, weights, total.outputs[0], axis)
 
 
-def _at_most_one(exponential: Equation, definition: Mapping[Atom, Equation]) -> bool:
-    """Whether the largest of the exponents is taken off all of them."""
+def _scores(exponential: Equation, axis: int, definition: Mapping[Atom, Equation]) -> Var | None:
+    """The exponents, if the largest of them along ``axis`` is taken off all of them."""
     difference = definition.get(exponential.inputs[0])
     if difference is None or difference.op is not _SUB:
-        return False
+        return None
     x, largest = difference.inputs
     found = definition.get(largest)
     while found is not None and found.op in _UNCHANGED:
-        found = definition.get(next((v for v in found.inputs if not isinstance(v, Lit)), None))
-    return found is not None and found.op is _MAX and found.inputs[0] is x
+        known = [v for v in found.inputs if isinstance(v, Var)]
+        found = definition.get(known[0]) if len(known) == 1 else None
+    is_maximum = found is not None and found.op is _MAX and tuple(found.params["axes"]) == (axis,)
+    return x if is_maximum and isinstance(x, Var) and found.inputs[0] is x else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +125,7 @@ _WINDOW = "Read a window of fixed length instead, x.window(lo, hi, fill=v), or a
 
 def _in_t(error: Exception) -> str:
     """The first line of one of jax's messages, with lengths as functions of t."""
-    return str(error).splitlines()[0].replace("tau", "(t + 1)").replace("nu", "N")
+    return re.sub(r"\bnu\b", "N", re.sub(r"\btau\b", "(t + 1)", str(error).splitlines()[0]))
 
 
 def _explained(error: Exception, frame: str) -> Exception:
@@ -135,6 +136,9 @@ def _explained(error: Exception, frame: str) -> Exception:
     if "Series" in text:
         fact = "A Series is not an array: it stands for its values at all timesteps."
         return TypeError(located(fact, where=where, fix="Write x[t]."))
+    if "tau" in text and "rank_promotion" in text:
+        fix = "Give both as many axes, x[None] for x for example."
+        return type(error)(located(_in_t(error), where=where, fix=fix))
     # jax 0.11 iterates over an array of symbolic length until it trips over itself.
     if "tau" in text or "_DimExpr" in text or "process_primitive" in text:
         fact = f"An operation has no meaning on a slice whose length depends on t: {_in_t(error)}"

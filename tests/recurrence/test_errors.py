@@ -293,6 +293,21 @@ def test_an_operation_without_meaning_on_a_symbolic_length(use):
     assert "x.window(lo, hi, fill=v)" in message
 
 
+def test_ranks_that_differ_under_strict_promotion():
+    def f(p, c, t):
+        return jnp.sum(rlfx.series(c)[: t + 1] * c), c
+
+    with (
+        jax.numpy_rank_promotion("raise"),
+        pytest.raises(ValueError, match=r"shapes \(\(t \+ 1\), 3\) \(3,\)") as caught,
+    ):
+        rlfx.trace(f, None, jnp.zeros(3), length=4)
+    message = str(caught.value)
+    assert "at test_errors.py:" in message
+    assert "jax_numpy_rank_promotion" in message
+    assert "Fix: Give both as many axes" in message
+
+
 def test_returning_a_slice():
     def f(p, c, t):
         return 1.0 * t, c, rlfx.series(1.0 * t)[t:]

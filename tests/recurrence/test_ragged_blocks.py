@@ -126,6 +126,66 @@ def test_ones_own_past_in_sections(tile, batch, in_pieces):
     assert_close(jax.jit(compiled)(params, carry)[0], expected[0][0])  # without gradients the loop is another one
 
 
+def past_and_age(k, v, q):
+    age = jnp.arange(k.shape[0])[::-1].astype(jnp.float32)
+    return jax.nn.softmax(k @ q - 0.3 * age) @ v
+
+
+def normalized(k, v, q):
+    scores = (k / jnp.linalg.norm(k + 2.0, axis=1, keepdims=True)) @ q
+    return jnp.where(scores > 0, scores, 0.1 * scores) @ jnp.tanh(v)
+
+
+def summaries(k, v, q):
+    ranges = jnp.max(k, 0) - jnp.min(v, 0) + jnp.prod(1 + 0.1 * k, 0)
+    return ranges + jnp.where(jnp.all(k > -0.5) | jnp.any(v > 0.9), 0.5, -0.5) + jnp.mean(k * v) + jnp.max(k * q[None])
+
+
+def by_heads(k, v, q):
+    scores = jnp.einsum("thd,hd->ht", jnp.stack([k, 2 * v], 1), jnp.stack([q, q]))
+    return jnp.einsum("ht,td->d", jax.nn.softmax(scores, -1), v) + jnp.sum(jax.nn.softmax(scores, 0), 1)[0]
+
+
+#: What may be computed of one's own past, of which some stays in pieces.
+OF_THE_PAST = {
+    "softmax": lambda k, v, q: attend((k, v), q, 0),
+    "exponentials": lambda k, v, q: attend((k, v), q, 1),
+    "sort and last": lambda k, v, q: attend((k, v), q, 2),
+    "age": past_and_age,
+    "normalized": normalized,
+    "summaries": summaries,
+    "heads": by_heads,
+    "outer product": lambda k, v, q: jnp.exp(-(k.T @ v)) @ q,
+    "projected": lambda k, v, q: jnp.exp(jnp.outer(q, q) - 1) @ jnp.sum((k @ jnp.outer(q, q)) * v, 0),
+    "products of products": lambda k, v, q: jnp.tanh(k @ q) @ jnp.cos(v @ jnp.outer(q, q)),
+    "all with all": lambda k, v, q: jnp.sum(jnp.tanh(k @ v.T), 0) @ k,
+    "infinite where nothing is": lambda k, v, q: (
+        jnp.sum(jnp.exp(1 / (0.2 + jnp.abs(k))), 0) @ jnp.sum(1 / (v + 4), 0) * q
+    ),
+    "no product": lambda k, v, q: jax.nn.softmax(k @ q).max() + jnp.sum(jnp.log(2 + jnp.tanh(v)) / (1 + k**2), 0),
+}
+
+
+@pytest.mark.parametrize("what", OF_THE_PAST)
+def test_what_is_computed_of_pieces(what, in_pieces):
+    """Acting and learning, in sections of two timesteps."""
+    length, batch = 7, 2
+
+    def f(params, carry, t):
+        key, value, query = (jnp.tanh(carry @ w) for w in params["w"])
+        found = OF_THE_PAST[what](*rlfx.series((key, value))[: t + 1], query)
+        new = jnp.tanh(0.5 * found + 0.1 * rlfx.inputs(params["obs"])[t])
+        return jnp.sum(new**2), new, new
+
+    params, carry = arguments(length, batch, 5)
+    options = {"length": length, "batch": batch}
+    in_pieces(100, 2)
+    expected = value_and_gradient(rlfx.reference(f, **options), params, carry)
+    compiled = rlfx.compile(f, **options)
+    assert_close(jax.jit(compiled)(params, carry)[0], expected[0][0])  # no derivative: pieces
+    assert_close(jax.jit(lambda p, c: value_and_gradient(compiled, p, c))(params, carry), expected)
+
+
 @pytest.mark.parametrize("length", [5, 8, 16])
 def test_a_growing_tile_holds_every_timestep_and_is_never_copied_without_room(length, in_pieces, monkeypatch):
     """Sections of one timestep, as many as there are; which tiles each of them reads."""

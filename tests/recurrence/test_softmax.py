@@ -7,11 +7,18 @@ import pytest
 
 import rlfx
 from rlfx import _jaxpr as J
+from rlfx.recurrence.primitives import attend_p
 from rlfx.recurrence.ragged.extremes import by_halves, extreme
 from rlfx.recurrence.softmax import divide_last
 
 T, B, D = 7, 2, 4
-SLICES = {"past": lambda x, t: x[: t + 1], "future": lambda x, t: x[t:], "some": lambda x, t: x[t : t + 3]}
+SLICES = {
+    "past": lambda x, t: x[: t + 1],
+    "future": lambda x, t: x[t:],
+    "some": lambda x, t: x[t : t + 3],
+    "before": lambda x, t: x[:t],
+    "after": lambda x, t: x[t + 1 :],
+}
 MIXES = {
     "weights first": lambda p, v: p @ v,
     "weights last": lambda p, v: v.T @ p,
@@ -101,15 +108,62 @@ def test_float16_may_overflow_and_stays():
     assert divisions(f) == 1
 
 
-def test_a_loop_over_its_own_past_stays():
+def over_its_own_past(mix, slice_of=SLICES["past"], softmax=jax.nn.softmax):
     def f(w, x, t):
         query, key, value = (jnp.tanh(x @ m) for m in w)
-        keys, values = rlfx.series((key, value))[: t + 1]
-        out = jax.nn.softmax(keys @ query) @ values
-        return jnp.sum(out**2), jnp.tanh(out)
+        keys, values = slice_of(rlfx.series((key, value)), t)
+        out = mix(softmax(keys @ query), values)
+        return jnp.sum(out**2), jnp.tanh(jnp.ravel(out)[:D] + 0.5 * x)
 
-    assert divisions(f) == 1
+    return f
+
+
+def is_one_equation(f):
+    program = rlfx.trace(f, *arguments(), length=T, batch=B)
+    return sum(e.op is attend_p for e in program.equations) == 1
+
+
+@pytest.mark.parametrize(
+    ("mix", "slice_of"),
+    [*((mix, "past") for mix in MIXES), *((mix, "before") for mix in MIXES if mix != "heads")],
+)
+def test_a_loop_over_its_own_past(mix, slice_of):
+    """One equation; acting, and its gradient. Before the first timestep there is nothing, and the product is 0."""
+    f = over_its_own_past(MIXES[mix], SLICES[slice_of])
+    assert is_one_equation(f) == mix.startswith("weights")
     check(f)
+
+
+@pytest.mark.parametrize("shape", ["uniform", "some impossible", "enormous"])
+def test_scores_of_any_shape_over_its_own_past(shape):
+    softmax = {
+        "uniform": lambda s: jax.nn.softmax(jnp.zeros_like(s)),
+        "some impossible": lambda s: jax.nn.softmax(jnp.where(s < s[-1], -jnp.inf, s)),
+        "enormous": lambda s: jax.nn.softmax(1e4 * s - 1e6),
+    }[shape]
+    f = over_its_own_past(MIXES["weights first"], softmax=softmax)
+    assert is_one_equation(f)
+    check(f)
+
+
+def test_a_maximum_of_the_other_axis():
+    """Exponentials of what is not the same along the slice are no softmax."""
+
+    def mix(p, v):
+        scores = jnp.stack([jnp.log(p), v[:, 0]])
+        weights = jnp.exp(scores - scores.max(0, keepdims=True))
+        return weights / weights.sum(1, keepdims=True) @ v
+
+    f = over_its_own_past(mix)
+    assert not is_one_equation(f)
+    check(f)
+
+
+def test_all_scores_impossible_is_nan():
+    """As jax.nn.softmax is of them; 0 would hide the mistake."""
+    f = over_its_own_past(MIXES["weights first"], softmax=lambda s: jax.nn.softmax(jnp.full_like(s, -jnp.inf)))
+    assert is_one_equation(f)
+    assert all(np.isnan(make(f, length=T, batch=B)(*arguments())[0]) for make in (rlfx.compile, rlfx.reference))
 
 
 def acted_by_hand(length, score, aux):
@@ -175,8 +229,9 @@ def test_very_low_scores_while_acting(order, length):
         assert np.isfinite(got[0]).all()
 
 
-def test_until():
-    attend = attention(MIXES["weights first"], SLICES["future"])
+@pytest.mark.parametrize("slice_of", ["future", "after"])
+def test_until(slice_of):
+    attend = attention(MIXES["weights first"], SLICES[slice_of])
 
     def f(w, c, t):
         loss, x = attend(w, c["x"], t)

@@ -11,10 +11,12 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.primitives import attend_p
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged import reductions, shapes, slices
+from rlfx.recurrence.ragged.attention import attend
 from rlfx.recurrence.ragged.part import Part, Point, unsupported
-from rlfx.recurrence.ragged.tiles import joined, tiled_product, tilewise
+from rlfx.recurrence.ragged.tiles import joined, tiled_product, tiled_reduction, tilewise, tilewise_unperturbed
 from rlfx.recurrence.values import Value, map_over
 
 
@@ -38,7 +40,7 @@ def evaluate_ragged(
     def at(point_t, point_n, *data):
         data = data if equation.op in _TILED else map(joined, data)
         parts = [Part(d, v.starts or (None,) * np.ndim(d), v.clean, v.raw) for d, v in zip(data, values, strict=True)]
-        outs = rule(Point(domain, point_t, point_n), equation, *parts)
+        outs = rule(Point(domain, point_t, point_n, perturbed), equation, *parts)
         meta[:] = outs
         return [o.data for o in outs]
 
@@ -108,7 +110,10 @@ _KEEPS_RAW = shapes.MOVES | {J.primitive(n) for n in ("rev", "slice", "dynamic_s
 
 #: The rules that take pieces of a ragged axis one by one.
 _TILED = {
+    **{op: tilewise_unperturbed(RULES[op]) for op in J.ELEMENTWISE},
+    **{op: tilewise(RULES[op]) for op in (*shapes.MOVES, J.primitive("broadcast_in_dim"))},
+    **{op: tiled_reduction(RULES[op], both, shared) for op, (both, shared) in reductions.TWO_BY_TWO.items()},
     J.primitive("dot_general"): tiled_product(RULES[J.primitive("dot_general")]),
-    **{op: tilewise(RULES[op]) for op in shapes.MOVES},
+    attend_p: attend,
 }
 RULES |= _TILED

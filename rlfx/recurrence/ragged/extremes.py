@@ -26,6 +26,12 @@ def by_halves(op: Any, axes: tuple[int, ...], x: Any) -> bool:
     return op in EXTREMES and axes == (x.ndim - 1,) and x.shape[-1] > _ROW and floats and jax.default_backend() == "cpu"
 
 
+def largest(x: Any, axis: int) -> Any:
+    """The maximum along an axis, by halves where that is faster."""
+    op = J.primitive("reduce_max")
+    return extreme(op, x) if by_halves(op, (axis,), x) else lax.reduce_max(x, (axis,))
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def extreme(op: Any, x: Any) -> Any:
     """``reduce_max`` or ``reduce_min`` over the last axis, with its derivative: ties share it evenly.

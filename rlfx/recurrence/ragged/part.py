@@ -11,7 +11,7 @@ exponent in the padding would have right values and NaN gradients. The fill carr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -49,11 +49,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Where the rules evaluate: one point of the domain. ``t`` is None for what does not vary with t."""
+    """Where the rules evaluate: one point of the domain.
+
+    Attributes:
+      t: None for what does not vary with t.
+      n: the length.
+      perturbed: whether the evaluation may be differentiated.
+    """
 
     domain: Domain
     t: Any
     n: Any
+    perturbed: bool
 
     def value(self, dim: Any) -> Any:
         """A symbolic dimension as an int32."""
@@ -70,9 +77,10 @@ class Point:
             if part.starts[axis] == ANYWHERE:
                 continue
             size = part.data.shape[axis]
-            position = lax.iota(jnp.int32, size)
-            start = self.value(part.starts[axis])
-            valid = (position >= start) & (position < start + self.value(shape[axis]))
+            position, start = lax.iota(jnp.int32, size), part.starts[axis]
+            valid = position < self.value(start) + self.value(shape[axis])
+            if J.is_symbolic(start) or start > 0:
+                valid = valid & (position >= self.value(start))
             valid = lax.broadcast_in_dim(valid, (1,) * axis + (size,) + (1,) * (part.data.ndim - axis - 1), (axis,))
             mask = valid if mask is None else mask & valid
         return None if mask is None else jnp.broadcast_to(mask, part.data.shape)
@@ -108,6 +116,8 @@ class Point:
         if same(have, start) and part.data.shape[axis] == width:
             return part
         # Of the same start (then nothing need be known of t), a tile and a slice may still differ in width.
+        if same(have, start) and width < part.data.shape[axis]:
+            return replace(part, data=lax.slice_in_dim(part.data, 0, width, axis=axis))
         offset = 0 if same(have, start) else self.value(have) - self.value(start)
         position = lax.iota(jnp.int32, width) + offset
         data = jnp.take(part.data, jnp.clip(position, 0, part.data.shape[axis] - 1), axis=axis, mode="clip")
@@ -133,10 +143,20 @@ def same(a: Any, b: Any) -> bool:
 
 def widest(domain: Domain, dim: Any) -> int:
     """The largest value of a dimension over the domain."""
+    return max(1, int(_values(domain, dim).max())) if J.is_symbolic(dim) else int(dim)
+
+
+def may_be_empty(domain: Domain, dim: Any) -> bool:
+    """Whether a dimension is 0 (or less, after an episode's end) at a timestep."""
     if not J.is_symbolic(dim):
-        return int(dim)
+        return dim == 0
+    return (domain.until and J.mentions_end(dim)) or bool(_values(domain, dim).min() <= 0)
+
+
+def _values(domain: Domain, dim: Any) -> np.ndarray:
+    """A symbolic dimension at all timesteps."""
     with jax.ensure_compile_time_eval():  # min and max in a dimension are evaluated by jnp
-        return max(1, int(np.max(J.evaluate_dim(dim, domain.times() + 1, np.int32(domain.length)))))
+        return np.asarray(J.evaluate_dim(dim, domain.times() + 1, np.int32(domain.length)))
 
 
 def _reference_starts(parts: Sequence[Part], ndim: int) -> tuple[list, list[int]]:
@@ -162,6 +182,18 @@ def align_all(point: Point, parts: Sequence[Part], ndim: int) -> tuple[list[Part
                 part = point.aligned(part, axis, starts[axis], widths[axis])
         out.append(part)
     return out, tuple(starts)
+
+
+def align_contracted(point: Point, left: Part, la: int, right: Part, ra: int) -> tuple[Part, Part]:
+    """Two parts with the axes ``la`` and ``ra`` of a product aligned."""
+    # Move what varies with t anyway; what is shared by all t stays as it is.
+    if left.starts[la] != ANYWHERE and (right.starts[ra] == ANYWHERE or not right.clean or left.clean):
+        target, width = left.starts[la], left.data.shape[la]
+    else:
+        target, width = right.starts[ra], right.data.shape[ra]
+    if target == ANYWHERE:
+        target = 0
+    return point.aligned(left, la, target, width), point.aligned(right, ra, target, width)
 
 
 def unsupported(equation: Equation, fact: str) -> UnsupportedSliceOp:

@@ -13,7 +13,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import discounted_sum_p
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged.extremes import by_halves, extreme
-from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, replaced, without
+from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, align_contracted, replaced, without
 from rlfx.recurrence.values import discounted_total
 
 
@@ -73,17 +73,8 @@ def _dot(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
     (lc, rc), (lb, rb) = equation.params["dimension_numbers"]
     left_shape, right_shape = equation.inputs[0].shape, equation.inputs[1].shape
     for la, ra in (*zip(lc, rc, strict=True), *zip(lb, rb, strict=True)):
-        if lhs.starts[la] is None:
-            continue
-        # Move what varies with t anyway; what is shared by all t stays as it is.
-        if lhs.starts[la] != ANYWHERE and (rhs.starts[ra] == ANYWHERE or not rhs.clean or lhs.clean):
-            target, width = lhs.starts[la], lhs.data.shape[la]
-        else:
-            target, width = rhs.starts[ra], rhs.data.shape[ra]
-        if target == ANYWHERE:
-            target = 0
-        lhs = point.aligned(lhs, la, target, width)
-        rhs = point.aligned(rhs, ra, target, width)
+        if lhs.starts[la] is not None:
+            lhs, rhs = align_contracted(point, lhs, la, rhs, ra)
     contracted_left = tuple(s if i in lc else None for i, s in enumerate(lhs.starts))
     contracted_right = tuple(s if i in rc else None for i, s in enumerate(rhs.starts))
     # One masked operand is enough where the other holds data of other timesteps (a mask would make a copy of it for
@@ -130,6 +121,16 @@ _IDENTITY: dict[str, Callable[[Any], Any]] = {
     "and": lambda dtype: True,
     "or": lambda dtype: False,
     "logsumexp": lambda dtype: -np.inf,
+}
+
+#: How two results of a reduction become one, and whether those that are equal share its derivative.
+TWO_BY_TWO: dict[Any, tuple[Callable[[Any, Any], Any], bool]] = {
+    J.primitive("reduce_sum"): (jnp.add, False),
+    J.primitive("reduce_prod"): (jnp.multiply, False),
+    J.primitive("reduce_max"): (jnp.maximum, True),
+    J.primitive("reduce_min"): (jnp.minimum, True),
+    J.primitive("reduce_and"): (jnp.bitwise_and, False),
+    J.primitive("reduce_or"): (jnp.bitwise_or, False),
 }
 
 RULES: dict[Any, Callable[..., list[Part]]] = {

@@ -22,7 +22,7 @@ _HARMLESS = frozenset(
 def _elementwise(point: Point, equation: Equation, *parts: Part) -> list[Part]:
     shape = equation.outputs[0].shape
     aligned, starts = align_all(point, parts, len(shape))
-    if point.t is not None and equation.op not in _HARMLESS:
+    if point.perturbed and point.t is not None and equation.op not in _HARMLESS:
         aligned = [point.cleaned(p, shape) if p.data.ndim else p for p in aligned]
     clean = all(p.clean for p in aligned)
     if equation.op is series_p:

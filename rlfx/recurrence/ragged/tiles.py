@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +14,7 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.part import Part, Point
+from rlfx.recurrence.ragged.part import Part, Point, replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,11 @@ class Tiles:
         """The array."""
         return jnp.concatenate(self.pieces, axis=self.axis)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How long each of them is."""
+        return tuple(p.shape[self.axis] for p in self.pieces)
+
 
 jax.tree_util.register_dataclass(Tiles, data_fields=["pieces"], meta_fields=["axis"])
 
@@ -36,78 +43,125 @@ def joined(data: Any) -> Any:
     return data.joined if isinstance(data, Tiles) else data
 
 
+def in_one(part: Part) -> Part:
+    """The part with its data in one array."""
+    return replace(part, data=joined(part.data))
+
+
 def tilewise(rule: Callable) -> Callable:
     """The rule of an operation on positions one by one, piece by piece."""
 
     def apply(point: Point, equation: Equation, *parts: Part) -> list[Part]:
-        tiled = [p for p in parts if isinstance(p.data, Tiles)]
-        if not tiled:
-            return rule(point, equation, *parts)
-        if len(parts) != 1:
-            return rule(point, equation, *(replace(p, data=joined(p.data)) for p in parts))
-        (part,) = parts
-        by_piece = [rule(point, equation, replace(part, data=piece)) for piece in part.data.pieces]
-        return [_in_tiles(outs) for outs in zip(*by_piece, strict=True)]
+        pieces = _alike(point, equation, parts)
+        if pieces is None:
+            return rule(point, equation, *map(in_one, parts))
+        return [_in_tiles(outs) for outs in zip(*(rule(point, equation, *ps) for ps in pieces), strict=True)]
 
     return apply
+
+
+def tilewise_unperturbed(rule: Callable) -> Callable:
+    """The rule, piece by piece if there is no derivative.
+
+    (A derivative needs copies of valid data where there is none, and of the last piece nothing may be valid.)
+    """
+    by_piece = tilewise(rule)
+
+    def apply(point: Point, equation: Equation, *parts: Part) -> list[Part]:
+        return rule(point, equation, *map(in_one, parts)) if point.perturbed else by_piece(point, equation, *parts)
+
+    return apply
+
+
+def tiled_reduction(rule: Callable, both: Callable, shared: bool) -> Callable:
+    """The rule of a reduction: of each piece, and of what comes of them.
+
+    Args:
+      both: reduces two.
+      shared: whether those that are equal share a derivative evenly, as two by two they would not.
+    """
+    along_others = tilewise(rule)
+
+    def apply(point: Point, equation: Equation, operand: Part) -> list[Part]:
+        if not isinstance(operand.data, Tiles) or (shared and point.perturbed):
+            return rule(point, equation, in_one(operand))
+        if operand.data.axis not in equation.params["axes"]:
+            return along_others(point, equation, operand)
+        return _total([rule(point, equation, piece) for piece in valid_pieces(operand)], both)
+
+    return apply
+
+
+def tiled_product(dot: Callable) -> Callable:
+    """The rule of ``dot_general`` where an operand is in pieces: one product a piece, side by side or added up."""
+
+    def apply(point: Point, equation: Equation, *sides: Part) -> list[Part]:
+        which = next((i for i, p in enumerate(sides) if isinstance(p.data, Tiles)), None)
+        if which is None:
+            return dot(point, equation, *sides)
+        tiled, other = sides[which], sides[1 - which]
+        contracted, batched = equation.params["dimension_numbers"]
+        axis = tiled.data.axis
+        if axis in contracted[which]:
+            along = contracted[1 - which][contracted[which].index(axis)]
+            cut = cut_like(point, other, along, tiled)
+            if cut is not None:
+                pairs = zip(*(map(valid_pieces, (tiled, cut) if which == 0 else (cut, tiled))), strict=True)
+                return _total([dot(point, equation, *pair) for pair in pairs], jnp.add)
+        elif axis not in batched[which] and _is_one_axis(equation):
+            pieces = [replace(tiled, data=piece) for piece in tiled.data.pieces]
+            return [_in_tiles([dot(point, equation, *replaced(sides, which, p))[0] for p in pieces])]
+        return dot(point, equation, *map(in_one, sides))
+
+    return apply
+
+
+def _is_one_axis(equation: Equation) -> bool:
+    """Whether no output has more than one axis whose length depends on t."""
+    return all(len(J.symbolic_axes(v.shape)) == 1 for v in equation.outputs)
 
 
 def _in_tiles(pieces: Sequence[Part]) -> Part:
     (axis,) = pieces[0].ragged
-    return Part(Tiles(tuple(p.data for p in pieces), axis), pieces[0].starts, pieces[0].clean)
+    return replace(pieces[0], data=Tiles(tuple(p.data for p in pieces), axis))
 
 
-def tiled_product(dot: Callable) -> Callable:
-    """The rule of ``dot_general`` where an operand is in pieces: one product a piece, put together or added up."""
-
-    def apply(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
-        sides = [lhs, rhs]
-        if isinstance(lhs.data, Tiles) == isinstance(rhs.data, Tiles):
-            return dot(point, equation, *(replace(p, data=joined(p.data)) for p in sides))
-        which = 0 if isinstance(lhs.data, Tiles) else 1
-        tiled, other = sides[which], sides[1 - which]
-        contracted, batched = equation.params["dimension_numbers"]
-        axis = tiled.data.axis
-        if axis in batched[which] or tiled.ragged != (axis,):
-            sides[which] = replace(tiled, data=tiled.data.joined)
-            return dot(point, equation, *sides)
-        if axis not in contracted[which]:
-            return [_put_together(dot, point, equation, sides, which)]
-        along = contracted[1 - which][contracted[which].index(axis)]
-        width = sum(p.shape[axis] for p in tiled.data.pieces)
-        other = point.aligned(other, along, tiled.starts[axis], width)
-        only = tuple(s if i == along else None for i, s in enumerate(other.starts))
-        data = point.masked(Part(other.data, only), equation.inputs[1 - which].shape, 0)
-        starts = [tiled.starts, other.starts]
-        return [_added_up(equation, tiled.data, data, which, along, starts)]
-
-    return apply
+def _total(pieces: Sequence[list[Part]], both: Callable) -> list[Part]:
+    """What the only outputs of all pieces are together."""
+    return [replace(pieces[0][0], data=functools.reduce(both, [out.data for (out,) in pieces]))]
 
 
-def _put_together(dot: Callable, point: Point, equation: Equation, sides: list[Part], which: int) -> Part:
-    tiled = sides[which]
-    outs = []
-    for piece in tiled.data.pieces:
-        sides[which] = replace(tiled, data=piece)
-        outs += dot(point, equation, *sides)
-    axis = _free_axes(equation).index((which, tiled.data.axis))
-    return Part(jnp.concatenate([o.data for o in outs], axis=axis), outs[0].starts, outs[0].clean)
+def valid_pieces(part: Part) -> list[Part]:
+    """The pieces, with the starts that are theirs: all but the last one are valid throughout."""
+    axis = part.data.axis
+    *complete, last = part.data.pieces
+    start = part.starts[axis] - sum(p.shape[axis] for p in complete)
+    throughout = replaced(part.starts, axis, None)
+    return [
+        *(replace(part, data=p, starts=throughout) for p in complete),
+        replace(part, data=last, starts=replaced(part.starts, axis, start)),
+    ]
 
 
-def _added_up(equation: Equation, tiled: Tiles, other: Any, which: int, along: int, starts: list) -> Part:
-    total, first = None, 0
-    for piece in tiled.pieces:
-        size = piece.shape[tiled.axis]
-        cut = lax.slice_in_dim(other, first, first + size, axis=along)
-        (out,) = J.bind(equation.op, dict(equation.params), *((piece, cut) if which == 0 else (cut, piece)))
-        total, first = out if total is None else total + out, first + size
-    left_and_right = starts if which == 0 else starts[::-1]
-    return Part(total, tuple(left_and_right[side][axis] for side, axis in _free_axes(equation)), True)
+def cut_like(point: Point, part: Part, axis: int, like: Part) -> Part | None:
+    """The part in pieces along ``axis`` as long as those of another one; None if it is in others."""
+    sizes = like.data.sizes
+    if isinstance(part.data, Tiles):
+        return part if (part.data.axis, part.data.sizes) == (axis, sizes) else None
+    part = point.aligned(part, axis, like.starts[like.data.axis], sum(sizes))
+    ends = zip(sizes, itertools.accumulate(sizes), strict=True)
+    pieces = [lax.slice_in_dim(part.data, end - size, end, axis=axis) for size, end in ends]
+    return replace(part, data=Tiles(tuple(pieces), axis))
 
 
-def _free_axes(equation: Equation) -> list[tuple[int, int]]:
-    """For each axis of a product, the operand and the axis of it that it comes from."""
-    (lc, rc), (lb, rb) = equation.params["dimension_numbers"]
-    left = [(0, a) for a in range(len(equation.inputs[0].shape)) if a not in (*lc, *lb)]
-    right = [(1, a) for a in range(len(equation.inputs[1].shape)) if a not in (*rc, *rb)]
-    return [*((0, a) for a in lb), *left, *right]
+def _alike(point: Point, equation: Equation, parts: Sequence[Part]) -> list[list[Part]] | None:
+    """All the parts, for each piece; None if none of them is in pieces, or not all can be."""
+    like = next((p for p in parts if isinstance(p.data, Tiles)), None)
+    if like is None or not _is_one_axis(equation):
+        return None
+    given = [cut_like(point, p, like.data.axis, like) if p.ragged else p for p in parts]
+    cut = [p for p in given if p is not None]
+    if len(cut) < len(given):
+        return None
+    count = len(like.data.pieces)
+    return [[replace(p, data=p.data.pieces[i]) if p.ragged else p for p in cut] for i in range(count)]

@@ -1,0 +1,64 @@
+"""Softmax and product in one, over slices whose length depends on t: masked once, divided once, pieces as they are."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax.numpy as jnp
+from jax import lax
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.program import Equation
+from rlfx.recurrence.ragged.extremes import largest
+from rlfx.recurrence.ragged.part import Part, Point, align_contracted, may_be_empty
+from rlfx.recurrence.ragged.tiles import Tiles, cut_like, in_one, valid_pieces
+
+_DOT = J.primitive("dot_general")
+
+
+def attend(point: Point, equation: Equation, scores: Part, values: Part) -> list[Part]:
+    """The rule of ``attend_p``."""
+    product = dict(equation.params)
+    side, axes = product.pop("side"), product.pop("axes")
+    contracted = product["dimension_numbers"][0]
+    (axis,), (along,) = contracted[side], contracted[1 - side]
+    shape, values_shape = (v.shape for v in equation.inputs)
+    if point.perturbed:
+        scores = point.cleaned(in_one(scores), shape)
+    xs, vs = _alike(point, scores, axis, values, along)
+    masked = [point.masked(x, shape, -jnp.inf) for x in xs]
+    highest = functools.reduce(jnp.maximum, [largest(x, axis) for x in masked])
+    empty = point.value(shape[axis]) <= 0 if may_be_empty(point.domain, shape[axis]) else None
+    if empty is not None:  # what is masked less the highest is -inf, were it itself not so
+        highest = jnp.where(empty, 0, highest)
+    highest = lax.stop_gradient(jnp.expand_dims(highest, axis))
+    if point.perturbed:  # an exponential of -inf has no derivative
+        weights = [point.masked(replace(x, data=jnp.exp(x.data - highest)), shape, 0) for x in xs]
+    else:
+        weights = [jnp.exp(x - highest) for x in masked]
+    total = functools.reduce(jnp.add, [jnp.sum(w, axis) for w in weights])
+    if empty is not None:
+        total = jnp.where(empty, 1, total)
+    # The weights are 0 where the values are of other timesteps; elsewhere these may be infinite.
+    kept = [v.data if v.raw else point.masked(v, values_shape, 0) for v in vs]
+    pairs = [(w, v) if side == 0 else (v, w) for w, v in zip(weights, kept, strict=True)]
+    out = functools.reduce(jnp.add, [J.bind(_DOT, product, *pair)[0] for pair in pairs])
+    return [Part(out / lax.broadcast_in_dim(total, out.shape, axes), (None,) * out.ndim)]
+
+
+def _alike(point: Point, scores: Part, axis: int, values: Part, along: int) -> tuple[list[Part], list[Part]]:
+    """The pieces of both, of the same lengths: as many as there are in one of them, or one."""
+    if isinstance(scores.data, Tiles):
+        left, right = scores, cut_like(point, values, along, scores)
+    elif isinstance(values.data, Tiles):
+        left, right = cut_like(point, scores, axis, values), values
+    else:
+        left, right = align_contracted(point, scores, axis, values, along)
+    if left is None or right is None:
+        left, right = align_contracted(point, in_one(scores), axis, in_one(values), along)
+    return _pieces(left), _pieces(right)
+
+
+def _pieces(part: Part) -> list[Part]:
+    return valid_pieces(part) if isinstance(part.data, Tiles) else [part]
