@@ -16,6 +16,7 @@ from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.extent import Extent, whole_extent
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan, while_going
+from rlfx.recurrence.products import share_products
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged
 from rlfx.recurrence.schedule import Loop, Parallel, Schedule
@@ -61,8 +62,16 @@ class Execution:
                 if isinstance(stage, Parallel):
                     self._parallel(stage)
                 else:
-                    self._loop(RunningLoop(self, stage))
+                    self._loop(RunningLoop(self, self._acting(stage)))
         return self
+
+    def _acting(self, loop: Loop) -> Loop:
+        """The loop as it is run where no derivative is taken."""
+        if self.iterate is not while_going or self.loops is not None:
+            return loop
+        shared, weights = share_products(loop, self.program, self.env)
+        self.env |= weights
+        return shared
 
     def _parallel(self, stage: Parallel) -> None:
         whole = self.sizes["t"] == self.domain.length

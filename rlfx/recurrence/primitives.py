@@ -48,6 +48,10 @@ def _attended_aval(x: Any, v: Any, *, side: int, axes: tuple, **product) -> Any:
     return J.ShapedArray(out.shape, out.dtype)
 
 
+def _products_aval(x: Any, w: Any, *, product: dict, columns: tuple) -> list:
+    return [J.ShapedArray((n,), w.dtype) for n in columns]
+
+
 #: ``series_p(value; name)``: names a value, so that it can be read at other times. The identity.
 series_p = _primitive("series", _same)
 #: ``read_p(source, *operands; access, size, start, end)``: the source at other times. ``start`` and ``end`` say whether
@@ -73,6 +77,8 @@ discounted_sum_p = _primitive("discounted_sum", lambda r, d: J.ShapedArray(r.sha
 #: ``attend_p(x, v; side, axes, **product)``: the softmax of x, along the axis that is contracted, times v: ``dot_general`` with
 #: the parameters ``product``, of which x is the operand ``side``. The other axes of x become ``axes`` of the result.
 attend_p = _primitive("attend", _attended_aval)
+#: ``products_p(x, w; product, columns)``: ``x @ w`` with the parameters ``product``, cut into pieces of so many columns.
+products_p = _primitive("products", _products_aval, multiple_results=True)
 #: ``now_p()``: the absolute time ``t0 + t``.
 now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32"), weak_type=True))
 

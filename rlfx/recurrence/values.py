@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.primitives import discounted_sum_p, series_p
+from rlfx.recurrence.primitives import discounted_sum_p, products_p, series_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Var
 from rlfx.threefry import draw
 
@@ -132,7 +133,7 @@ _NO_SCOPE = _NoScope()
 def evaluate(equation: Equation, operands: Sequence[Any]) -> list:
     """One pointwise equation on concrete operands or tracers of one point."""
     if equation.op in _MEANING:
-        return [_MEANING[equation.op](*operands)]
+        return _MEANING[equation.op](equation.params, *operands)
     return J.bind(equation.op, dict(equation.params), *map(_arrays, operands))
 
 
@@ -152,5 +153,15 @@ def discounted_total(rewards: Any, discounts: Any) -> Any:
     return total
 
 
-#: What those of our primitives mean that act on one point.
-_MEANING: dict[Any, Callable] = {series_p: lambda x: x, discounted_sum_p: discounted_total}
+def _products(params: Mapping, x: Any, w: Any) -> list:
+    (out,) = J.bind(J.primitive("dot_general"), params["product"], x, w)
+    columns = params["columns"]
+    return jnp.split(out, list(itertools.accumulate(columns[:-1])), -1)
+
+
+#: What those of our primitives mean that act on one point: ``(params, *operands) -> outputs``.
+_MEANING: dict[Any, Callable[..., list]] = {
+    series_p: lambda _, x: [x],
+    discounted_sum_p: lambda _, rewards, discounts: [discounted_total(rewards, discounts)],
+    products_p: _products,
+}

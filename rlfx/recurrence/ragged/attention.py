@@ -10,7 +10,7 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.extremes import largest
+from rlfx.recurrence.ragged.extremes import largest, total
 from rlfx.recurrence.ragged.part import Part, Point, align_contracted, may_be_empty
 from rlfx.recurrence.ragged.tiles import Tiles, cut_like, in_one, valid_pieces
 
@@ -37,14 +37,15 @@ def attend(point: Point, equation: Equation, scores: Part, values: Part) -> list
         weights = [point.masked(replace(x, data=jnp.exp(x.data - highest)), shape, 0) for x in xs]
     else:
         weights = [jnp.exp(x - highest) for x in masked]
-    total = functools.reduce(jnp.add, [jnp.sum(w, axis) for w in weights])
+    sum_of = jnp.sum if point.perturbed else total
+    divisor = functools.reduce(jnp.add, [sum_of(w, axis) for w in weights])
     if empty is not None:
-        total = jnp.where(empty, 1, total)
+        divisor = jnp.where(empty, 1, divisor)
     # The weights are 0 where the values are of other timesteps; elsewhere these may be infinite.
     kept = [v.data if v.raw else point.masked(v, values_shape, 0) for v in vs]
     pairs = [(w, v) if side == 0 else (v, w) for w, v in zip(weights, kept, strict=True)]
     out = functools.reduce(jnp.add, [J.bind(_DOT, product, *pair)[0] for pair in pairs])
-    return [Part(out / lax.broadcast_in_dim(total, out.shape, axes), (None,) * out.ndim)]
+    return [Part(out / lax.broadcast_in_dim(divisor, out.shape, axes), (None,) * out.ndim)]
 
 
 def _alike(point: Point, scores: Part, axis: int, values: Part, along: int) -> tuple[list[Part], list[Part]]:

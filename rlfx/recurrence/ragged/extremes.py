@@ -1,4 +1,4 @@
-"""Maxima and minima by halves: XLA:CPU compares the elements of a row one by one, and vectors of them several times as fast."""
+"""Maxima, minima and sums by halves: XLA:CPU takes the elements of a row one by one, and vectors of them much faster."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ def by_halves(op: Any, axes: tuple[int, ...], x: Any) -> bool:
     """Whether halves are faster: on a CPU, floating-point numbers that lie side by side."""
     floats = jnp.issubdtype(x.dtype, jnp.floating)
     return op in EXTREMES and axes == (x.ndim - 1,) and x.shape[-1] > _ROW and floats and jax.default_backend() == "cpu"
+
+
+def total(x: Any, axis: int) -> Any:
+    """The sum along an axis, by halves where that is faster. (Of a sum by halves XLA would make a slow derivative.)
+
+    Example:
+      >>> total(jnp.arange(96.0), 0).item()
+      4560.0
+    """
+    if axis == x.ndim - 1 and jax.default_backend() == "cpu":
+        while (n := x.shape[-1]) > _ROW and n % 2 == 0:
+            x = lax.slice_in_dim(x, 0, n // 2, axis=-1) + lax.slice_in_dim(x, n // 2, n, axis=-1)
+    return jnp.sum(x, axis)
 
 
 def largest(x: Any, axis: int) -> Any:

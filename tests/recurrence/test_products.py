@@ -1,0 +1,118 @@
+"""Products of one value with several weights as one product, while acting: the same results, fewer products."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx import _jaxpr as J
+from rlfx.recurrence import lower
+from rlfx.recurrence.primitives import products_p
+
+T, B, D = 5, 3, 4
+DOT = J.primitive("dot_general")
+
+
+def weights(*sizes):
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    return [jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, sizes, strict=True)]
+
+
+def actor_and_critic(params, x, t):
+    w, v, u = params
+    with jax.named_scope("nets/actor"):
+        hidden = jnp.tanh(x @ w)
+    with jax.named_scope("nets/critic"):
+        value = jnp.sum(jnp.tanh(x @ v))
+    new = jnp.sin(x + hidden @ u)
+    return jnp.sum(value * new), new
+
+
+def gates(params, x, t):
+    """Three products of x, and three of what they lead to, of which one is a series that is read."""
+    z = jax.nn.sigmoid(x @ params[0]) * jnp.tanh(x @ params[1]) + x @ params[2]
+    named = rlfx.series(z @ params[3], start=0.5)
+    following = jnp.tanh(z @ params[4] + z @ params[1] + named[t - 1])
+    return jnp.sum(following), following
+
+
+def wide(params, x, t):
+    """More rows than one product is faster for."""
+    w, v, u = params
+    new = jnp.sin(jnp.tanh(x @ w) @ u + 0.1 * jnp.tanh(x @ v) @ u)
+    return jnp.sum(new), new
+
+
+def of_each_environment(params, x, t):
+    """Weights that are computed: one with the environment, one with the timestep."""
+    w, v, u = params
+    mine = w * jnp.sum(x)
+    now = v * (1.0 + t)
+    new = jnp.sin(jnp.tanh(x @ mine) @ u + jnp.sum(x @ now))
+    return jnp.sum(new), new
+
+
+def both_sides(params, x, t):
+    """``w @ x`` is another product than ``x @ w``."""
+    w, v, u = params
+    new = jnp.sin(jnp.tanh(x @ w) @ u + jnp.tanh(v.T @ x) @ u)
+    return jnp.sum(new), new
+
+
+SQUARE = weights((D, D), (D, D), (D, D), (D, D), (D, D))
+CASES = {
+    "actor and critic": (actor_and_critic, weights((D, 6), (D, 5), (6, D)), D, [(6, 5)]),
+    "gates": (gates, SQUARE, D, [(D, D, D), (D, D, D)]),
+    "wide": (wide, weights((200, 6), (200, 6), (6, 200)), 200, []),
+    "of each environment": (of_each_environment, weights((D, 6), (D, 5), (6, D)), D, []),
+    "both sides": (both_sides, weights((D, 6), (D, 6), (6, D)), D, []),
+}
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """The loops that were rewritten, each as ``(before, after)``."""
+    loops, own = [], lower.share_products
+
+    def recorded(loop, *args):
+        after, together = own(loop, *args)
+        loops.append((loop, after))
+        return after, together
+
+    monkeypatch.setattr(lower, "share_products", recorded)
+    return loops
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is measured and done on CPUs")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [None, B])
+def test_the_same_results(case, batch, shared):
+    f, params, size, expected = CASES[case]
+    x = jnp.linspace(-1.0, 1.0, size * (batch or 1)).reshape((size,) if batch is None else (batch, size))
+    options = {"length": T, "batch": batch}
+    run, reference = rlfx.compile(f, **options), rlfx.reference(f, **options)
+    got, wanted = run(params, x), reference(params, x)
+    ((before, after),) = shared
+    columns = [e.params["columns"] for e in after.body if e.op is products_p]
+    assert columns == expected
+    count = lambda loop: sum(e.op is DOT for e in loop.body)  # noqa: E731
+    assert count(after) == count(before) - sum(map(len, columns))
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6), got, wanted)
+
+    gradient = lambda fn: jax.grad(lambda p, x: fn(p, x)[0], (0, 1))(params, x)  # noqa: E731
+    jax.tree.map(
+        lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5), gradient(run), gradient(reference)
+    )
+
+
+def test_under_vmap_and_its_scope(shared):
+    f, params, size, _ = CASES["actor and critic"]
+    run = rlfx.compile(f, length=T, batch=B)
+    x = jnp.linspace(-1.0, 1.0, B * size).reshape(B, size)
+    seeds = [jnp.stack([w, 2 * w]) for w in params]
+    losses = jax.vmap(lambda p: run(p, x)[0])(seeds)
+    ((_, after),) = shared
+    assert [e.scope for e in after.body if e.op is products_p] == ["nets"]
+    for i, loss in enumerate(losses):
+        np.testing.assert_allclose(loss, rlfx.reference(f, length=T, batch=B)([w[i] for w in seeds], x)[0], rtol=2e-5)
