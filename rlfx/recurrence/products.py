@@ -8,6 +8,7 @@ rows, and nothing to gain.
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from rlfx.recurrence.values import Value
 
 #: With weights of more rows, 256 for one, two products were as fast as one, or faster.
 MOST_ROWS = 128
+#: Of a single environment the weights are most of what is read, and larger ones are not worth a copy.
+MOST_OF_ONE = 8192
 _DOT = J.primitive("dot_general")
 _ROW_BY_MATRIX = (((0,), (0,)), ((), ()))
 
@@ -41,7 +44,7 @@ def share_products(loop: Loop, program: Any, env: Mapping[Var, Value]) -> tuple[
     if jax.default_backend() != "cpu":
         return loop, {}
     build, instead, weights = Builder(program), {}, {}
-    for members in _alike(loop, env):
+    for members in _alike(loop, program, env):
         first, columns = members[0], tuple(e.outputs[0].shape[0] for e in members)
         value = jnp.concatenate([env[_weights(e)].data for e in members], axis=1)
         together = build.var(value.shape, value.dtype)
@@ -59,14 +62,19 @@ def share_products(loop: Loop, program: Any, env: Mapping[Var, Value]) -> tuple[
     return replace(loop, body=body), weights
 
 
-def _alike(loop: Loop, env: Mapping[Var, Value]) -> Sequence[list[Equation]]:
+def _alike(loop: Loop, program: Any, env: Mapping[Var, Value]) -> Sequence[list[Equation]]:
     """The products of each value that can be one."""
     found: dict[Any, list[Equation]] = {}
     for e in loop.body:
         if e.op is _DOT and _is_row_by_weights(e, env) and e.outputs[0] not in loop.depth:
             key = (e.inputs[0], e.inputs[1].dtype, tuple(sorted((k, str(p)) for k, p in e.params.items())))
             found.setdefault(key, []).append(e)
-    return [members for members in found.values() if len(members) > 1]
+    return [members for members in found.values() if len(members) > 1 and _is_worth_it(members, program)]
+
+
+def _is_worth_it(members: Sequence[Equation], program: Any) -> bool:
+    size = sum(math.prod(e.inputs[1].shape) for e in members)
+    return size <= MOST_OF_ONE or "b" in program.dims_of(members[0].inputs[0])
 
 
 def _is_row_by_weights(e: Equation, env: Mapping[Var, Value]) -> bool:

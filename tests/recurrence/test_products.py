@@ -106,6 +106,19 @@ def test_the_same_results(case, batch, shared):
     )
 
 
+@pytest.mark.parametrize(("batch", "columns"), [(None, []), (B, [(70, 70)])])
+def test_of_a_single_environment_large_weights_are_not_copied(batch, columns, shared):
+    def f(params, x, t):
+        new = jnp.sin((jnp.tanh(x @ params[0]) + jnp.tanh(x @ params[1])) @ params[2])
+        return new, new
+
+    rlfx.unroll(f, length=2, batch=batch)(
+        weights((64, 70), (64, 70), (70, 64)), jnp.ones((64,) if batch is None else (B, 64))
+    )
+    ((_, after),) = shared
+    assert [e.params["columns"] for e in after.body if e.op is products_p] == columns
+
+
 def test_under_vmap_and_its_scope(shared):
     f, params, size, _ = CASES["actor and critic"]
     run = rlfx.compile(f, length=T, batch=B)

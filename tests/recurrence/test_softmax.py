@@ -8,7 +8,7 @@ import pytest
 import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import attend_p
-from rlfx.recurrence.ragged.extremes import by_halves, extreme
+from rlfx.recurrence.ragged.halves import by_halves, extreme, reduced
 from rlfx.recurrence.softmax import divide_last
 
 T, B, D = 7, 2, 4
@@ -289,3 +289,16 @@ def test_where_halves_are_faster():
     assert not by_halves(op, (1,), long[:, :16])
     assert not by_halves(op, (1,), long.astype(jnp.int32))
     assert not by_halves(J.primitive("reduce_sum"), (1,), long)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (17,), (64, 32, 16, 16), (48, 16), (100, 7, 63), (33, 33), (5, 3)])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_reductions_of_pieces(lengths, lead):
+    """Of any lengths, along the last axis and along another."""
+    keys = jax.random.split(jax.random.key(2), len(lengths))
+    pieces = [jax.random.normal(k, (*lead, n)) for k, n in zip(keys, lengths, strict=True)]
+    whole = jnp.concatenate(pieces, axis=-1)
+    for both, many in ((jnp.add, jnp.sum), (jnp.maximum, jnp.max)):
+        np.testing.assert_allclose(reduced(both, many, pieces, len(lead)), many(whole, -1), rtol=1e-5, atol=1e-5)
+        turned = [jnp.moveaxis(p, -1, 0) for p in pieces]
+        np.testing.assert_allclose(reduced(both, many, turned, 0), many(whole, -1), rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.extremes import largest, total
+from rlfx.recurrence.ragged.halves import reduced
 from rlfx.recurrence.ragged.part import Part, Point, align_contracted, may_be_empty
 from rlfx.recurrence.ragged.tiles import Tiles, cut_like, in_one, valid_pieces
 
@@ -28,17 +28,19 @@ def attend(point: Point, equation: Equation, scores: Part, values: Part) -> list
         scores = point.cleaned(in_one(scores), shape)
     xs, vs = _alike(point, scores, axis, values, along)
     masked = [point.masked(x, shape, -jnp.inf) for x in xs]
-    highest = functools.reduce(jnp.maximum, [largest(x, axis) for x in masked])
+    highest = reduced(jnp.maximum, jnp.max, lax.stop_gradient(masked), axis)
     empty = point.value(shape[axis]) <= 0 if may_be_empty(point.domain, shape[axis]) else None
     if empty is not None:  # what is masked less the highest is -inf, were it itself not so
         highest = jnp.where(empty, 0, highest)
-    highest = lax.stop_gradient(jnp.expand_dims(highest, axis))
+    highest = jnp.expand_dims(highest, axis)
     if point.perturbed:  # an exponential of -inf has no derivative
         weights = [point.masked(replace(x, data=jnp.exp(x.data - highest)), shape, 0) for x in xs]
     else:
         weights = [jnp.exp(x - highest) for x in masked]
-    sum_of = jnp.sum if point.perturbed else total
-    divisor = functools.reduce(jnp.add, [sum_of(w, axis) for w in weights])
+    if point.perturbed:
+        divisor = functools.reduce(jnp.add, [jnp.sum(w, axis) for w in weights])
+    else:
+        divisor = reduced(jnp.add, jnp.sum, weights, axis)
     if empty is not None:
         divisor = jnp.where(empty, 1, divisor)
     # The weights are 0 where the values are of other timesteps; elsewhere these may be infinite.

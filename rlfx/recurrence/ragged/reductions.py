@@ -12,7 +12,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import discounted_sum_p
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.extremes import by_halves, extreme
+from rlfx.recurrence.ragged.halves import by_halves, extreme
 from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, align_contracted, replaced, without
 from rlfx.recurrence.values import discounted_total
 
