@@ -35,6 +35,8 @@ def evaluate_ragged(
     if rule is None:
         raise unsupported(equation, f"{equation.op.name} has no meaning on a slice whose length depends on t")
     length = n if isinstance(n, Value) else Value(n)
+    # What acting and learning compute of all timesteps alike, XLA computes once.
+    perturbed = perturbed or "t" in t.dims
     meta: list[Part] = []
 
     def at(point_t, point_n, *data):
@@ -48,7 +50,7 @@ def evaluate_ragged(
     data = [v.data for v in values]
     dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
     # Inside a loop nothing is shared by all t: what is not valid is cleaned there, unless no derivative can come of it.
-    if ("t" in t.dims or not perturbed) and "t" not in dims and _keeps_sharing(equation, values):
+    if (not perturbed or "t" in t.dims) and "t" not in dims and _keeps_sharing(equation, values):
         mapped = map_over(lambda *d: at(None, None, *d), dims, [v.dims for v in values])
         outs = mapped(*data)
         return [Value(d, dims, _starts(m), False, raw) for d, m in zip(outs, meta, strict=True)]

@@ -100,9 +100,16 @@ class Point:
         sample = part.data
         for axis in part.ragged:
             if part.starts[axis] != ANYWHERE:
-                first = jnp.clip(self.value(part.starts[axis]), 0, sample.shape[axis] - 1)
-                sample = lax.dynamic_slice_in_dim(sample, first, 1, axis)
+                sample = self._one(sample, part.starts[axis], axis)
         return Part(jnp.where(mask, part.data, lax.stop_gradient(sample)), part.starts, True)
+
+    def _one(self, data: Any, position: Any, axis: int) -> Any:
+        """The data at a position along an axis, of length 1."""
+        last = data.shape[axis] - 1
+        if not J.is_symbolic(position):
+            first = min(max(position, 0), last)
+            return lax.slice_in_dim(data, first, first + 1, axis=axis)
+        return lax.dynamic_slice_in_dim(data, jnp.clip(self.value(position), 0, last), 1, axis)
 
     def aligned(self, part: Part, axis: int, start: Any, width: int) -> Part:
         """The part moved along ``axis`` so that its valid positions begin at ``start``, in ``width`` positions."""
