@@ -26,6 +26,8 @@ import rlfx
 
 WIDTH = 64
 SCALE = np.float32(1 / np.sqrt(WIDTH))
+#: What is measured takes at least so long: of short programs there are more rounds.
+SECONDS = 2.0
 
 
 def weights(seed=0):
@@ -149,8 +151,8 @@ def measure(candidates, arguments, rounds):
     for name, result in results.items():
         for a, b in zip(jax.tree.leaves(result), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5, err_msg=name)
-    times = {name: [] for name in programs}
-    for _ in range(rounds):
+    times, began = {name: [] for name in programs}, time.perf_counter()
+    while len(times["rlfx"]) < rounds or time.perf_counter() - began < SECONDS:
         for name, program in programs.items():
             began = time.perf_counter()
             jax.block_until_ready(program(*arguments))
