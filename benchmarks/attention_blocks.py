@@ -151,8 +151,8 @@ def measure(candidates, arguments, rounds):
     for name, result in results.items():
         for a, b in zip(jax.tree.leaves(result), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5, err_msg=name)
-    times, began = {name: [] for name in programs}, time.perf_counter()
-    while len(times["rlfx"]) < rounds or time.perf_counter() - began < SECONDS:
+    times, since = {name: [] for name in programs}, time.perf_counter()
+    while len(times["rlfx"]) < rounds or time.perf_counter() - since < SECONDS:
         for name, program in programs.items():
             began = time.perf_counter()
             jax.block_until_ready(program(*arguments))
