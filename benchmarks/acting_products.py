@@ -15,13 +15,11 @@ import datetime
 import json
 import os
 import platform
-import statistics
-import time
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
+from attention_blocks import measure
 
 import rlfx
 
@@ -86,23 +84,12 @@ def by_rlfx(step, batch):
 
 def compare(make, batch, rounds):
     step, params, carry = make(() if batch is None else (batch,))
-    programs, compile_s, results = {}, {}, {}
-    for name, fn in (("rlfx", by_rlfx(step, batch)), ("hand", by_hand(step, batch))):
-        began = time.perf_counter()
-        programs[name] = jax.jit(fn).lower(params, carry).compile()
-        compile_s[name] = time.perf_counter() - began
-        results[name] = jax.block_until_ready(programs[name](params, carry))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *results.values())
-    times = {name: [] for name in programs}
-    for _ in range(rounds):
-        for name, program in programs.items():
-            began = time.perf_counter()
-            jax.block_until_ready(program(params, carry))
-            times[name].append(time.perf_counter() - began)
-    step_us = {name: 1e6 * statistics.median(t) / LENGTH for name, t in times.items()}
+    candidates = {"rlfx": by_rlfx(step, batch), "hand": by_hand(step, batch)}
+    rows = measure(candidates, (params, carry), rounds, rtol=1e-4, atol=1e-4)
+    step_us = {name: 1e3 * row["ms"] / LENGTH for name, row in rows.items()}
     return {
         "program": make.__name__, "B": batch, "ratio": round(step_us["rlfx"] / step_us["hand"], 3),
-        "us_a_step": {n: round(t, 2) for n, t in step_us.items()}, "compile_s": {n: round(t, 2) for n, t in compile_s.items()},
+        "us_a_step": {n: round(t, 2) for n, t in step_us.items()}, "compile_s": {n: r["compile_s"] for n, r in rows.items()},
     }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def compiled(fn, *arguments):
     return program, time.perf_counter() - began
 
 
-def measure(candidates, arguments, rounds):
+def measure(candidates, arguments, rounds, rtol=2e-3, atol=2e-5):
     """Interleaved medians: ``{name: {"ms", "temp_bytes", "compile_s"}}``."""
     programs, rows, results = {}, {}, {}
     for name, fn in candidates.items():
@@ -150,7 +150,7 @@ def measure(candidates, arguments, rounds):
     expected = jax.tree.leaves(results["rlfx"])
     for name, result in results.items():
         for a, b in zip(jax.tree.leaves(result), expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=name)
     times, since = {name: [] for name in programs}, time.perf_counter()
     while len(times["rlfx"]) < rounds or time.perf_counter() - since < SECONDS:
         for name, program in programs.items():

@@ -24,7 +24,7 @@ from rlfx.recurrence.plan import divisor_up_to
 
 #: With fewer rows there is little to gain; with more columns, as in attention over all timesteps at once, it was slower.
 _ROWS, _COLUMNS = 256, 256
-_OVER_ROWS = (((0,), (0,)), ((), ()))
+OVER_ROWS = (((0,), (0,)), ((), ()))
 #: Rows of a part, the columns of operands for which parts are faster, and how many parts there are at most (their products
 #: are added up at the end).
 _PART, _NARROW, _WIDE, _MOST_PARTS = 160, 32, 128, 64
@@ -49,7 +49,7 @@ def over_rows(eqn: Any, operands: list) -> list | None:
         return None
     left, right = (x.reshape(-1, *x.shape[axes:]) for x in operands)
     if not left.ndim == right.ndim == 2 or max(left.shape[1], right.shape[1]) > _COLUMNS:
-        return J.bind(DOT, eqn.params | {"dimension_numbers": _OVER_ROWS}, left, right)
+        return J.bind(DOT, eqn.params | {"dimension_numbers": OVER_ROWS}, left, right)
     narrow_first = left.shape[1] <= right.shape[1]
     out = _product(eqn.params, *((left, right) if narrow_first else (right, left)))
     out = jax.lax.optimization_barrier(out)  # else a transposition of it is folded into the product
@@ -75,7 +75,7 @@ def _product(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
     exact = jnp.result_type(left, right).itemsize >= 4  # narrower numbers would be rounded part by part
     fitting = exact and left.shape[1] >= _NARROW and right.shape[1] <= _WIDE
     if not fitting or rows < _PART // 2 or len(left) > _MOST_PARTS * rows:
-        return J.bind(DOT, params | {"dimension_numbers": _OVER_ROWS}, left, right)[0]
+        return J.bind(DOT, params | {"dimension_numbers": OVER_ROWS}, left, right)[0]
     parts = [x.reshape(-1, rows, x.shape[1]) for x in (left, right)]
     return jnp.sum(J.bind(DOT, params | {"dimension_numbers": _IN_PARTS}, *parts)[0], 0)
 

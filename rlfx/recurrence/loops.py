@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -153,7 +153,7 @@ class RunningLoop:
         here = {v: run.env[v] for v in fixed}
         for v, x in zip(moving, slices, strict=True):
             whole = run.now() if v is run.program.now else run.env[v]
-            here[v] = Value(x, whole.dims - {"t"}, whole.starts, whole.clean, whole.raw)
+            here[v] = replace(whole, data=x, dims=whole.dims - {"t"})
         rings = dict(zip(loop.depth, state, strict=True))
         writes = {v: run.graph.definition[v] for v, depth in loop.depth.items() if depth != REGISTER}
 

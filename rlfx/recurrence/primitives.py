@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
@@ -42,16 +41,6 @@ def _read_aval(source: Any, *operands: Any, access: Any, size: Any, **_) -> Any:
     return J.ShapedArray(lead + source.shape, source.dtype)
 
 
-def _attended_aval(x: Any, v: Any, *, side: int, axes: tuple, **product) -> Any:
-    operands = (x, v) if side == 0 else (v, x)
-    (out,) = jax.eval_shape(lambda *args: J.bind(J.primitive("dot_general"), product, *args), *operands)
-    return J.ShapedArray(out.shape, out.dtype)
-
-
-def _products_aval(x: Any, w: Any, *, product: dict, columns: tuple) -> list:
-    return [J.ShapedArray((n,), w.dtype) for n in columns]
-
-
 #: ``series_p(value; name)``: names a value, so that it can be read at other times. The identity.
 series_p = _primitive("series", _same)
 #: ``read_p(source, *operands; access, size, start, end)``: the source at other times. ``start`` and ``end`` say whether
@@ -74,13 +63,16 @@ whole_p = _primitive(
 across_p = _primitive("across", lambda data, i, b: J.ShapedArray(i.shape + data.shape[1:], data.dtype))
 #: ``discounted_sum_p(rewards, discounts)``: ``sum_k rewards[k] * prod_{j<k} discounts[j]``.
 discounted_sum_p = _primitive("discounted_sum", lambda r, d: J.ShapedArray(r.shape[1:], r.dtype))
-#: ``attend_p(x, v; side, axes, **product)``: the softmax of x, along the axis that is contracted, times v: ``dot_general`` with
-#: the parameters ``product``, of which x is the operand ``side``. The other axes of x become ``axes`` of the result.
-attend_p = _primitive("attend", _attended_aval)
-#: ``products_p(x, w; product, columns)``: ``x @ w`` with the parameters ``product``, cut into pieces of so many columns.
-products_p = _primitive("products", _products_aval, multiple_results=True)
 #: ``now_p()``: the absolute time ``t0 + t``.
 now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32"), weak_type=True))
+
+# What rewriting puts into programs, and tracing never meets:
+
+#: ``attend_p(x, v; side, axes, **product)``: the softmax of x, along the axis that is contracted, times v: ``dot_general`` with
+#: the parameters ``product``, of which x is the operand ``side``. The other axes of x become ``axes`` of the result.
+attend_p = J.Primitive("attend")
+#: ``products_p(x, w; product, columns)``: ``x @ w`` with the parameters ``product``, cut into pieces of so many columns.
+products_p = J.Primitive("products")
 
 #: Everything that reaches beyond one point of the domain, or is resolved by the tracer.
 ACCESS_PRIMITIVES = frozenset(

@@ -18,18 +18,17 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.contractions import DOT, OVER_ROWS
 from rlfx.recurrence.lift import Builder
 from rlfx.recurrence.primitives import products_p
 from rlfx.recurrence.program import NO_DIMS, Equation, Var
 from rlfx.recurrence.schedule import Loop
-from rlfx.recurrence.values import Value
+from rlfx.recurrence.values import Value, of_atom
 
 #: With weights of more rows, 256 for one, two products were as fast as one, or faster.
 MOST_ROWS = 128
 #: Of a single environment the weights are most of what is read, and larger ones are not worth a copy.
 MOST_OF_ONE = 8192
-_DOT = J.primitive("dot_general")
-_ROW_BY_MATRIX = (((0,), (0,)), ((), ()))
 
 
 def share_products(loop: Loop, program: Any, env: Mapping[Var, Value]) -> tuple[Loop, dict[Var, Value]]:
@@ -46,7 +45,7 @@ def share_products(loop: Loop, program: Any, env: Mapping[Var, Value]) -> tuple[
     build, instead, weights = Builder(program), {}, {}
     for members in _alike(loop, program, env):
         first, columns = members[0], tuple(e.outputs[0].shape[0] for e in members)
-        value = jnp.concatenate([env[_weights(e)].data for e in members], axis=1)
+        value = jnp.concatenate([of_atom(e.inputs[1], env).data for e in members], axis=1)
         together = build.var(value.shape, value.dtype)
         weights[together] = Value(value)
         one = replace(
@@ -66,7 +65,7 @@ def _alike(loop: Loop, program: Any, env: Mapping[Var, Value]) -> Sequence[list[
     """The products of each value that can be one."""
     found: dict[Any, list[Equation]] = {}
     for e in loop.body:
-        if e.op is _DOT and _is_row_by_weights(e, env) and e.outputs[0] not in loop.depth:
+        if e.op is DOT and _is_row_by_weights(e, env) and e.outputs[0] not in loop.depth:
             key = (e.inputs[0], e.inputs[1].dtype, tuple(sorted((k, str(p)) for k, p in e.params.items())))
             found.setdefault(key, []).append(e)
     return [members for members in found.values() if len(members) > 1 and _is_worth_it(members, program)]
@@ -82,14 +81,5 @@ def _is_row_by_weights(e: Equation, env: Mapping[Var, Value]) -> bool:
     known = env.get(w) if isinstance(w, Var) else None
     if known is None or known.dims != NO_DIMS or not isinstance(x, Var) or J.symbolic_axes((*x.shape, *w.shape)):
         return False
-    return len(x.shape) == 1 and len(w.shape) == 2 and x.shape[0] <= MOST_ROWS and _contracts_rows(e)
-
-
-def _contracts_rows(e: Equation) -> bool:
-    (left, right), batched = e.params["dimension_numbers"]
-    return ((tuple(left), tuple(right)), tuple(map(tuple, batched))) == _ROW_BY_MATRIX
-
-
-def _weights(e: Equation) -> Var:
-    assert isinstance(e.inputs[1], Var)
-    return e.inputs[1]
+    by_rows = len(x.shape) == 1 and len(w.shape) == 2 and e.params["dimension_numbers"] == OVER_ROWS
+    return by_rows and x.shape[0] <= MOST_ROWS

@@ -89,10 +89,7 @@ def view_slice(source: Value, equation: Equation, domain: Domain, sizes) -> Valu
     if not J.is_symbolic(size):
         first, width = int(lo[0]), int(size)
     data = _behind_b(data[first : first + width], source.dims)
-    dims = source.dims - {"t"}
-    if not J.is_symbolic(size):
-        return Value(data, dims)
-    return Value(data, dims, _slice_starts(access, domain, width, first, data.ndim - len(dims)), False, True)
+    return _slice_value(data, source.dims - {"t"}, access, size, domain, width, first)
 
 
 def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, sizes) -> Value:
@@ -104,22 +101,23 @@ def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, 
     base = jnp.clip(jnp.broadcast_to(jnp.asarray(lo, jnp.int32), np.shape(times)), 0, domain.length - width)
     data = jnp.take(source.data, base[:, None] + np.arange(width, dtype=np.int32)[None], axis=0)  # [n, W, B?, ...]
     data = jnp.moveaxis(data, 1, 2) if "b" in source.dims else data
+    return _slice_value(data, source.dims, access, size, domain, width, None)
+
+
+def _slice_value(
+    data: Any, dims: frozenset, access: Slice, size: Any, domain: Domain, width: int, first: int | None
+) -> Value:
+    """The slice that an array stands for, of ``width`` positions from ``first`` on, or from each reader's own."""
     if not J.is_symbolic(size):
-        return Value(data, source.dims)
-    return Value(
-        data, source.dims, _slice_starts(access, domain, width, None, data.ndim - len(source.dims)), False, True
-    )
-
-
-def _slice_starts(access: Slice, domain: Domain, width: int, first: int | None, ndim: int) -> tuple:
-    """The start of the valid positions inside the array that stands for a slice."""
+        return Value(data, dims)
     tau, nu = J.time_dims(domain.length, domain.until)
     lo = access.first.as_dim(tau, nu)
     if first is None:
         start = lo - J.maximum_dim(J.minimum_dim(lo, domain.length - width), 0)
     else:
         start = lo - first
-    return (start,) + (None,) * (ndim - 1)
+    others = data.ndim - len(dims) - 1
+    return Value(data, dims, (start,) + (None,) * others, clean=False, raw=True)
 
 
 def _behind_b(data: Any, dims: frozenset) -> Any:
@@ -190,7 +188,6 @@ def read_ring_point(ring: Value, depth: int, index: Index, domain: Domain, t: An
 def read_ring_slice(ring: Value, depth: int, access: Slice, size: Any, domain: Domain, t: Any) -> Value:
     """The slice that iteration t sees, from a ring."""
     width = widest(domain, size)
-    ndim = ring.data.ndim - len(ring.dims)
     lo = access.first.evaluate(t, domain.length, low=jnp.minimum, high=jnp.maximum)
     if depth >= domain.length and width >= domain.length:
         data, first = ring.data, 0
@@ -199,9 +196,7 @@ def read_ring_slice(ring: Value, depth: int, access: Slice, size: Any, domain: D
         slots = ring_slot(base + np.arange(width, dtype=np.int32), depth, domain.length)
         data, first = jnp.take(ring.data, slots, axis=0), None
     data = _behind_b(data, ring.dims)
-    if not J.is_symbolic(size):
-        return Value(data, ring.dims)
-    return Value(data, ring.dims, _slice_starts(access, domain, width, first, ndim), False, True)
+    return _slice_value(data, ring.dims, access, size, domain, width, first)
 
 
 def read_ring_window(

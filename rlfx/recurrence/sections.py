@@ -92,7 +92,7 @@ class Section:
         """All tiles: what has been written before, and in this section."""
         pieces = (*self.complete[equation.source], tile.data)
         ndim = tile.data.ndim - len(tile.dims)
-        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), False, True)
+        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), clean=False, raw=True)
 
 
 def advance_in_sections(

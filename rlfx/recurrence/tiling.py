@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -210,10 +210,7 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
         rest = tuple(e for e in blocked.equations if not any(v in views for v in e.outputs))
 
         def evaluate(times, slices, rest=rest, stretch=stretch, views=views):
-            here = {
-                v: Value(x, i.dims, i.starts, i.clean, i.raw)
-                for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)
-            }
+            here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
             part = at(times, stretch, {**fixed, **views, **here})
 
             def read(equation, env, t):

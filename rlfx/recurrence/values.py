@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ def expand(value: Value, dims: frozenset, sizes: Mapping[str, int]) -> Value:
             at = sum(1 for a in AXES[:position] if a in have)
             data = jnp.broadcast_to(jnp.expand_dims(data, at), data.shape[:at] + (sizes[axis],) + data.shape[at:])
             have = have | {axis}
-    return Value(data, have, value.starts, value.clean, value.raw)
+    return replace(value, data=data, dims=have)
 
 
 def mask_like(mask: Any, x: Any) -> Any:
@@ -71,17 +70,14 @@ def cut_environments(value: Value, first: Any, count: int) -> Value:
     axis = axis_of(value.dims, "b")
     if axis is None:
         return value
-    data = jax.lax.dynamic_slice_in_dim(value.data, first, count, axis)
-    return Value(data, value.dims, value.starts, value.clean, value.raw)
+    return replace(value, data=jax.lax.dynamic_slice_in_dim(value.data, first, count, axis))
 
 
 def cut_times(value: Value, first: Any, count: int) -> Value:
     """The value at consecutive timesteps; values that do not vary with t as they are."""
     if "t" not in value.dims:
         return value
-    return Value(
-        jax.lax.dynamic_slice_in_dim(value.data, first, count, 0), value.dims, value.starts, value.clean, value.raw
-    )
+    return replace(value, data=jax.lax.dynamic_slice_in_dim(value.data, first, count, 0))
 
 
 def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Callable:
@@ -155,8 +151,7 @@ def discounted_total(rewards: Any, discounts: Any) -> Any:
 
 def _products(params: Mapping, x: Any, w: Any) -> list:
     (out,) = J.bind(J.primitive("dot_general"), params["product"], x, w)
-    columns = params["columns"]
-    return jnp.split(out, list(itertools.accumulate(columns[:-1])), -1)
+    return list(jax.lax.split(out, params["columns"]))
 
 
 #: What those of our primitives mean that act on one point: ``(params, *operands) -> outputs``.

@@ -12,7 +12,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged.halves import reduced
 from rlfx.recurrence.ragged.part import Part, Point, align_contracted, may_be_empty
-from rlfx.recurrence.ragged.tiles import Tiles, cut_like, in_one, valid_pieces
+from rlfx.recurrence.ragged.tiles import in_one, pieces_along
 
 _DOT = J.primitive("dot_general")
 
@@ -26,7 +26,10 @@ def attend(point: Point, equation: Equation, scores: Part, values: Part) -> list
     shape, values_shape = (v.shape for v in equation.inputs)
     if point.perturbed:
         scores = point.cleaned(in_one(scores), shape)
-    xs, vs = _alike(point, scores, axis, values, along)
+    pairs = pieces_along(point, scores, values, (axis, along))
+    if pairs is None:
+        pairs = [align_contracted(point, in_one(scores), axis, in_one(values), along)]
+    xs, vs = zip(*pairs, strict=True)
     masked = [point.masked(x, shape, -jnp.inf) for x in xs]
     highest = reduced(jnp.maximum, jnp.max, lax.stop_gradient(masked), axis)
     empty = point.value(shape[axis]) <= 0 if may_be_empty(point.domain, shape[axis]) else None
@@ -35,33 +38,14 @@ def attend(point: Point, equation: Equation, scores: Part, values: Part) -> list
     highest = jnp.expand_dims(highest, axis)
     if point.perturbed:  # an exponential of -inf has no derivative
         weights = [point.masked(replace(x, data=jnp.exp(x.data - highest)), shape, 0) for x in xs]
-    else:
-        weights = [jnp.exp(x - highest) for x in masked]
-    if point.perturbed:
         divisor = functools.reduce(jnp.add, [jnp.sum(w, axis) for w in weights])
     else:
+        weights = [jnp.exp(x - highest) for x in masked]
         divisor = reduced(jnp.add, jnp.sum, weights, axis)
     if empty is not None:
         divisor = jnp.where(empty, 1, divisor)
     # The weights are 0 where the values are of other timesteps; elsewhere these may be infinite.
     kept = [v.data if v.raw else point.masked(v, values_shape, 0) for v in vs]
-    pairs = [(w, v) if side == 0 else (v, w) for w, v in zip(weights, kept, strict=True)]
-    out = functools.reduce(jnp.add, [J.bind(_DOT, product, *pair)[0] for pair in pairs])
+    operands = zip(*((weights, kept) if side == 0 else (kept, weights)), strict=True)
+    out = functools.reduce(jnp.add, [J.bind(_DOT, product, *pair)[0] for pair in operands])
     return [Part(out / lax.broadcast_in_dim(divisor, out.shape, axes), (None,) * out.ndim)]
-
-
-def _alike(point: Point, scores: Part, axis: int, values: Part, along: int) -> tuple[list[Part], list[Part]]:
-    """The pieces of both, of the same lengths: as many as there are in one of them, or one."""
-    if isinstance(scores.data, Tiles):
-        left, right = scores, cut_like(point, values, along, scores)
-    elif isinstance(values.data, Tiles):
-        left, right = cut_like(point, scores, axis, values), values
-    else:
-        left, right = align_contracted(point, scores, axis, values, along)
-    if left is None or right is None:
-        left, right = align_contracted(point, in_one(scores), axis, in_one(values), along)
-    return _pieces(left), _pieces(right)
-
-
-def _pieces(part: Part) -> list[Part]:
-    return valid_pieces(part) if isinstance(part.data, Tiles) else [part]

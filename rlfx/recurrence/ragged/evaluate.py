@@ -50,7 +50,7 @@ def evaluate_ragged(
     data = [v.data for v in values]
     dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
     # Inside a loop nothing is shared by all t: what is not valid is cleaned there, unless no derivative can come of it.
-    if (not perturbed or "t" in t.dims) and "t" not in dims and _keeps_sharing(equation, values):
+    if ("t" in t.dims or not perturbed) and "t" not in dims and _keeps_sharing(equation, values):
         mapped = map_over(lambda *d: at(None, None, *d), dims, [v.dims for v in values])
         outs = mapped(*data)
         return [Value(d, dims, _starts(m), False, raw) for d, m in zip(outs, meta, strict=True)]
@@ -114,7 +114,7 @@ _KEEPS_RAW = shapes.MOVES | {J.primitive(n) for n in ("rev", "slice", "dynamic_s
 _TILED = {
     **{op: tilewise_unperturbed(RULES[op]) for op in J.ELEMENTWISE},
     **{op: tilewise(RULES[op]) for op in (*shapes.MOVES, J.primitive("broadcast_in_dim"))},
-    **{op: tiled_reduction(RULES[op], both, shared) for op, (both, shared) in reductions.TWO_BY_TWO.items()},
+    **{op: tiled_reduction(RULES[op], both) for op, both in reductions.TWO_BY_TWO.items()},
     J.primitive("dot_general"): tiled_product(RULES[J.primitive("dot_general")]),
     attend_p: attend,
 }

@@ -12,7 +12,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import discounted_sum_p
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.halves import by_halves, extreme
+from rlfx.recurrence.ragged.halves import EXTREMES, by_halves, extreme
 from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, align_contracted, replaced, without
 from rlfx.recurrence.values import discounted_total
 
@@ -123,14 +123,13 @@ _IDENTITY: dict[str, Callable[[Any], Any]] = {
     "logsumexp": lambda dtype: -np.inf,
 }
 
-#: How two results of a reduction become one, and whether those that are equal share its derivative.
-TWO_BY_TWO: dict[Any, tuple[Callable[[Any, Any], Any], bool]] = {
-    J.primitive("reduce_sum"): (jnp.add, False),
-    J.primitive("reduce_prod"): (jnp.multiply, False),
-    J.primitive("reduce_max"): (jnp.maximum, True),
-    J.primitive("reduce_min"): (jnp.minimum, True),
-    J.primitive("reduce_and"): (jnp.bitwise_and, False),
-    J.primitive("reduce_or"): (jnp.bitwise_or, False),
+#: How two results of a reduction become one.
+TWO_BY_TWO: dict[Any, Callable[[Any, Any], Any]] = {
+    **{op: both for op, (both, _) in EXTREMES.items()},
+    J.primitive("reduce_sum"): jnp.add,
+    J.primitive("reduce_prod"): jnp.multiply,
+    J.primitive("reduce_and"): jnp.bitwise_and,
+    J.primitive("reduce_or"): jnp.bitwise_or,
 }
 
 RULES: dict[Any, Callable[..., list[Part]]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
+from rlfx.recurrence.ragged.halves import EXTREMES
 from rlfx.recurrence.ragged.part import Part, Point, replaced
 
 
@@ -73,21 +73,19 @@ def tilewise_unperturbed(rule: Callable) -> Callable:
     return apply
 
 
-def tiled_reduction(rule: Callable, both: Callable, shared: bool) -> Callable:
-    """The rule of a reduction: of each piece, and of what comes of them.
+def tiled_reduction(rule: Callable, both: Callable) -> Callable:
+    """The rule of a reduction: of each piece, and of what comes of them by ``both`` of two.
 
-    Args:
-      both: reduces two.
-      shared: whether those that are equal share a derivative evenly, as two by two they would not.
+    (Those that are equal share the derivative of an extreme evenly, as two by two they would not.)
     """
     along_others = tilewise(rule)
 
     def apply(point: Point, equation: Equation, operand: Part) -> list[Part]:
-        if not isinstance(operand.data, Tiles) or (shared and point.perturbed):
+        if not isinstance(operand.data, Tiles) or (point.perturbed and equation.op in EXTREMES):
             return rule(point, equation, in_one(operand))
         if operand.data.axis not in equation.params["axes"]:
             return along_others(point, equation, operand)
-        return _total([rule(point, equation, piece) for piece in valid_pieces(operand)], both)
+        return _total([rule(point, equation, piece) for piece in _valid_pieces(operand)], both)
 
     return apply
 
@@ -99,14 +97,13 @@ def tiled_product(dot: Callable) -> Callable:
         which = next((i for i, p in enumerate(sides) if isinstance(p.data, Tiles)), None)
         if which is None:
             return dot(point, equation, *sides)
-        tiled, other = sides[which], sides[1 - which]
+        tiled = sides[which]
         contracted, batched = equation.params["dimension_numbers"]
         axis = tiled.data.axis
         if axis in contracted[which]:
             along = contracted[1 - which][contracted[which].index(axis)]
-            cut = cut_like(point, other, along, tiled)
-            if cut is not None:
-                pairs = zip(*(map(valid_pieces, (tiled, cut) if which == 0 else (cut, tiled))), strict=True)
+            pairs = pieces_along(point, sides[0], sides[1], (axis, along) if which == 0 else (along, axis))
+            if pairs is not None:
                 return _total([dot(point, equation, *pair) for pair in pairs], jnp.add)
         elif axis not in batched[which] and _is_one_axis(equation):
             pieces = [replace(tiled, data=piece) for piece in tiled.data.pieces]
@@ -131,7 +128,18 @@ def _total(pieces: Sequence[list[Part]], both: Callable) -> list[Part]:
     return [replace(pieces[0][0], data=functools.reduce(both, [out.data for (out,) in pieces]))]
 
 
-def valid_pieces(part: Part) -> list[Part]:
+def pieces_along(point: Point, left: Part, right: Part, axes: tuple[int, int]) -> list[tuple[Part, Part]] | None:
+    """The pieces of two operands along the axes of a contraction; None if neither is in pieces, or both are in others."""
+    if isinstance(left.data, Tiles):
+        cut = left, _cut_like(point, right, axes[1], left)
+    elif isinstance(right.data, Tiles):
+        cut = _cut_like(point, left, axes[0], right), right
+    else:
+        return None
+    return list(zip(*map(_valid_pieces, cut), strict=True)) if None not in cut else None
+
+
+def _valid_pieces(part: Part) -> list[Part]:
     """The pieces, with the starts that are theirs: all but the last one are valid throughout."""
     axis = part.data.axis
     *complete, last = part.data.pieces
@@ -143,15 +151,13 @@ def valid_pieces(part: Part) -> list[Part]:
     ]
 
 
-def cut_like(point: Point, part: Part, axis: int, like: Part) -> Part | None:
+def _cut_like(point: Point, part: Part, axis: int, like: Part) -> Part | None:
     """The part in pieces along ``axis`` as long as those of another one; None if it is in others."""
     sizes = like.data.sizes
     if isinstance(part.data, Tiles):
         return part if (part.data.axis, part.data.sizes) == (axis, sizes) else None
     part = point.aligned(part, axis, like.starts[like.data.axis], sum(sizes))
-    ends = zip(sizes, itertools.accumulate(sizes), strict=True)
-    pieces = [lax.slice_in_dim(part.data, end - size, end, axis=axis) for size, end in ends]
-    return replace(part, data=Tiles(tuple(pieces), axis))
+    return replace(part, data=Tiles(tuple(lax.split(part.data, sizes, axis)), axis))
 
 
 def _alike(point: Point, equation: Equation, parts: Sequence[Part]) -> list[list[Part]] | None:
@@ -159,7 +165,7 @@ def _alike(point: Point, equation: Equation, parts: Sequence[Part]) -> list[list
     like = next((p for p in parts if isinstance(p.data, Tiles)), None)
     if like is None or not _is_one_axis(equation):
         return None
-    given = [cut_like(point, p, like.data.axis, like) if p.ragged else p for p in parts]
+    given = [_cut_like(point, p, like.data.axis, like) if p.ragged else p for p in parts]
     cut = [p for p in given if p is not None]
     if len(cut) < len(given):
         return None
