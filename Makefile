@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test test-newest slow lint docs clean
+.PHONY: demo test test-newest slow all lint docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -23,20 +23,27 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/python examples/ppo_cartpole.py
 
+# What looks at XLA's output runs as XLA compiles for users, all else without the passes that take long (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -q -n $(JOBS) -m 'not slow'
+	RLFX_TESTS=quick $(PYTEST) -m 'not slow'
+	RLFX_TESTS=optimised $(PYTEST) -m 'not slow' tests
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test]'
 	touch $@
 
-# The compiler's tests on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
+NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py returns.py keys.py lift.py plans.py epochs.py)
+
+# Of the compiler's tests, those that meet most of jax, on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
 test-newest: $(VENV)/.test
 	$(BIN)/python -c "import jax; print('newest lane: jax', jax.__version__)"
-	$(BIN)/python -m pytest -q -n $(JOBS) -m 'not slow' tests/recurrence -k 'not a_thousand_programs and not access_table'
+	RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(NEWEST)
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
+	$(PYTEST) -m slow
+
+all: test slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check rlfx tests examples benchmarks

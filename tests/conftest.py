@@ -1,16 +1,49 @@
-"""Strict numerics for every test: no implicit dtype or rank promotion; warnings are errors (pyproject.toml)."""
+"""Strict numerics for every test: no implicit dtype or rank promotion; warnings are errors (pyproject.toml).
 
+Tests compile thousands of small programs, and compile time is what they pay for. ``RLFX_TESTS`` chooses how:
+
+* unset: every test, as XLA compiles for users.
+* ``quick``: without the passes of XLA and LLVM that take long, in about half the CPU time. Tests marked ``optimised`` look at
+  what these passes make of a program (its memory, its HLO, its speed), and are left out.
+* ``optimised``: those alone, as XLA compiles for users.
+
+``make test`` runs ``quick`` and then ``optimised``.
+"""
+
+import gc
 import os
 
-# Tests compile thousands of small programs: compile time, not speed, is what they pay for. Four host devices let the
-# multi-device tests run; programs that do not ask for a mesh stay on the first one. Examples ask for all the cores.
+# Four host devices let the multi-device tests run; programs that do not ask for a mesh stay on the first one. Examples
+# ask for all the cores.
 os.environ.setdefault("XLA_FLAGS", "")
 if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     devices = max(4, os.cpu_count() or 1)
     os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
+if os.environ.get("RLFX_TESTS") == "quick":
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Traces are millions of live objects, which every full collection walks again.
+gc.set_threshold(200_000, 20, 50)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what the lane does not run."""
+    lane = os.environ.get("RLFX_TESTS", "")
+    if lane not in ("", "quick", "optimised"):
+        raise pytest.UsageError(f'RLFX_TESTS is "quick", "optimised" or unset, got {lane!r}.')
+    if not lane:
+        return
+    mine = {True: [], False: []}
+    for item in items:
+        optimised = item.get_closest_marker("optimised") is not None
+        mine[optimised == (lane == "optimised")].append(item)
+    config.hook.pytest_deselected(items=mine[False])
+    items[:] = mine[True]

@@ -13,6 +13,8 @@ import pytest
 
 import rlfx
 
+pytestmark = pytest.mark.optimised
+
 ROUNDS = 7
 
 

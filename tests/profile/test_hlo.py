@@ -5,6 +5,8 @@ import pytest
 from rlfx.profile.hlo import Module
 from rlfx.profile.scopes import join, parse
 
+pytestmark = pytest.mark.optimised
+
 
 @pytest.mark.parametrize(
     ("op_name", "path"),

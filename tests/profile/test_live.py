@@ -14,6 +14,8 @@ from jax import block_until_ready  # bound before any capture
 from rlfx.profile import capture, operation, phase, read
 from rlfx.profile.compilations import LOWERS
 
+pytestmark = pytest.mark.optimised
+
 
 def work(x, n):
     """`n` rounds that take the same time whatever the data."""

@@ -15,6 +15,8 @@ from rlfx.profile.capture import machine
 from rlfx.profile.overhead import Overhead, held_up, load, stored_at, total
 from rlfx.profile.rows import Row
 
+pytestmark = pytest.mark.optimised
+
 COSTS = {"annotation": 10_000.0, "host": 2_000.0}
 
 

@@ -14,6 +14,8 @@ WORKER = """
 import sys, time
 import jax, jax.numpy as jnp
 from rlfx.profile import capture, operation
+
+pytestmark = pytest.mark.optimised
 f = jax.jit(lambda a: jnp.tanh(a @ a).sum())
 a = jnp.ones((64, 64))
 f(a).block_until_ready()

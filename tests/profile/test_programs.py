@@ -104,6 +104,8 @@ def test_training_is_bit_equal_with_profiling_on_and_off(plain, tmp_path):
 WORKER = """
 import sys, time, jax, jax.numpy as jnp
 from rlfx.profile import capture, operation
+
+pytestmark = pytest.mark.optimised
 f = jax.jit(lambda a: jnp.tanh(a @ a))
 a = jax.block_until_ready(f(jnp.ones((64, 64))))
 while time.time() < float(sys.argv[3]):

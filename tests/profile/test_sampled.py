@@ -7,6 +7,8 @@ import pytest
 from rlfx.errors import ProfileError
 from rlfx.profile import capture, operation, sampled
 
+pytestmark = pytest.mark.optimised
+
 
 @jax.jit
 def update(w):

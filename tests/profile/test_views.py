@@ -233,6 +233,8 @@ def test_run_lets_the_script_choose_its_devices_and_ends_the_capture_in_time(tmp
 SETTLES = """
 import time
 import jax, jax.numpy as jnp
+
+pytestmark = pytest.mark.optimised
 f = jax.jit(lambda a: jnp.sin(a) * 2)
 for size in (3, 4, 5):  # compiles three times, 0.6 s apart
     end = time.time() + (0.6 if size < 5 else 2.5)

@@ -14,6 +14,8 @@ from rlfx.errors import DomainError, MemoryBudgetError, ScheduleError
 from rlfx.recurrence import budget
 from rlfx.recurrence.estimate import estimate_temp_bytes
 
+pytestmark = pytest.mark.optimised
+
 LENGTH, BATCH, SIZE = 64, 16, 256
 
 

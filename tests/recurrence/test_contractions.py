@@ -96,6 +96,7 @@ def test_differentiable_and_structured():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.optimised
 def test_names_of_scopes_survive():
     def named(params, x):
         with jax.named_scope("the_learner"):

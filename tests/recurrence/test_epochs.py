@@ -95,6 +95,7 @@ def test_a_sorting_shuffle_gets_jaxs_numbers():
         np.testing.assert_array_equal(row, jax.random.permutation(key, 12))
 
 
+@pytest.mark.optimised
 def test_the_shuffled_data_never_exist_as_a_whole():
     data = jnp.zeros((64, 64, 32))
     run = lambda data, key: rlfx.minibatch_epochs(  # noqa: E731
@@ -119,6 +120,7 @@ def regression(carry, batch):
 
 @pytest.mark.parametrize("axis", ["tb", "b"])
 @pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.optimised
 def test_a_mesh_changes_nothing(axis, devices):
     mesh = jax.make_mesh((devices,), ("b",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
     x = jax.random.normal(jax.random.key(1), (64, 16, 3))

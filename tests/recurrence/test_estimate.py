@@ -10,6 +10,8 @@ import pytest
 
 from rlfx.recurrence.estimate import estimate_temp_bytes, largest_values
 
+pytestmark = pytest.mark.optimised
+
 N = 256
 
 

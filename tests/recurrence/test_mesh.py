@@ -85,6 +85,7 @@ def test_data_are_split_under_a_budget():
     assert not mismatches(fit(devices(2), memory_budget=4096), fit())
 
 
+@pytest.mark.optimised
 def test_each_device_has_the_data_of_its_environments():
     """What is data and nothing else is not copied to every device."""
     fn = jax.jit(

@@ -100,6 +100,7 @@ def test_a_recurrent_learner_has_no_blocks():
         jax.grad(lambda p: fn(p, *arguments()[1:])[0])(arguments()[0])
 
 
+@pytest.mark.optimised
 def test_devices_meet_once_for_a_loss_without_reductions():
     """At truncations the critic sees the last observation: each device decides for its own environments whether it does."""
 

@@ -94,6 +94,7 @@ def monte_carlo_free(params, state, t):
     return (params["w"][0, 0] - jax.lax.stop_gradient(state)) ** 2, jnp.cos(state)
 
 
+@pytest.mark.optimised
 def test_streaming_stores_nothing_of_length_t():
     """No buffer of the compiled program has an axis of T with the observation."""
     length = 211
@@ -106,6 +107,7 @@ def test_streaming_stores_nothing_of_length_t():
     assert f"[{length},4]" not in text
 
 
+@pytest.mark.optimised
 def test_what_a_long_delay_leaves_at_the_end_is_learned_from_in_chunks():
     length, lookahead = 211, 32  # and 3 that do not fill a chunk
     program = lambda params, state, t: score(params, state, t, lookahead)  # noqa: E731
@@ -117,6 +119,7 @@ def test_what_a_long_delay_leaves_at_the_end_is_learned_from_in_chunks():
     assert "f32[35,4,2]" not in text
 
 
+@pytest.mark.optimised
 def test_replay_stores_no_observations():
     length = 210
     fn = rlfx.compile(monte_carlo, length=length, batch=BATCH, plan=rlfx.Plan("replay", 14))

@@ -254,6 +254,7 @@ def causal_attention(length, scale=0.2):
     return rlfx.compile(f, length=length)
 
 
+@pytest.mark.optimised
 def test_long_attention_without_a_square():
     """At T = 2048 the gradient takes a quarter of the [T, T] program's memory, and is its gradient."""
     length = 2048
@@ -282,6 +283,7 @@ def test_small_attention_runs_at_once_and_explain_says_so():
     assert "x[:t + 1]: blocks of 128 timesteps in 8 sections, a value of all of them would be 16 MiB" in text, text
 
 
+@pytest.mark.optimised
 def test_the_cache_of_a_decoding_loop_is_one_buffer_and_explain_says_so():
     length, batch = 1024, 4
 

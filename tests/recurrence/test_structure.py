@@ -106,6 +106,7 @@ def shapes(fn, *args):
 
 
 @pytest.mark.parametrize("f", [reinforce, scalar_discount, actor_critic, frames], ids=lambda f: f.__name__)
+@pytest.mark.optimised
 def test_linear_programs_have_no_quadratic_buffer(f):
     for fn in (gradient(f), lambda p: rlfx.compile(f, length=T, batch=B)(p, STATE, KEY)):
         assert not [s for s in shapes(fn, PARAMS) if s.count(T) > 1]

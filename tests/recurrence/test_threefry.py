@@ -86,6 +86,7 @@ def test_compiled_programs_draw_jax_s_numbers_without_its_loop():
 
 
 @pytest.mark.parametrize("impl", [threefry, fast_prng], ids=str)
+@pytest.mark.optimised
 def test_a_draw_is_computed_once_for_all_that_use_it(impl):
     """Each of the uses is a loop of its own, and none of them draws again: there are no more words than for one use."""
 

@@ -11,6 +11,8 @@ from rlfx.recurrence.timeline import Segment, Timeline, timeline
 from rlfx.recurrence.timeline_plot import draw_timeline, phases
 from tests.recurrence.test_budget import BATCH, LENGTH, STACKED, arguments, n_step, program
 
+pytestmark = pytest.mark.optimised
+
 PLANS = {
     "at once": (program, rlfx.Plan()),
     "blocks": (program, rlfx.Plan("blocks", 8)),

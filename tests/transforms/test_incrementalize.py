@@ -465,6 +465,7 @@ def wide_mlp():
     return loss, [jnp.ones((16, 64)), jnp.ones((64, 64)), jnp.ones((64, 4))], (jnp.ones((2048, 16)), labels(0, 4, 2048))
 
 
+@pytest.mark.optimised
 def test_memory_falls_as_one_over_the_number_of_blocks():
     loss, params, batch = wide_mlp()
     whole = temp(jax.value_and_grad(loss), params, batch)
@@ -472,6 +473,7 @@ def test_memory_falls_as_one_over_the_number_of_blocks():
         assert temp(jax.value_and_grad(incrementalize(loss, blocks=blocks)), params, batch) < 1.35 * whole / blocks
 
 
+@pytest.mark.optimised
 def test_statistics_of_the_batch_do_not_keep_the_network():
     """What needs no statistic is computed in the last pass, with what does: the first ones only read the advantages."""
 
