@@ -1,5 +1,9 @@
 """rlfx: composable RL transforms for JAX."""
 
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from rlfx.recurrence.compile import compile as compile
 from rlfx.recurrence.compile import lower as lower
 from rlfx.recurrence.compile import trace as trace
@@ -34,3 +38,21 @@ from rlfx.transforms.fuse_steps import fuse_steps as fuse_steps
 from rlfx.transforms.incrementalize import incrementalize as incrementalize
 from rlfx.transforms.offload import offload as offload
 from rlfx.transforms.vectorize import vectorize as vectorize
+
+if _TYPE_CHECKING:
+    from rlfx import envs as envs
+    from rlfx import place as place
+    from rlfx import profile as profile
+
+#: Packages that are imported where they are first named: ``import rlfx; rlfx.envs.make(...)``.
+_PACKAGES = ("envs", "place", "profile")
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _PACKAGES:
+        return _importlib.import_module(f"rlfx.{name}")
+    raise AttributeError(f"module 'rlfx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PACKAGES})

@@ -1,0 +1,27 @@
+"""What ``import rlfx`` gives, in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+import rlfx
+
+
+def run(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_packages_are_imported_where_they_are_named():
+    program = """
+import sys, rlfx
+heavy = {"flax", "optax", "brax", "gymnax", "scipy", "rlfx.envs", "rlfx.place", "rlfx.profile"}
+print(sorted(heavy & set(sys.modules)), rlfx.profile.read.__name__, rlfx.place.assign.__name__, callable(rlfx.envs.make))
+"""
+    assert run(program) == "[] read assign True"
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'rlfx' has no attribute 'enws'"):
+        rlfx.enws  # noqa: B018
+    assert {"compile", "envs", "place", "profile"} <= set(dir(rlfx))
