@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.extent import Extent
+from rlfx.recurrence.held import counted
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.ragged import extreme_of
@@ -67,7 +68,8 @@ def _reduce(run: Any, equation: Equation, values: list[Value], env, t: Value) ->
     valid = run.valid(env) if run.domain.until else None
     if op == "last" and valid is not None:
         return [run.last(equation.inputs[0]) if isinstance(equation.inputs[0], Var) else values[0]]
-    return [reduce_value(op, values[0], over, run.sizes, valid, run.extent)]
+    count = None if valid is None else counted(valid, over, run.extent)
+    return [reduce_value(op, values[0], over, run.sizes, count, run.extent)]
 
 
 def _whole(run: Any, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
@@ -91,7 +93,8 @@ def _across(run: Any, equation: Equation, values: list[Value], env, t: Value) ->
 
 
 def _inputs(run: Any, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:
-    return [run.extent.own(Value(values[0].data, frozenset(equation.params["axes"])))]
+    value = run.extent.own(Value(values[0].data, frozenset(equation.params["axes"])))
+    return [run.held(value, equation.outputs[0])]
 
 
 def environment_axes(program: Program) -> dict[Var, int]:

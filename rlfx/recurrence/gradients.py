@@ -16,6 +16,7 @@ from rlfx.recurrence.contractions import FAST
 from rlfx.recurrence.convolution import CONVOLUTION, channels_last
 from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
+from rlfx.recurrence.held import first_of, hold
 from rlfx.recurrence.host import fetched, fetched_times
 from rlfx.recurrence.interpret import rewritten
 from rlfx.recurrence.learner import Learner
@@ -110,6 +111,7 @@ def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     """``(acting pass, loss on this device, gradient)``, every timestep at once."""
     acted = p.act()
     stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
+    stored = hold(p.learner.region.graph, stored, p.extent)
     return acted, *p.gradient(stored, p.tails(acted), p.extent, p.share(acted))
 
 
@@ -123,12 +125,17 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     near = {v: x for v, x in stored.items() if v not in p.on_host}
     far = {v: x for v, x in stored.items() if v in p.on_host}
 
+    firsts = {}
+    if p.learner.program.domain.until:
+        firsts = first_of({**near, **{v: replace(x, data=fetched_times(x, 0, 1)) for v, x in far.items()}})
+
     def fetch(first, count):
         return [fetched_times(x, first, count) for x in far.values()]
 
     def block(first, count, loaded):
         part = {v: cut_times(x, first, count) for v, x in near.items()}
         part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
+        part = hold(p.learner.region.graph, part, p.extent, firsts)
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         return p.tile_gradient(part, tails, times, share, plan.environments)
 

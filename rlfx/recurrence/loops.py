@@ -92,10 +92,16 @@ class RunningLoop:
     def operands(self) -> tuple[list[Var], list[Var]]:
         """What the body uses from outside: what varies with t, and what does not."""
         defined = {v for e in self.loop.body for v in e.outputs}
-        used = (v for e in self.loop.body for v in e.point_inputs if isinstance(v, Var))
+        used = [v for e in self.loop.body for v in e.point_inputs if isinstance(v, Var)]
+        used += [self.run.program.alive] if self._holds else []
         outside = [v for v in dict.fromkeys(used) if v not in defined]
         varies = [v for v in outside if v is self.run.program.now or "t" in self.run.env[v].dims]
         return varies, [v for v in outside if v not in varies]
+
+    @cached_property
+    def _holds(self) -> bool:
+        """Whether environments that have ended keep their state, and read that of the first timestep."""
+        return self.run.unseen is not None and self.loop.direction == "forward"
 
     @cached_property
     def slots(self) -> dict[Var, frozenset]:
@@ -160,7 +166,10 @@ class RunningLoop:
         def read(equation, env, now):
             if equation not in loop.reads:
                 return self._read_outside(equation, env, now)
-            return self._read(equation, env, Value(rings[equation.source], self.slots[equation.source]), t)
+            value = self._read(equation, env, Value(rings[equation.source], self.slots[equation.source]), t)
+            if not self._holds or equation.start is None or not run.unseen(equation.outputs[0]):
+                return value
+            return run.held_by(run.valid(env), value, run.first(equation.start))
 
         for chunk, written in _chunks(loop.body, writes):
             run.sequence(chunk, here, Value(t), read)
@@ -173,7 +182,9 @@ class RunningLoop:
                 rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
         for v, depth in loop.depth.items():
             if depth == REGISTER:
-                rings[v] = expand(here[v], self.slots[v], run.sizes).data
+                new, old = expand(here[v], self.slots[v], run.sizes), Value(rings[v], self.slots[v])
+                kept = self._holds and run.unseen(v)
+                rings[v] = (run.held_by(run.valid(here), new, old) if kept else new).data
         run.ragged.update((v, here[v].starts) for v in loop.stacked if here[v].starts is not None)
         stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
         stacked = [to_host(x) if v in run.on_host else x for v, x in zip(loop.stacked, stacked, strict=True)]

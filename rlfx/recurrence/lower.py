@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.across import SPECIAL
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.extent import Extent, whole_extent
+from rlfx.recurrence.held import first_of, held, seen_after_ends
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan, while_going
 from rlfx.recurrence.products import share_products
@@ -116,7 +118,28 @@ class Execution:
 
     def now(self) -> Value:
         """The absolute times."""
-        return Value(self.t0 + self.times.data, frozenset("t"))
+        now = Value(self.t0 + self.times.data, frozenset("t"))
+        return self.held(now, self.program.now, Value(jnp.asarray(self.t0)))
+
+    # -- after the ends
+
+    @cached_property
+    def unseen(self) -> Callable[[Var], bool] | None:
+        """Which values nobody sees after an environment has ended; None where they may be anything, as none is derived."""
+        if not self.domain.until or self.iterate is while_going:
+            return None
+        seen = seen_after_ends(self.graph)
+        return lambda var: var not in seen
+
+    def held(self, value: Value, var: Var, first: Value | None = None) -> Value:
+        """A value of all timesteps, or of one in a loop, as the learner computes with it: see :mod:`rlfx.recurrence.held`."""
+        if self.unseen is None or self.program.alive not in self.env or not self.unseen(var):
+            return value
+        return self.held_by(self.valid(self.env), value, first or first_of({var: value})[var])
+
+    def held_by(self, alive: Value, value: Value, first: Value) -> Value:
+        """As :meth:`held`, by a mask of one timestep or of all."""
+        return held(value, first, alive, self.extent, self.sizes)
 
     # -- results
 
@@ -144,7 +167,8 @@ class Execution:
             return value
         # Under `until=` the carry, and the count of timesteps, stay what they are after an environment's end.
         ends = self.program.ends
-        frozen = var in self.program.next_carry or (ends is not None and self.program.definitions()[ends].source is var)
+        counts = ends is not None and self.program.definitions()[ends].source is var
+        frozen = counts or (var in self.program.next_carry and self.unseen is None)
         n = None if frozen else self.length
         if not isinstance(n, Value):
             return Value(value.data[-1], value.dims - {"t"})
@@ -231,8 +255,11 @@ class Execution:
             outs = SPECIAL[equation.op](self, equation, [of_atom(a, env) for a in equation.inputs], env, t)
         else:
             n = self.length if equation.needs_length else self.domain.length
-            # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
-            t = reads.earlier(t, n, self.sizes) if isinstance(n, Value) else t
+            if self.unseen is not None and self.unseen(equation.outputs[0]):
+                t = reads.within(t, self.length, self.sizes)
+            elif isinstance(n, Value):
+                # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
+                t = reads.earlier(t, n, self.sizes)
             operands = [of_atom(a, env) for a in equation.inputs]
             outs = evaluate_ragged(equation, operands, self.domain, t, n, perturbed=self.iterate is not while_going)
         env.update(zip(equation.outputs, outs, strict=True))
@@ -240,6 +267,11 @@ class Execution:
     # -- reads of what is complete
 
     def read_complete(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
+        value = self._read_complete(equation, env, t)
+        kept = isinstance(equation.access, Slice) or "t" not in value.dims
+        return value if kept else self.held(value, equation.outputs[0])
+
+    def _read_complete(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
         access = equation.access
         bare = equation.start is None and equation.end is None
         if isinstance(access, Point) and bare and "t" not in self.program.dims_of(equation.source):

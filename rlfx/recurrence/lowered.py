@@ -21,6 +21,7 @@ from rlfx.recurrence.deferred import deferring
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.gradients import Pass
 from rlfx.recurrence.graph import Graph
+from rlfx.recurrence.held import hold
 from rlfx.recurrence.host import hosted, hosting_of
 from rlfx.recurrence.learner import Learner, is_float, plan_learner
 from rlfx.recurrence.loops import while_going
@@ -255,6 +256,7 @@ class Lowered:
     ) -> tuple:
         """Run the acting pass; return it, the targets, and their pullback to the perturbed inputs."""
         acted, env, stored, tails = self._act(learner, flat, t0, extent)
+        stored = hold(learner.region.graph, stored, extent)
         order = self._ordered(perturbed)
 
         def region(leaves: Sequence) -> list:

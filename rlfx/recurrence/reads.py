@@ -41,6 +41,13 @@ def earlier(t: Value, n: Value, sizes: Mapping[str, int]) -> Value:
     return Value(jnp.minimum(expand(t, dims, sizes).data, expand(n, dims, sizes).data - 1), dims)
 
 
+def within(t: Value, n: Value, sizes: Mapping[str, int]) -> Value:
+    """``t`` before the end, and 0 from there on."""
+    dims = t.dims | n.dims
+    i = expand(t, dims, sizes).data
+    return Value(jnp.where(i < expand(n, dims, sizes).data, i, 0), dims)
+
+
 # -- reads of complete series ----------------------------------------------------------------------------------------
 
 
