@@ -172,6 +172,8 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: Bui
     points = [_at_point(o, definition, build, {}) for o in operands]
     if extreme:
         return _extreme(points[0], span, equation, build)
+    if equation.op is discounted_sum_p and not _is_finite(operands[1], definition):
+        points[1] = _unless_last(points[1], equation, build)
     if equation.op is _SUM:
         axes = tuple(a - 1 for a in equation.params["axes"] if a)
         points = [build.call(lambda x: jnp.sum(x, axis=axes), points, equation)] if axes else points
@@ -227,6 +229,18 @@ def _at_point(atom: Atom, definition: dict, build: Builder, memo: dict) -> Atom:
         out = result
     memo[atom] = out
     return out
+
+
+def _is_finite(discount: Atom, definition: dict) -> bool:
+    """Whether a slice holds one finite constant."""
+    value = definition[discount].inputs[0]
+    return isinstance(value, Lit) and bool(np.all(np.isfinite(value.value)))
+
+
+def _unless_last(discount: Atom, equation: Equation, build: Builder) -> Atom:
+    """The discount, 0 at the last timestep: nothing follows, and whatever it is there must not be multiplied with that."""
+    inside = build.read(build.name(Lit(np.asarray(True)), equation), TIME + 1, equation, boundary=False)
+    return build.call(lambda i, d: jnp.where(i, d, jnp.zeros_like(d)), [inside, discount], equation)
 
 
 def _carried(

@@ -35,11 +35,12 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
     """``sum_k rewards[k] * prod_{j < k} discount[j]`` over a slice.
 
     Args:
-      rewards: a slice ``r[t:]``, ``r[t:t + n]``, ...: [n] or [n, ...].
-      discount: a slice of the same timesteps, or a scalar.
+      rewards: a slice ``r[t:]``, ``r[t:t + n]``, ...: [n] or [n, ...], of numbers or booleans.
+      discount: a slice of the same timesteps, or a scalar. The last of them has no part in the sum.
 
     Returns:
-      The sum, without the leading axis. Over ``r[t:]`` it compiles to one backward recurrence.
+      The sum, without the leading axis, in the dtype of ``jnp.sum(rewards * discount)``. Over ``r[t:]`` it compiles to one
+      backward recurrence.
 
     TimeRL, Alg. 1, line 16; there the sum is over a dynamic range, executed as such.
 
@@ -56,7 +57,11 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
         raise DomainError(
             located("discounted_sum takes a slice of rewards, got a scalar.", where=J.here(), fix="Write reward[t:].")
         )
-    discount = jnp.asarray(discount, rewards.dtype) if jnp.ndim(discount) == 0 else jnp.asarray(discount)
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(rewards, discount)
+    # What jnp.sum of such numbers gives: of small integers and booleans, wider ones.
+    dtype = jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((1,), dtype)).dtype
+    rewards, discount = rewards.astype(dtype), jnp.asarray(discount).astype(dtype)
     if discount.ndim not in (0, rewards.ndim) or (discount.ndim and str(discount.shape[0]) != str(rewards.shape[0])):
         raise DomainError(
             located(

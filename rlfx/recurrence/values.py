@@ -138,14 +138,14 @@ def _arrays(x: Any) -> Any:
 
 
 def discounted_total(rewards: Any, discounts: Any) -> Any:
-    """``r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero."""
+    """``r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero. The last is not used."""
     if not rewards.shape[0]:
         return jnp.zeros(rewards.shape[1:], rewards.dtype)
 
     def back(total, rd):
         return rd[0] + rd[1] * total, None
 
-    total, _ = jax.lax.scan(back, jnp.zeros(rewards.shape[1:], rewards.dtype), (rewards, discounts), reverse=True)
+    total, _ = jax.lax.scan(back, rewards[-1], (rewards[:-1], discounts[:-1]), reverse=True)
     return total
 
 

@@ -108,7 +108,8 @@ def _discounted_sum(point: Point, equation: Equation, rewards: Part, discounts: 
     shape = equation.inputs[0].shape
     valid = Part(rewards.data, starts, False)
     r = point.masked(valid, shape, 0)
-    d = point.masked(Part(discounts.data, starts, False), shape, 1)
+    # The last discount of a slice has no part in its sum: it may be infinite.
+    d = point.masked(Part(discounts.data, starts, False), (shape[0] - 1, *shape[1:]), 1)
     total = discounted_total(r, d)
     return [Part(total, (None,) * total.ndim)]
 
