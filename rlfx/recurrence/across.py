@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.held import counted
+from rlfx.recurrence.precision import widened
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.ragged import extreme_of
@@ -36,10 +37,11 @@ def reduce_value(
     if op in ("max", "min") and "b" in over and extent.mesh_axis is not None:
         return Value(_extreme_over_devices(op, data, axes, finish), dims - set(over))
     if mask is None or not counts:
-        return Value(finish(op, getattr(jnp, op)(data, axis=axes).astype(data.dtype)), dims - set(over))
-    total = finish("sum", jnp.sum(jnp.where(mask, data, jnp.zeros_like(data)), axis=axes))
+        found = finish(op, getattr(jnp, op)(widened(data) if counts else data, axis=axes))
+        return Value(found.astype(data.dtype), dims - set(over))
+    total = finish("sum", jnp.sum(widened(jnp.where(mask, data, jnp.zeros_like(data))), axis=axes))
     if op == "mean":
-        total = total / finish("sum", jnp.sum(mask, axis=axes).astype(data.dtype))
+        total = total / finish("sum", jnp.sum(mask, axis=axes).astype(total.dtype))
     return Value(total.astype(data.dtype), dims - set(over))
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.interpret import evaluate
 from rlfx.recurrence.loops import scan
+from rlfx.recurrence.precision import narrowed, widened
 
 tree = jax.tree_util
 
@@ -63,7 +64,8 @@ class Product:
 def deferring(step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
     """As :func:`rlfx.recurrence.loops.scan`; in reverse mode, gradients of weights are contracted after the loop.
 
-    Weights are what the loop only reads, multiplied with values of at most ``MOST_ROWS`` rows. Without any, it is ``scan``.
+    Weights are what the loop only reads, multiplied with values of at most ``MOST_ROWS`` rows. Gradients of all that it only
+    reads are added up in at least float32. Where neither makes a difference, it is ``scan``.
     """
     leaves, structure = tree.tree_flatten((init, xs))
     split = len(tree.tree_leaves(init))
@@ -71,10 +73,11 @@ def deferring(step: Callable, init: Any, xs: Any, backward: bool, going: Callabl
     one = tree.tree_unflatten(structure, [*map(jax.typeof, leaves[:split]), *at_t])
     closed, outs = jax.make_jaxpr(step, return_shape=True)(*one)
     products = _products(closed.jaxpr, MOST_ROWS.get(jax.default_backend(), 0))
-    if not products:
+    if not products and all(widened(c) is c for c in closed.consts):
         return scan(step, init, xs, backward, going)
     loop = _Loop(closed.jaxpr, tuple(products), split, backward)
-    return tree.tree_unflatten(tree.tree_structure(outs), loop(closed.consts, leaves[:split], leaves[split:]))
+    consts = list(map(widened, closed.consts))
+    return tree.tree_unflatten(tree.tree_structure(outs), loop(consts, leaves[:split], leaves[split:]))
 
 
 def _products(jaxpr: Any, most_rows: int) -> list[Product]:
@@ -108,6 +111,9 @@ class _Loop:
     backward: bool
 
     def __call__(self, consts: Sequence, init: Sequence, xs: Sequence) -> list:
+        if not self.products:
+            return self._run(consts, init, xs, None)[0]
+
         @jax.custom_vjp
         def run(consts, init, xs):
             return self._run(consts, init, xs, None)[0]
@@ -124,8 +130,9 @@ class _Loop:
             pullback, values, consts = residuals
             grads, *rest, taps = pullback(cotangents)
             for p, value, tap in zip(self.products, values, taps, strict=True):
-                _, of_weight = jax.vjp(lambda w, p=p, x=value: jax.vmap(lambda x: p.of(x, w))(x), consts[p.weight])
-                grads[p.weight] = grads[p.weight] + of_weight(tap)[0]
+                weight = narrowed(consts[p.weight], self.jaxpr.constvars[p.weight].aval.dtype)
+                _, of_weight = jax.vjp(lambda w, p=p, x=value: jax.vmap(lambda x: p.of(x, w))(x), weight)
+                grads[p.weight] = grads[p.weight] + widened(of_weight(tap)[0])
             return grads, *rest
 
         run.defvjp(forward, back)
@@ -143,6 +150,7 @@ class _Loop:
         return [*state, *ys], values
 
     def _step(self, consts: Sequence, args: Sequence, taps: Sequence | None) -> tuple[list, list]:
+        consts = [narrowed(c, v.aval.dtype) for c, v in zip(consts, self.jaxpr.constvars, strict=True)]
         numbers = {id(p.eqn): i for i, p in enumerate(self.products)}
         values = []
 

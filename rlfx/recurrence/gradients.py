@@ -22,6 +22,7 @@ from rlfx.recurrence.interpret import rewritten
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.lower import Execution, execute
 from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.precision import wide, widened
 from rlfx.recurrence.program import Var
 from rlfx.recurrence.timeline import LEARNING
 from rlfx.recurrence.values import Value, cut_environments, cut_times
@@ -38,7 +39,7 @@ class Pass:
       learner: what is differentiated.
       order: the inputs with respect to which it is.
       env: values of all inputs.
-      loss_sum: of an execution of the learner's region, the sum of its losses on this device.
+      loss_sum: of an execution of the learner's region, the sum of its losses on this device, in at least float32.
       share: of an execution of the acting pass, what one point weighs in the loss.
       acting: how the loops of the acting pass are run, for :func:`execute`.
       on_host: values that the acting pass stores in host memory.
@@ -61,8 +62,9 @@ class Pass:
 
     @property
     def zero(self) -> tuple:
-        """A loss and a gradient to add to."""
-        return jnp.zeros((), self.learner.program.loss.dtype), [jnp.zeros_like(x) for x in self.leaves]
+        """A loss and a gradient to add to, in at least float32."""
+        loss = self.learner.program.loss
+        return jnp.zeros((), wide(loss.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in self.leaves]
 
     def act(self) -> Execution:
         """The acting pass."""
@@ -73,7 +75,7 @@ class Pass:
         return {v: acted.tail(v) for v in self.learner.tails}
 
     def gradient(self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, share: Any) -> tuple:
-        """Loss and gradient of one part of the domain, for which ``stored`` has the values."""
+        """Loss and gradient of one part of the domain, for which ``stored`` has the values; in at least float32."""
 
         def loss(leaves: Sequence) -> Any:
             own = {**self.env, **stored}
@@ -85,7 +87,7 @@ class Pass:
         if any(e.op is CONVOLUTION for e in self.learner.region.graph.equations):
             rules = rules | _CONVOLUTIONS
         with jax.named_scope(LEARNING):
-            return rewritten(jax.value_and_grad(loss), rules)(self.leaves)
+            return jax.tree.map(widened, rewritten(jax.value_and_grad(loss), rules)(self.leaves))
 
     def tile_gradient(
         self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None

@@ -240,7 +240,7 @@ def _is_finite(discount: Atom, definition: dict) -> bool:
 def _unless_last(discount: Atom, equation: Equation, build: Builder) -> Atom:
     """The discount, 0 at the last timestep: nothing follows, and whatever it is there must not be multiplied with that."""
     inside = build.read(build.name(Lit(np.asarray(True)), equation), TIME + 1, equation, boundary=False)
-    return build.call(lambda i, d: jnp.where(i, d, jnp.zeros_like(d)), [inside, discount], equation)
+    return build.call(lambda i, d: jax.lax.select(i, d, jnp.zeros_like(d)), [inside, discount], equation)
 
 
 def _carried(

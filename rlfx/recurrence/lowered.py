@@ -39,6 +39,7 @@ from rlfx.recurrence.outputs import (
 )
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.planned import Added, planned
+from rlfx.recurrence.precision import narrowed, widened
 from rlfx.recurrence.program import Program, Var
 from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.trial import Trial
@@ -170,7 +171,7 @@ class Lowered:
         loss, carry, aux, _ = cotangents
         rest_is_zero = all(map(is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
         if self.program.loss is not None and rest_is_zero:
-            grads = None if is_zero(loss) else [loss * g for g in kept]
+            grads = None if is_zero(loss) else [loss.astype(g.dtype) * g for g in kept]
         else:
             learner = self.learner(perturbed, True)
             by_var = sum_by_var(self.program, loss, carry, aux)
@@ -179,7 +180,8 @@ class Lowered:
                 (grads,) = kept(targets)
             else:
                 grads = self._pull_all(learner, perturbed, arguments, targets)
-        found = {} if grads is None else dict(zip(self._ordered(perturbed), grads, strict=True))
+        order = self._ordered(perturbed)
+        found = {} if grads is None else {v: narrowed(g, v.dtype) for v, g in zip(order, grads, strict=True)}
         return [found.get(v) for v in self.flat_inputs], None
 
     def _pull_all(self, learner: Learner, perturbed: frozenset[Var], arguments: Any, cotangents: list) -> list:
@@ -211,7 +213,7 @@ class Lowered:
         one_pass = Pass(learner, order, env, t0, extent, loss_sum, share_of_mean, self._acting, on_host)
         acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
         loss, grads = self._complete(perturbed, grads, loss)
-        return (loss, *returned(acted)), grads
+        return (narrowed(loss, learner.program.loss.dtype), *returned(acted)), grads
 
     def plan(self, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()) -> Plan:
         """The plan that was asked for, or the one that costs least."""
@@ -337,7 +339,7 @@ class Lowered:
         if self.sharding is None:
             return loss, grads
         own = [self._input_spec(v) != PartitionSpec() for v in self._ordered(perturbed)]
-        shared = [g for g, mine in zip(grads, own, strict=True) if not mine]
+        shared = [widened(g) for g, mine in zip(grads, own, strict=True) if not mine]
         loss, shared = jax.lax.psum((loss, shared), self.sharding.axis)
         summed = iter(shared)
         return loss, [g if mine else next(summed) for g, mine in zip(grads, own, strict=True)]

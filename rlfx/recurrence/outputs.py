@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx.recurrence.across import reduce_value
 from rlfx.recurrence.cost import points
 from rlfx.recurrence.extent import Extent
 from rlfx.recurrence.lower import Execution
+from rlfx.recurrence.precision import narrowed, wide, widened
 from rlfx.recurrence.program import NO_DIMS, Program, Var
 from rlfx.recurrence.values import Value, expand, mask_like, of_atom
 
@@ -21,7 +22,7 @@ def target_of(run: Execution, var: Var) -> Any:
     """A differentiated output. The loss is this device's share of it: their sum is the loss."""
     program = run.program
     if var is program.loss:
-        return loss_sum(run) * share_of_mean(run)
+        return narrowed(loss_sum(run) * share_of_mean(run), var.dtype)
     if var in set(program.next_carry):
         return expand(run.last(var), carry_dims(program, var), run.sizes).data
     return _padded(run, expand(run.env[var], aux_dims(program, var), run.sizes)).data
@@ -31,12 +32,14 @@ def loss_of(run: Execution) -> Any:
     """The loss of all points, on every device; None if the program has none."""
     if run.program.loss is None:
         return None
-    return run.extent.over_devices("sum", loss_sum(run) * share_of_mean(run))
+    total = run.extent.over_devices("sum", loss_sum(run) * share_of_mean(run))
+    return narrowed(total, run.program.loss.dtype)
 
 
 def loss_sum(run: Execution) -> Any:
-    """The sum of the losses of this device's points."""
+    """The sum of the losses of this device's points, in at least float32."""
     value = of_atom(run.program.loss, run.env)  # type: ignore[arg-type]
+    value = replace(value, data=widened(value.data))
     over = ("t", "b") if run.program.domain.batch is not None else ("t",)
     alone = Extent(run.extent.times, run.extent.batch)
     valid = run.valid(run.env) if run.program.domain.until else None
@@ -44,14 +47,14 @@ def loss_sum(run: Execution) -> Any:
 
 
 def share_of_mean(run: Execution) -> Any:
-    """What one point weighs in the loss."""
-    dtype = run.program.loss.dtype  # type: ignore[union-attr]
+    """What one point weighs in the loss, in at least float32."""
+    dtype = wide(run.program.loss.dtype)  # type: ignore[union-attr]
     if run.program.reduce == "sum":
         return jnp.ones((), dtype)
     batch = NO_DIMS if run.program.domain.batch is None else frozenset("b")
     lengths = expand(run.length, batch, run.sizes).data if run.program.domain.until else None
-    count = _count_points(run.program, lengths, run.extent.batch)
-    return (1.0 / run.extent.over_devices("sum", jnp.asarray(count))).astype(dtype)
+    count = points(frozenset("t"), run.program.domain) * run.extent.batch if lengths is None else jnp.sum(lengths)
+    return 1 / run.extent.over_devices("sum", jnp.asarray(count, dtype))
 
 
 def carry_dims(program: Program, var: Var) -> frozenset:
@@ -111,10 +114,3 @@ def sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable[
         return sum(given[1:], start=given[0])
 
     return of
-
-
-def _count_points(program: Program, lengths: Any, batch: int) -> Any:
-    """How many points the domain has."""
-    if lengths is None:
-        return np.float32(points(frozenset("t"), program.domain) * batch)
-    return jnp.sum(lengths).astype(jnp.float32)

@@ -18,6 +18,7 @@ from rlfx.recurrence.arguments import check_arguments, validate_domain
 from rlfx.recurrence.check import check
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.pointwise import AtPoint, Evaluation
+from rlfx.recurrence.precision import narrowed, widened
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
 
@@ -127,11 +128,14 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
             cache[t, stop] = AtPoint(program_at(t, stop))
         return cache[t, stop]
 
+    # Each point has a gradient of its own: they are added up in at least float32.
+    params = [widened(x) for x in arguments.params]
+
     def given(var: Var, program: Program, t: int, b: int) -> Any:
-        groups = ((program.params, arguments.params), (program.consts, program.const_values))
-        for variables, values in groups:
-            if var in variables:
-                return values[variables.index(var)]
+        if var in program.params:
+            return narrowed(params[program.params.index(var)], var.dtype)
+        if var in program.consts:
+            return program.const_values[program.consts.index(var)]
         if var in program.carry:
             i = program.carry.index(var)
             return arguments.carry[i] if whole.shared[i] or domain.batch is None else arguments.carry[i][b]

@@ -23,6 +23,7 @@ from rlfx.recurrence.cost import bytes_of, points
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.index import Slice
+from rlfx.recurrence.precision import narrowed, widened
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.ragged import widest
 from rlfx.recurrence.ragged.shapes import POSITIONWISE
@@ -198,7 +199,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
     used = dict.fromkeys(v for e in blocked.equations for v in e.point_inputs if isinstance(v, Var))
     inputs = {v: run.now() if v is run.program.now else run.env[v] for v in used if v not in defined}
     moving = [v for v in inputs if "t" in inputs[v].dims]
-    fixed = {v: x for v, x in inputs.items() if v not in moving}
+    # Gradients of what all blocks use are added up in at least float32.
+    fixed = {v: replace(x, data=widened(x.data)) for v, x in inputs.items() if v not in moving}
     found: list[list] = []
     for begin, end in blocked.stretches:
         domain = run.domain
@@ -211,7 +213,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
 
         def evaluate(times, slices, rest=rest, stretch=stretch, views=views):
             here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
-            part = at(times, stretch, {**fixed, **views, **here})
+            own = {v: replace(x, data=narrowed(x.data, v.dtype)) for v, x in fixed.items()}
+            part = at(times, stretch, {**own, **views, **here})
 
             def read(equation, env, t):
                 return reads.gather_slice(run.env[equation.source], equation, stretch, times, run.sizes)

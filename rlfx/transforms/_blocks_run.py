@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.precision import narrowed, widened
 from rlfx.transforms._blocks import Array, Axis, Block, Const, Equation, join, take, unstack
 from rlfx.transforms._blocks_plan import Loop, Part, Plan, Whole
 
@@ -47,7 +48,7 @@ def results(plan: Plan, env: Mapping[Array, Any]) -> list:
 
 def start(loop: Loop, env: Mapping[Array, Any]) -> tuple[list, list]:
     """The accumulators before the first block."""
-    sums = [_zeros(s.value.aval) for s in loop.sums]
+    sums = [widened(_zeros(s.value.aval)) for s in loop.sums]
     return sums, [_start(step, env) for step in loop.folds]
 
 
@@ -74,7 +75,8 @@ def advance(
         ins = [read(s, d) for s, d in zip(step.ins, step.rule.demands, strict=True)]
         local.update(zip(step.outs, step.rule.run(block, ins), strict=True))
     sums, folds = state
-    sums = [local[s] if s.same else old + local[s] for s, old in zip(loop.sums, sums, strict=True)]
+    each = [widened(jnp.asarray(local[s])) for s in loop.sums]
+    sums = [x if s.same else old + x for s, old, x in zip(loop.sums, sums, each, strict=True)]
     new_folds = []
     for step, old in zip(loop.folds, folds, strict=True):
         assert step.rule is not None
@@ -87,7 +89,7 @@ def advance(
 def finish(plan: Plan, loop: Loop, env: dict[Array, Any], state: tuple, parts: Sequence[Sequence[Any]]) -> None:
     """Add to ``env`` what a loop has computed; ``parts``: the consecutive blocks of each value that is kept."""
     sums, folds = state
-    env.update(zip((s.value for s in loop.sums), sums, strict=True))
+    env.update((s.value, narrowed(x, s.value.aval.dtype)) for s, x in zip(loop.sums, sums, strict=True))
     for step, final in zip(loop.folds, folds, strict=True):
         assert step.rule is not None
         assert step.rule.fold is not None

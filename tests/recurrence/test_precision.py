@@ -1,0 +1,127 @@
+"""In which dtype sums over points are accumulated: at least float32, whatever the loss and the parameters are, by every plan."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx import Plan
+
+QUICK = {"xla_llvm_disable_expensive_passes": True}
+T = 2048  # more ones than bfloat16 (256) and float16 (2,048) can count one by one
+NARROW = (jnp.bfloat16, jnp.float16)
+PLANS = [None, Plan("blocks", 1), Plan("blocks", 4), Plan("blocks", 100), Plan("stream", 3), Plan("stream", 64)]
+PLANS += [Plan("replay", 32), Plan("replay", 1)]
+
+
+def gradients(fn, params, carry):
+    return jax.jit(jax.grad(lambda p: fn(p, carry)[0]), compiler_options=QUICK)(params)
+
+
+def ones(params, c, t):
+    """The gradient with respect to each parameter is T, in any order of summation that can count so far."""
+    x = jnp.where(t.now >= 0, c, c + 1.0)
+    return sum((p * x.astype(p.dtype)).astype(jnp.float32) for p in params), c
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_gradients_are_accumulated_in_float32(plan):
+    params = [jnp.ones((), d) for d in (*NARROW, jnp.float32)]
+    fn = rlfx.compile(ones, length=T, reduce="sum", plan=plan)
+    try:
+        got = gradients(fn, params, jnp.ones(()))
+    except rlfx.errors.ScheduleError:
+        pytest.skip("not a plan of this program")
+    assert [g.dtype for g in got] == [p.dtype for p in params]
+    np.testing.assert_array_equal(np.asarray(got, np.float32), T)
+
+
+def test_a_few_environments_at_a_time():
+    params = [jnp.ones((), d) for d in NARROW]
+    fn = rlfx.compile(ones, length=2, batch=1024, reduce="sum", plan=Plan("blocks", 1, 1))
+    np.testing.assert_array_equal(np.asarray(gradients(fn, params, jnp.ones(1024)), np.float32), 2048)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float16"])
+def test_gradients_through_a_recurrence(dtype):
+    """Of what every iteration of the backward loop adds to, by products (which are contracted after it) or not."""
+
+    def f(p, c, t):
+        a, b = c
+        return jnp.sum(a + b).astype(jnp.float32), (p["w"] + 0 * a, p["m"] @ (0 * b + 1))
+
+    params = {"w": jnp.ones(2, dtype), "m": jnp.ones((2, 2), dtype)}
+    carry = (jnp.ones(2, dtype), jnp.ones(2, dtype))
+    for batch in (None, 1):
+        state = carry if batch is None else jax.tree.map(lambda x: x[None], carry)
+        got = gradients(rlfx.compile(f, length=T + 1, batch=batch, reduce="sum"), params, state)
+        np.testing.assert_array_equal(np.asarray(got["w"], np.float32), T)
+        np.testing.assert_array_equal(np.asarray(got["m"], np.float32), T)
+
+
+def test_the_reference_accumulates_alike():
+    def f(p, c, t):
+        return p, c
+
+    p = jnp.ones((), jnp.bfloat16)
+    got = jax.grad(lambda p: rlfx.reference(f, length=300, reduce="sum")(p, None)[0].astype(jnp.float32))(p)
+    assert got.dtype == p.dtype
+    assert got == 300
+
+
+LOSSES = {
+    "plain": {},
+    "until": {"until": lambda c: c > 1e9},
+    "blocks": {"plan": Plan("blocks", 2)},
+    "mesh": {"mesh": 4},
+}
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=list(LOSSES))
+def test_a_mean_of_many_losses(options):
+    """8,000 losses of 10 are 80,000 in all: more than the largest float16. Means in the program alike."""
+
+    def f(p, c, t):
+        loss = jnp.float16(10) * p
+        return loss, c, (rlfx.mean(loss + 0 * c.astype(jnp.float16)), rlfx.mean(loss, "b"))
+
+    options = dict(options)
+    if "mesh" in options:
+        options["mesh"] = jax.make_mesh((options["mesh"],), ("b",))
+    fn = rlfx.compile(f, length=8, batch=1000, **options)
+    carry = jnp.zeros(1000)
+    out = jax.jit(jax.value_and_grad(lambda p: fn(p, carry), has_aux=True), compiler_options=QUICK)
+    (loss, (_, (mean, over_b), *_)), grad = out(jnp.float16(1))
+    assert loss.dtype == grad.dtype == mean.dtype == jnp.float16
+    assert loss == mean == 10
+    assert (over_b == 10).all()
+    assert abs(grad - 10) < 0.02
+    forward = fn(jnp.float16(1), carry)[0]
+    assert forward == 10
+
+
+def test_the_share_of_a_point_is_not_rounded_to_float32():
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).normal(size=(7, 3))
+
+        def f(p, c, t):
+            return p * rlfx.inputs(jnp.asarray(x))[t], c
+
+        for plan in (None, Plan("blocks", 2)):
+            fn = rlfx.compile(f, length=7, batch=3, plan=plan)
+            loss, grad = jax.value_and_grad(lambda p, fn=fn: fn(p, None)[0])(np.float64(3.0))
+            assert abs(loss - 3 * x.mean()) < 1e-15
+            assert abs(grad - x.mean()) < 1e-15
+        fn = rlfx.compile(f, length=7, batch=3)
+        _, pull = jax.vjp(lambda p: fn(p, jnp.ones(3)), np.float64(3.0))
+        (grad,) = pull((np.float64(1.0), (jnp.ones(3), None)))
+        assert abs(grad - x.mean()) < 1e-15
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float16"])
+def test_blocks_of_ordinary_losses(dtype):
+    loss = rlfx.incrementalize(lambda w, x: jnp.sum(w * x), batch_argnums=1, block_size=1)
+    got = jax.grad(lambda w: loss(w, jnp.ones(2048, dtype)).astype(jnp.float32))(jnp.ones((), dtype))
+    assert got.dtype == dtype
+    assert got == 2048
