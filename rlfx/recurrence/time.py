@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import operator
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.recurrence.index import TIME, Index, as_index, extreme
 
-_SHARED = 0xFFFFFFFF  # where b would stand in the key of a value shared by all environments
+_SHARED = 0x7FFFFFFF  # where b would stand in the key of a value shared by all environments
 
 
 @jax.tree_util.register_pytree_node_class
@@ -48,7 +50,7 @@ class Time:
     @property
     def key(self) -> jax.Array:
         """The key of this timestep of this environment: a function of (key, b, t0 + t) only."""
-        return self._context.key(self.now, "", shared=False)
+        return self._context.key(self.now, None, shared=False)
 
     def key_for(self, name: str) -> jax.Array:
         """One key per named use, independent of ``t.key`` and of every other name."""
@@ -57,7 +59,7 @@ class Time:
     @property
     def shared_key(self) -> jax.Array:
         """The key of this timestep, the same for all environments."""
-        return self._context.key(self.now, "", shared=True)
+        return self._context.key(self.now, None, shared=True)
 
     # -- as an array
     def __jax_array__(self) -> jax.Array:
@@ -148,10 +150,11 @@ class Context:
 
     def __init__(self, length: int, base_key: Any, b: Any):
         self.length, self._base_key, self._b = length, base_key, b
+        self._names: dict[tuple[int, int], str | None] = {}
 
     # Programs are traced once: two contexts are the same only if they are one object, which is what a pytree's static
     # part needs.
-    def key(self, now: Any, name: str, *, shared: bool) -> jax.Array:
+    def key(self, now: Any, name: str | None, *, shared: bool) -> jax.Array:
         if self._base_key is None:
             raise ProgramError(
                 located(
@@ -160,13 +163,41 @@ class Context:
                     fix="Call the compiled function with a key: loss_fn(params, carry, jax.random.key(0)).",
                 )
             )
-        if not isinstance(name, str):
+        if name is not None and not isinstance(name, str):
             raise ProgramError(
                 located(f"t.key_for takes a name (str), got {name!r}.", where=J.here(), fix="Name the use.")
             )
-        # Only the last fold depends on t: the others are computed once.
-        named = jax.random.fold_in(self._base_key, zlib.crc32(name.encode()))
-        return jax.random.fold_in(jax.random.fold_in(named, _SHARED if shared else self._b), now)
+        # Generators whose folds commute (unsafe_rbg) tell b and t apart as well: one is folded in as an odd number, the other
+        # as an even one. Only the last fold depends on t: the others are computed once.
+        named = functools.reduce(jax.random.fold_in, self._words(name), self._base_key)
+        at_b = jax.random.fold_in(named, _twice(_SHARED if shared else self._b) + np.uint32(1))
+        return jax.random.fold_in(at_b, _twice(now))
+
+    def _words(self, name: str | None) -> tuple[int, int]:
+        """What stands for a name in this program, and for no other."""
+        words = name_words(name)
+        known = self._names.setdefault(words, name)
+        if known != name:
+            raise ProgramError(
+                located(
+                    f"t.key_for({known!r}) and t.key_for({name!r}) would be the same key: their names have the same hash.",
+                    where=J.here(),
+                    fix="Rename one of them.",
+                )
+            )
+        return words
+
+
+def name_words(name: str | None) -> tuple[int, int]:
+    """A hash of the name of a use of keys, in two words of 32 bits; ``t.key`` has no name, which is not the empty one."""
+    text = b"t.key" if name is None else b"t.key_for:" + name.encode("utf8", "surrogatepass")
+    low, high = np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), "<u4")
+    return int(low), int(high)
+
+
+def _twice(x: Any) -> Any:
+    """``2 x`` as a word of 32 bits, for x from 0 to 2**31 - 1."""
+    return jnp.asarray(x).astype(jnp.uint32) * np.uint32(2)
 
 
 def without_time(value: Any) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import rlfx
 from rlfx.errors import ProgramError
 from rlfx.prng import fast_prng, seeded
+from rlfx.recurrence import time
 
 KEY = jax.random.key(42)
 
@@ -117,6 +118,44 @@ def test_vmap_over_seeds():
     keys = jax.random.split(KEY, 4)
     many = jax.vmap(lambda k: fn(None, None, k)[1])(keys)
     same(many, jnp.stack([fn(None, None, k)[1] for k in keys]))
+
+
+GENERATORS = ["threefry2x32", "rbg", "unsafe_rbg", fast_prng]
+
+
+@pytest.mark.parametrize("impl", GENERATORS, ids=["threefry2x32", "rbg", "unsafe_rbg", "fast"])
+def test_keys_of_different_names_environments_and_timesteps_differ(impl):
+    """Also where folding numbers into a key commutes, and for names that CRC32 does not tell apart."""
+    names = ["plumless", "buckeroo", "", "\0", "t.key", "ab", "ba", "é", "\ud800", "x" * 300]
+
+    def f(p, c, t):
+        data = jax.random.key_data
+        return c, [data(t.key), data(t.shared_key), *(data(t.key_for(n)) for n in names)]
+
+    run = jax.jit(lambda t0: rlfx.unroll(f, length=12, batch=12)(None, None, jax.random.key(3, impl=impl), t0=t0)[1])
+    for t0 in (0, 2**31 - 12):
+        own, shared, *named = run(t0)
+        assert (shared == shared[:, :1]).all()
+        keys = np.concatenate([np.asarray(k).reshape(144, -1) for k in (own, *named)])
+        keys = np.concatenate([keys, np.asarray(shared)[:, 0]])
+        assert len(np.unique(keys, axis=0)) == len(keys) == 144 * 11 + 12
+
+
+def test_names_that_cannot_be_told_apart(monkeypatch):
+    monkeypatch.setattr(time, "name_words", lambda name: (1, 2))
+
+    def f(p, c, t):
+        return c, jax.random.uniform(t.key_for("policy")) + jax.random.uniform(t.key_for("env"))
+
+    with pytest.raises(
+        ProgramError, match=r"t.key_for\('policy'\) and t.key_for\('env'\) would be the same(.|\n)*Rename"
+    ):
+        rlfx.unroll(f, length=2)(None, None, KEY)
+
+    def once(p, c, t):
+        return c, jax.random.uniform(t.key_for("policy")) + jax.random.uniform((t + 1).key_for("policy"))
+
+    rlfx.unroll(once, length=2)(None, None, KEY)
 
 
 def test_a_generator_is_selected():
