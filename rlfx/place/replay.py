@@ -6,24 +6,31 @@ and rounding errors do not accumulate as they do when differences are added up t
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from rlfx.errors import ProgramError, located
 
+_TINY = float(jnp.finfo(jnp.float32).tiny)  # anything smaller may be flushed to zero
 
-class SumTree(NamedTuple):
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SumTree:
     """Sums of non-negative priorities.
 
     Attributes:
       levels: float32 ``[1]``, ``[K]``, ... ``[K^depth]``; the last holds the leaves, padded with zeros.
+      capacity: how many leaves there are, the padding not counted.
     """
 
     levels: tuple[Array, ...]
+    capacity: int = dataclasses.field(metadata={"static": True})
 
     @property
     def total(self) -> Array:
@@ -46,13 +53,59 @@ def make_tree(capacity: int, fanout: int = 16) -> SumTree:
       >>> [level.shape[0] for level in make_tree(100, fanout=8).levels]
       [1, 8, 64, 512]
     """
-    if capacity < 1 or fanout < 2:
+    if not (_whole(capacity) and _whole(fanout)) or capacity < 1 or fanout < 2:
         raise ProgramError(
             located(f"A sum tree needs capacity >= 1 and fanout >= 2, got {capacity} and {fanout}.",
                     fix="Give the number of transitions to hold, and a fan-out such as 16.")
         )  # fmt: skip
-    depth = max(1, math.ceil(round(math.log(capacity, fanout), 9)))
-    return SumTree(tuple(jnp.zeros(fanout**i, jnp.float32) for i in range(depth + 1)))
+    depth = 1
+    while fanout**depth < capacity:
+        depth += 1
+    return SumTree(tuple(jnp.zeros(fanout**i, jnp.float32) for i in range(depth + 1)), int(capacity))
+
+
+def _whole(n: Any) -> bool:
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+
+
+def _vector(label: str, values: Any, dtype: Any) -> Array:
+    """``values`` as a vector of ``dtype``; another rank, or numbers that are not of its kind, are an error."""
+    whole = jnp.issubdtype(dtype, np.integer)
+    try:
+        x = jnp.asarray(values)
+    except (TypeError, ValueError):
+        x = None
+    kinds = [np.integer] if whole else [np.integer, np.floating]
+    if x is None or x.ndim != 1 or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
+        got = type(values).__name__ if x is None else f"{x.dtype}{list(x.shape)}"
+        fix = f"Give an array [B] of {'integers' if whole else 'real numbers'}."
+        raise ProgramError(located(f"replay: {label} is {got}.", fix=fix))
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _pairs(indices: Any, priorities: Any) -> tuple[Array, Array]:
+    """Indices and their priorities, of one length."""
+    indices, priorities = _vector("indices", indices, jnp.int32), _vector("priorities", priorities, jnp.float32)
+    if indices.shape != priorities.shape:
+        fact = f"replay: {priorities.shape[0]} priorities for {indices.shape[0]} indices."
+        raise ProgramError(located(fact, fix="Give one priority for each index."))
+    return indices, priorities
+
+
+def _number(label: str, n: Any, least: int) -> int:
+    if not _whole(n) or n < least:
+        raise ProgramError(located(f"replay: {label} is {n!r}.", fix=f"Give a whole number, at least {least}."))
+    return int(n)
+
+
+def _inside(indices: Array, size: Any) -> Array:
+    """Which indices hold something, bool ``[B]``; those that are known now and do not are an error."""
+    inside = (indices >= 0) & (indices < size)
+    if not isinstance(inside, jax.core.Tracer) and not bool(inside.all()):
+        wrong = int(indices[int(jnp.argmin(inside))])
+        fact = f"replay: the index {wrong} is not one of the {int(size)} transitions, 0, ..., {int(size) - 1}."
+        raise ProgramError(located(fact, fix="Give the indices that `sample` returned."))
+    return inside
 
 
 def set_priorities(tree: SumTree, indices: Array, priorities: Array) -> SumTree:
@@ -60,32 +113,42 @@ def set_priorities(tree: SumTree, indices: Array, priorities: Array) -> SumTree:
 
     Args:
       tree: the tree.
-      indices: int32 ``[B]``; if an index occurs more than once, its last priority counts.
+      indices: int32 ``[B]``; if an index occurs more than once, its last priority counts. Where the values are known
+        only at run time, those outside of the capacity are dropped.
       priorities: float32 ``[B]``, not negative (negative and not-a-number become zero; none counts as more than the
         largest float over the number of leaves).
 
     Returns:
       A tree whose every node is the sum of its children.
 
+    Raises:
+      ProgramError: other shapes or kinds of numbers, or an index, known now, outside of the capacity.
+
     Example:
       >>> tree = set_priorities(make_tree(4, fanout=2), jnp.array([1, 1, 3]), jnp.array([5.0, 2.0, 1.0]))
       >>> tree.levels[-1].tolist(), float(tree.total)
       ([0.0, 2.0, 0.0, 1.0], 3.0)
     """
+    indices, priorities = _pairs(indices, priorities)
+    return _set(tree, indices, priorities, _inside(indices, tree.capacity))
+
+
+def _set(tree: SumTree, indices: Array, priorities: Array, keep: Array) -> SumTree:
     K, leaves = tree.fanout, tree.levels[-1]
+    indices = jnp.where(keep, indices, leaves.shape[0])  # the others fall off the end, at every level
     most = jnp.finfo(jnp.float32).max / leaves.shape[0]  # sums stay finite
     values = jnp.where(priorities > 0.0, jnp.minimum(priorities, most), 0.0)
     # The last of equal indices: all leave their number at the leaf, and the largest stays. No sort, which is slow on CPUs.
     number = jnp.arange(indices.shape[0], dtype=leaves.dtype)
     numbered = leaves.at[indices].set(-1.0).at[indices].max(number)
-    last = jnp.where(numbered[indices] == number, indices, leaves.shape[0])  # the others fall off the end
+    last = jnp.where(numbered[indices] == number, indices, leaves.shape[0])
     levels = [numbered.at[last].set(values, mode="drop")]
     nodes = indices
     for level in reversed(tree.levels[:-1]):
         nodes = nodes // K
         children = levels[-1].reshape(-1, K)[nodes]
         levels.append(level.at[nodes].set(jnp.sum(children, axis=1), mode="drop"))
-    return SumTree(tuple(reversed(levels)))
+    return SumTree(tuple(reversed(levels)), tree.capacity)
 
 
 def find(tree: SumTree, targets: Array) -> Array:
@@ -113,16 +176,33 @@ def sample_indices(tree: SumTree, key: Array, batch: int) -> tuple[Array, Array]
 
     Returns:
       Indices, int32 ``[B]``, and their probabilities, float32 ``[B]``. All are zero if every priority is.
+
+    Raises:
+      ProgramError: the batch is not a whole number, at least 1.
     """
-    strata = (jnp.arange(batch, dtype=jnp.float32) + jax.random.uniform(key, (batch,))) / batch
+    batch = _number("batch", batch, 1)
+    strata = (jnp.arange(batch, dtype=jnp.float32) + jax.random.uniform(key, (batch,), jnp.float32)) / batch
     indices = find(tree, strata * tree.total)
-    return indices, tree.levels[-1][indices] / jnp.maximum(tree.total, 1e-38)
+    return indices, tree.levels[-1][indices] / jnp.maximum(tree.total, _TINY)
 
 
-def importance_weights(probability: Array, size: Array, beta: float) -> Array:
-    """``(size * probability)^-beta``, divided by the batch's largest, float32 ``[B]`` (Schaul et al., 2016)."""
-    weights = (jnp.maximum(size, 1).astype(jnp.float32) * jnp.maximum(probability, 1e-38)) ** -beta
-    return weights / jnp.max(weights)
+def importance_weights(probability: Array, size: Array | int, beta: Array | float) -> Array:
+    """``(size * probability)^-beta``, divided by the batch's largest, float32 ``[B]`` (Schaul et al., 2016).
+
+    What is drawn with probability zero, from a tree without priorities, weighs nothing.
+
+    Raises:
+      ProgramError: the probabilities are no vector of real numbers.
+
+    Example:
+      >>> importance_weights(jnp.array([0.5, 0.25, 0.0]), 4, 1.0).tolist()
+      [0.5, 1.0, 0.0]
+    """
+    probability = _vector("probability", probability, jnp.float32)
+    drawn = probability >= _TINY
+    expected = jnp.maximum(jnp.asarray(size, jnp.float32), 1.0) * jnp.where(drawn, probability, 1.0)
+    weights = jnp.where(drawn, expected ** -jnp.asarray(beta, jnp.float32), 0.0)
+    return weights / jnp.maximum(jnp.max(weights, initial=0.0), _TINY)
 
 
 class Replay(NamedTuple):
@@ -133,7 +213,7 @@ class Replay(NamedTuple):
       tree: priorities raised to ``alpha``; new transitions get the largest so far.
       position: int32, where the next transition goes.
       size: int32, how many there are.
-      largest: float32, largest priority so far, after ``alpha``.
+      largest: float32, largest finite priority so far, after ``alpha``.
     """
 
     data: Any
@@ -154,15 +234,23 @@ class Sample(NamedTuple):
 def make_replay(capacity: int, example: Any, fanout: int = 16) -> Replay:
     """An empty ring for transitions like ``example`` (a pytree without a batch axis).
 
+    Raises:
+      ProgramError: a capacity below one, a fan-out below two, or an example without arrays.
+
     Example:
       >>> replay = make_replay(8, {"reward": jnp.float32(0)})
       >>> replay = insert(replay, {"reward": jnp.arange(3.0)})
       >>> sorted(set(sample(replay, jax.random.key(0), 16).data["reward"].tolist()))
       [0.0, 1.0, 2.0]
     """
+    tree = make_tree(capacity, fanout)
+    if not jax.tree.leaves(example):
+        raise ProgramError(
+            located("replay: the example has no arrays.", fix="Give one transition, a pytree of arrays.")
+        )
     data = jax.tree.map(lambda x: jnp.zeros((capacity, *jnp.shape(x)), jnp.result_type(x)), example)
     zero = jnp.zeros((), jnp.int32)
-    return Replay(data, make_tree(capacity, fanout), zero, zero, jnp.ones((), jnp.float32))
+    return Replay(data, tree, zero, zero, jnp.ones((), jnp.float32))
 
 
 def _capacity(replay: Replay) -> int:
@@ -173,9 +261,9 @@ def insert(replay: Replay, batch: Any) -> Replay:
     """Append transitions (leaves ``[B, ...]``), overwriting the oldest; they get the largest priority so far.
 
     Raises:
-      ProgramError: more transitions than the ring holds.
+      ProgramError: more transitions than the ring holds, or of another structure, shape or dtype.
     """
-    capacity, count = _capacity(replay), jax.tree.leaves(batch)[0].shape[0]
+    capacity, count = _capacity(replay), _count(replay, batch)
     if count > capacity:
         raise ProgramError(
             located(f"{count} transitions do not fit into a replay of {capacity}.", fix="Insert smaller batches.")
@@ -183,31 +271,67 @@ def insert(replay: Replay, batch: Any) -> Replay:
     slots = (replay.position + jnp.arange(count, dtype=jnp.int32)) % capacity
     return Replay(
         jax.tree.map(lambda ring, new: ring.at[slots].set(new), replay.data, batch),
-        set_priorities(replay.tree, slots, jnp.broadcast_to(replay.largest, (count,))),
+        _set(replay.tree, slots, jnp.broadcast_to(replay.largest, (count,)), jnp.ones(count, bool)),
         (replay.position + count) % capacity,
         jnp.minimum(replay.size + count, capacity),
         replay.largest,
     )
 
 
+def _count(replay: Replay, batch: Any) -> int:
+    """How many transitions a batch holds."""
+    (known, tree), (given, other) = jax.tree.flatten(replay.data), jax.tree.flatten(batch)
+    if tree != other:
+        fact = f"replay: transitions have structure {tree}, the batch has {other}."
+        raise ProgramError(located(fact, fix="Insert a pytree like the example, leaves [B, ...]."))
+    count = jnp.shape(given[0])[0] if jnp.ndim(given[0]) else None
+    for ring, new in zip(known, given, strict=True):
+        if jnp.shape(new) != (count, *ring.shape[1:]) or jnp.result_type(new) != ring.dtype:
+            fact = (
+                f"replay: a leaf of the batch is {jnp.result_type(new)}{list(jnp.shape(new))}, "
+                f"a transition's is {ring.dtype}{list(ring.shape[1:])}."
+            )
+            raise ProgramError(located(fact, fix="Insert leaves [B, ...] of the example's shapes and dtypes."))
+    return int(count or 0)
+
+
 def sample(replay: Replay, key: Array, batch: int) -> Sample:
-    """Draw transitions in proportion to their priorities."""
+    """Draw transitions in proportion to their priorities; index and probability are zero where every priority is."""
     indices, probability = sample_indices(replay.tree, key, batch)
     return Sample(jax.tree.map(lambda ring: ring[indices], replay.data), indices, probability)
 
 
 def sample_uniform(replay: Replay, key: Array, batch: int) -> Sample:
-    """Draw transitions uniformly; priorities are not read."""
-    indices = jax.random.randint(key, (batch,), 0, jnp.maximum(replay.size, 1))
-    probability = jnp.broadcast_to(1.0 / jnp.maximum(replay.size, 1).astype(jnp.float32), (batch,))
+    """Draw transitions uniformly; priorities are not read. Probabilities are zero while the ring is empty."""
+    batch = _number("batch", batch, 1)
+    indices = jax.random.randint(key, (batch,), 0, jnp.maximum(replay.size, 1), jnp.int32)
+    one = jnp.where(replay.size > 0, 1.0 / jnp.maximum(replay.size, 1).astype(jnp.float32), 0.0)
+    probability = jnp.broadcast_to(one, (batch,))
     return Sample(jax.tree.map(lambda ring: ring[indices], replay.data), indices, probability)
 
 
 def update_priorities(replay: Replay, indices: Array, priorities: Array, alpha: float = 0.6) -> Replay:
-    """Set priorities (absolute errors) of transitions, raised to ``alpha``; the last of equal indices counts."""
+    """Set priorities (absolute errors) of transitions, raised to ``alpha``; the last of equal indices counts.
+
+    An infinite one counts as the largest finite priority so far: one error that overflows does not outweigh the ring.
+    Indices known only at run time that hold no transition are dropped.
+
+    Raises:
+      ProgramError: other shapes or kinds of numbers, or an index, known now, that holds no transition.
+
+    Example:
+      >>> replay = insert(make_replay(4, jnp.float32(0)), jnp.arange(2.0))
+      >>> replay = update_priorities(replay, jnp.array([0, 1]), jnp.array([4.0, jnp.inf]), alpha=0.5)
+      >>> replay.tree.levels[-1][:3].tolist(), float(replay.largest)
+      ([2.0, 2.0, 0.0], 2.0)
+    """
+    indices, priorities = _pairs(indices, priorities)
+    held = _inside(indices, replay.size)
     raised = jnp.where(priorities > 0.0, priorities, 0.0) ** alpha
-    tree = set_priorities(replay.tree, indices, raised)
-    return replay._replace(tree=tree, largest=jnp.maximum(replay.largest, jnp.max(raised)))
+    finite = jnp.isfinite(raised)
+    largest = jnp.max(jnp.where(held & finite, raised, 0.0), initial=replay.largest)
+    tree = _set(replay.tree, indices, jnp.where(finite, raised, largest), held)
+    return replay._replace(tree=tree, largest=largest)
 
 
 def collision_free(replay: Replay, count: int, sampled: Array) -> Array:
@@ -215,5 +339,5 @@ def collision_free(replay: Replay, count: int, sampled: Array) -> Array:
 
     A learner that still holds ``sampled`` may run while the insertion proceeds only if so.
     """
-    capacity = _capacity(replay)
+    capacity, sampled = _capacity(replay), _vector("sampled", sampled, jnp.int32)
     return ~jnp.any((sampled - replay.position) % capacity < count)

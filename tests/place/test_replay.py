@@ -133,3 +133,107 @@ def test_distribution_equals_flashbax():
     targets = jnp.linspace(0.01, 0.99, 200) * ours.total
     expected = np.searchsorted(np.cumsum(np.asarray(priorities, np.float64)), np.asarray(targets, np.float64), "right")
     assert np.mean(np.asarray(rp.find(ours, targets)) == expected) > 0.99
+
+
+# -- nothing poisons a replay ----------------------------------------------------------------------------------------
+
+ODD = [0.0, -1.0, np.nan, np.inf, -np.inf, 1e-40, 3e38, 2.0, 0.5]
+
+
+def by_loop(replay, indices, errors, alpha):
+    """Priorities and the largest of them, as the documentation says, one at a time."""
+    leaves, largest = np.array(replay.tree.levels[-1], np.float64)[: replay.tree.capacity], float(replay.largest)
+    raised = [(float(np.float32(e)) if e > np.finfo(np.float32).tiny else 0.0) ** alpha for e in errors]
+    held = [(0 <= i < int(replay.size)) for i in indices]
+    largest = max([largest, *(r for r, h in zip(raised, held, strict=True) if h and np.isfinite(r))])
+    for i, r, h in zip(indices, raised, held, strict=True):
+        if h:
+            leaves[i] = min(r if np.isfinite(r) else largest, np.finfo(np.float32).max / len(replay.tree.levels[-1]))
+    return leaves, largest
+
+
+def test_odd_errors_and_indices_equal_a_loop():
+    """60 updates with zeros, infinities, not-a-numbers and indices that hold nothing; every draw stays finite."""
+    update = jax.jit(rp.update_priorities, static_argnames="alpha")
+    draw = jax.jit(rp.sample, static_argnames="batch")
+    rng = np.random.default_rng(0)
+    for member in range(60):
+        if member % 20 == 0:  # empty, partly full, full
+            replay = rp.make_replay(10, {"x": jnp.float32(0)}, fanout=4)
+            replay = rp.insert(replay, {"x": 1.0 + jnp.arange([0, 6, 10][member // 20], dtype=jnp.float32)})
+        indices = rng.integers(-3, 20, 7).astype(np.int32)
+        errors = np.where(rng.random(7) < 0.5, rng.choice(ODD, 7), rng.random(7)).astype(np.float32)
+        leaves, largest = by_loop(replay, indices, errors, 0.5)
+        replay = update(replay, indices, errors, alpha=0.5)
+        np.testing.assert_allclose(replay.tree.levels[-1][:10], leaves, rtol=1e-6)
+        assert np.all(np.asarray(replay.tree.levels[-1][10:]) == 0)
+        assert float(replay.largest) == pytest.approx(largest, rel=1e-6)
+        drawn = draw(replay, jax.random.key(member), batch=16)
+        assert np.isfinite(drawn.probability).all()
+        total = leaves.sum()
+        if total > 0:
+            assert np.all(leaves[drawn.indices] > 0)
+            assert np.all(np.asarray(drawn.data["x"]) > 0)  # a transition that was inserted
+            np.testing.assert_allclose(drawn.probability, leaves[drawn.indices] / total, rtol=1e-4)
+        else:
+            assert not np.asarray(drawn.probability).any()
+        assert np.isfinite(rp.importance_weights(drawn.probability, replay.size, 0.4)).all()
+
+
+def test_one_infinite_error_does_not_outweigh_the_ring():
+    replay = rp.insert(rp.make_replay(8, jnp.float32(0)), jnp.arange(4, dtype=jnp.float32))
+    replay = rp.update_priorities(replay, jnp.array([0, 1]), jnp.array([9.0, jnp.inf], jnp.float32), alpha=0.5)
+    replay = rp.insert(replay, jnp.full(2, 7, jnp.float32))
+    assert replay.tree.levels[-1][:6].tolist() == [3, 3, 1, 1, 3, 3]
+    assert float(replay.largest) == 3
+
+
+@pytest.mark.parametrize("probability", [[0.0, 0.5], [0.0, 0.0], [1e-40, 0.5], [1e-30, 1.0], [1.0]])
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("size", [0, 8, 2**20])
+def test_importance_weights_are_finite(probability, beta, size):
+    weights = np.asarray(rp.importance_weights(jnp.array(probability, jnp.float32), size, beta))
+    drawn = np.array(probability) >= np.finfo(np.float32).tiny
+    assert np.all(weights[~drawn] == 0)
+    expected = (max(size, 1) * np.array(probability)[drawn]) ** -beta
+    np.testing.assert_allclose(weights[drawn], expected / expected.max(initial=1e-300), rtol=1e-5)
+
+
+def test_an_empty_replay_draws_nothing():
+    replay = rp.make_replay(5, jnp.float32(0))
+    for drawn in (rp.sample(replay, jax.random.key(0), 3), rp.sample_uniform(replay, jax.random.key(0), 3)):
+        assert drawn.indices.tolist() == [0, 0, 0]
+        assert drawn.probability.tolist() == [0, 0, 0]
+
+
+FULL = rp.insert(rp.make_replay(5, {"x": jnp.float32(0)}), {"x": jnp.zeros(3, jnp.float32)})
+F32 = jnp.zeros(2, jnp.float32)
+BAD = {
+    "capacity": (lambda: rp.make_tree(2.5), "got 2.5 and 16"),
+    "boolean": (lambda: rp.make_tree(True), "got True and 16"),
+    "fanout": (lambda: rp.make_replay(4, F32, fanout=1), "got 4 and 1"),
+    "example": (lambda: rp.make_replay(4, {}), "the example has no arrays"),
+    "beyond the padding": (lambda: rp.set_priorities(rp.make_tree(5), jnp.array([99]), F32[:1]), "index 99 is not one"),
+    "beyond the capacity": (lambda: rp.set_priorities(rp.make_tree(5), jnp.array([5]), F32[:1]), "5 transitions, 0, ..., 4"),
+    "before the first": (lambda: rp.set_priorities(rp.make_tree(5), jnp.array([-1]), F32[:1]), "index -1"),
+    "not yet inserted": (lambda: rp.update_priorities(FULL, jnp.array([3]), F32[:1]), "index 3 is not one of the 3"),
+    "fractions": (lambda: rp.update_priorities(FULL, F32, F32), r"indices is float32\[2\]"),
+    "one index": (lambda: rp.update_priorities(FULL, jnp.int32(1), F32), r"indices is int32\[\]"),
+    "text": (lambda: rp.update_priorities(FULL, "0", F32), "indices is str"),
+    "counts": (lambda: rp.update_priorities(FULL, jnp.arange(2), F32[:1]), "1 priorities for 2 indices"),
+    "complex": (lambda: rp.update_priorities(FULL, jnp.arange(2), F32.astype(jnp.complex64)), "priorities is complex64"),
+    "structure": (lambda: rp.insert(FULL, F32), "transitions have structure"),
+    "shape": (lambda: rp.insert(FULL, {"x": jnp.zeros((2, 3), jnp.float32)}), r"float32\[2, 3\], a transition's is float32\[\]"),
+    "no batch axis": (lambda: rp.insert(FULL, {"x": jnp.float32(0)}), r"float32\[\], a transition's"),
+    "dtype": (lambda: rp.insert(FULL, {"x": jnp.zeros(2, jnp.int32)}), r"int32\[2\], a transition's is float32"),
+    "batch": (lambda: rp.sample(FULL, jax.random.key(0), 0), "batch is 0"),
+    "half a batch": (lambda: rp.sample_uniform(FULL, jax.random.key(0), 2.5), "batch is 2.5"),
+    "probability": (lambda: rp.importance_weights(0.5, 4, 0.4), "probability is"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case):
+    call, message = BAD[case]
+    with pytest.raises(ProgramError, match=rf"(?s){message}.*Fix: "):
+        call()
