@@ -69,6 +69,8 @@ class Environment(abc.ABC):
     name: str
     observation_space: Space
     action_space: Space
+    resets: bool = False
+    """Whether the step that ends an episode begins the next one (``auto_reset`` does; say so if yours does)."""
 
     @property
     def spaces(self) -> Spaces:
@@ -128,6 +130,18 @@ def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
         fix = f"Actions are 0, ..., {space.n - 1}." if isinstance(space, Discrete) else clip
         raise EnvError(located(f"{name}: action {action} is outside {space}.", fix=fix))
     return action
+
+
+def checked_environment(user: str, env: Any) -> None:
+    """Raise EnvError if what ``user``, a function, was given is no environment."""
+    if not isinstance(env, Environment):
+        fact = f"{user} of {type(env).__name__} ({env!r}), which is no environment."
+        raise EnvError(located(fact, fix="Give what rlfx.envs.make returns, or an rlfx.envs.Environment."))
+
+
+def whole(n: Any, least: int) -> bool:
+    """Whether ``n`` is a whole number, at least ``least``."""
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= least
 
 
 def no_such(fact: str, name: str, names: Iterable[str], otherwise: str) -> EnvError:

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step
+from rlfx.envs.base import Environment, Step, checked_environment, whole
 from rlfx.errors import EnvError, located
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wrapper(Environment):
-    """An environment made from another: whatever is not overridden is the inner environment's."""
+    """An environment made from another: whatever is not overridden is the inner environment's.
+
+    Attributes:
+      env: the inner environment.
+      over_resets: it may stand above a reset: what it remembers of an episode ends with the episode.
+      same_steps: one step of it is one step of ``env``: a time limit may go beneath it.
+      endures: what it remembers goes through the ends of episodes: a reset has to go beneath it.
+    """
 
     env: Any
+    over_resets: ClassVar[bool] = False
+    same_steps: ClassVar[bool] = False
+    endures: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
         return self.env.name
+
+    @property
+    def resets(self) -> bool:
+        return getattr(self.env, "resets", False)
 
     @property
     def observation_space(self) -> Any:
@@ -45,8 +60,12 @@ def select(condition: jax.Array, on_true: Any, on_false: Any) -> Any:
     return jax.tree.map(lambda x, y: jax.lax.select(condition, x, y), on_true, on_false)
 
 
+class _Reset(Wrapper):
+    resets = True
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class _FreshReset(Wrapper):
+class _FreshReset(_Reset):
     def transition(self, key, state, action):
         # The split is gymnax's, so that its environments give gymnax's trajectories.
         key_step, key_reset = jax.random.split(key)
@@ -65,7 +84,7 @@ class CachedResetState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _CachedReset(Wrapper):
+class _CachedReset(_Reset):
     cache: int = 1
 
     def reset(self, key):
@@ -84,7 +103,7 @@ class _CachedReset(Wrapper):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _OptimisticReset(Wrapper):
+class _OptimisticReset(_Reset):
     ratio: int = 16
 
     def transition(self, key, state, action):
@@ -120,7 +139,8 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1, ratio:
     """``env``, beginning a new episode in the step in which the last one ended.
 
     ``Step.final_obs`` stays the true last observation; the state returned, and what is observed in it, belong to the
-    new episode. The step's key is split into one for the dynamics and one for the reset, as gymnax does.
+    new episode. The step's key is split into one for the dynamics and one for the reset, as gymnax does. The reset goes
+    beneath wrappers whose memory outlives episodes (``normalize_observation``, ``normalize_reward``).
 
     Args:
       env: an environment without automatic reset.
@@ -132,7 +152,7 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1, ratio:
       ratio: environments for each first state that is drawn.
 
     Raises:
-      EnvError: no such ``reset``; ``cache`` or ``ratio`` is not positive.
+      EnvError: no such ``reset``; ``cache`` or ``ratio`` is not positive; ``env`` begins new episodes already.
 
     Example:
       >>> from rlfx.envs import make, time_limit
@@ -141,27 +161,53 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1, ratio:
       >>> bool(step.truncated), int(state.time)
       (True, 0)
     """
+    checked_environment("auto_reset", env)
+    if reset not in _RESETS or not all(whole(n, 1) for n in (cache, ratio)):
+        fact = f"auto_reset does not know reset={reset!r}, cache={cache!r}, ratio={ratio!r}."
+        fix = 'Use reset="fresh", reset="cached" with cache >= 1, or reset="optimistic" with ratio >= 1.'
+        raise EnvError(located(fact, fix=fix))
+    if env.resets and not hasattr(env, "with_auto_reset"):
+        fact = f"auto_reset: {env.name} begins new episodes by itself already."
+        raise EnvError(located(fact, fix=f"Leave it out, or begin with make({env.name!r}, auto_reset=False)."))
+    return _resetting(env, lambda inner: _RESETS[reset](inner, cache, ratio))
+
+
+_RESETS: dict[str, Callable[[Environment, int, int], Environment]] = {
+    "fresh": lambda env, cache, ratio: _FreshReset(env),
+    "cached": lambda env, cache, ratio: _CachedReset(env, cache),
+    "optimistic": lambda env, cache, ratio: _OptimisticReset(env, ratio),
+}
+
+
+def _resetting(env: Any, begin: Callable) -> Environment:
+    """``env`` with resets as far out as is right: ``begin`` adds them to an environment."""
     if own := getattr(env, "with_auto_reset", None):  # a host environment resets where its state is
         return own()
-    if reset == "fresh":
-        return _FreshReset(env)
-    if reset == "cached" and cache >= 1:
-        return _CachedReset(env, cache)
-    if reset == "optimistic" and ratio >= 1:
-        return _OptimisticReset(env, ratio)
-    fact = f"auto_reset does not know reset={reset!r}, cache={cache}, ratio={ratio}."
-    fix = 'Use reset="fresh", reset="cached" with cache >= 1, or reset="optimistic" with ratio >= 1.'
-    raise EnvError(located(fact, fix=fix))
+    if not _resets_inside(env):
+        return begin(env)
+    if isinstance(env, _TimeLimit):
+        return time_limit(_resetting(env.env, begin), env.limit)
+    if env.over_resets:
+        return dataclasses.replace(env, env=_resetting(env.env, begin))
+    fact = f"auto_reset of {type(env).__name__}: it stands above a wrapper or an environment that resets have to go beneath."
+    raise EnvError(located(fact, fix="Apply auto_reset first, and this wrapper to its result."))
+
+
+def _resets_inside(env: Any) -> bool:
+    return isinstance(env, Wrapper) and (env.endures or hasattr(env.env, "with_auto_reset") or _resets_inside(env.env))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _StopGradient(Wrapper):
+    over_resets = same_steps = True
+
     def transition(self, key, state, action):
         return jax.lax.stop_gradient(self.env.step(key, state, action))
 
 
 def stop_gradient(env: Environment) -> Environment:
     """``env`` with steps that carry no gradient: policies learn from what they sampled, not through the dynamics."""
+    checked_environment("stop_gradient", env)
     return _StopGradient(env)
 
 
@@ -191,11 +237,28 @@ class _TimeLimit(Wrapper):
 
 
 def time_limit(env: Environment, steps: int) -> Environment:
-    """``env``, truncated (not terminated) after ``steps`` steps. Apply it below :func:`auto_reset`.
+    """``env``, truncated (not terminated) after ``steps`` steps.
+
+    Of an environment that resets itself, the limit goes beneath the reset: what is cut off begins anew.
 
     Raises:
-      EnvError: ``steps`` is not positive.
+      EnvError: ``steps`` is not a positive whole number, or there is no way beneath the reset.
+
+    Example:
+      >>> from rlfx.envs import make
+      >>> env = time_limit(make("Catch-bsuite"), 1)
+      >>> state, step = env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.int32(1))
+      >>> bool(step.truncated), int(env.observe(state)[0].sum())
+      (True, 1)
     """
-    if steps < 1:
-        raise EnvError(located(f"time_limit of {steps} steps.", fix="An episode has at least one step."))
-    return _TimeLimit(env, int(steps))
+    checked_environment("time_limit", env)
+    if not whole(steps, 1):
+        raise EnvError(located(f"time_limit of {steps!r} steps.", fix="An episode has at least one step."))
+    if not env.resets:
+        return _TimeLimit(env, int(steps))
+    if isinstance(env, _Reset) or (isinstance(env, Wrapper) and env.same_steps):
+        return dataclasses.replace(env, env=time_limit(env.env, steps))
+    fact = f"time_limit of {type(env).__name__}, which begins new episodes by itself: they would go on past the limit."
+    raise EnvError(
+        located(fact, fix="Limit the time first, and then auto_reset (or give the environment its own limit).")
+    )

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rlfx.envs.base import Environment, Step
+from rlfx.envs.base import Environment, Step, checked_environment, whole
 from rlfx.envs.registry import make
 from rlfx.envs.spaces import sample
 from rlfx.errors import EnvError, located
@@ -39,7 +38,7 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
       **options: of ``fuse_steps`` (``backend``, ``tile``).
 
     Raises:
-      EnvError: no such environment, or N or K is not positive.
+      EnvError: no such environment, it does not reset itself, or N or K is not positive.
 
     Example:
       >>> statistics = random_rollout("CartPole-v1", num_envs=32, num_steps=100)(jax.random.key(0))
@@ -47,7 +46,11 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
       (1.0, True)
     """
     env = make(env) if isinstance(env, str) else env
-    if not all(isinstance(n, (int, np.integer)) and n > 0 for n in (num_envs, num_steps)):
+    checked_environment("random_rollout", env)
+    if not env.resets:
+        fact = f"random_rollout of {env.name}, which does not begin new episodes by itself."
+        raise EnvError(located(fact, fix="Roll out rlfx.envs.auto_reset(env), or say `resets = True` if it does."))
+    if not all(whole(n, 1) for n in (num_envs, num_steps)):
         fact = f"random_rollout of {num_envs!r} environments and {num_steps!r} steps."
         raise EnvError(located(fact, fix="Both are whole numbers, at least 1."))
     if not options and not supported(env, policy="random"):
@@ -59,7 +62,7 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
         key = seeded(key, fast_prng)
         states = jax.vmap(env.reset)(jax.random.split(key, num_envs))
         _, s = steps(jax.random.fold_in(key, 0), states)
-        episodes = s.episodes.sum()
+        episodes = s.episodes.sum(dtype=jnp.int32)
         ended = jnp.maximum(episodes, 1).astype(jnp.float32)
         length = s.steps.astype(jnp.float32).sum() / ended
         return RolloutStatistics((s.reward / num_steps).mean(), episodes, length, s.returns.sum() / ended)

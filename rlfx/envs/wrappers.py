@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from rlfx.envs.base import Environment
+from rlfx.envs.base import Environment, checked_environment, whole
 from rlfx.envs.episodes import Wrapper, select
 from rlfx.envs.spaces import Box, is_space
 from rlfx.errors import EnvError, located
@@ -25,6 +26,13 @@ class WrappedState:
     memory: Any
 
 
+def _check(user: str, fix: str, holds: Callable[[], bool], **given: Any) -> None:
+    """Raise EnvError unless the numbers given are numbers, and something holds of them."""
+    real = all(isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool) for x in given.values())
+    if not (real and holds()):
+        raise EnvError(located(f"{user}: {', '.join(f'{k}={v!r}' for k, v in given.items())}.", fix=fix))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Remembering(Wrapper):
     def observe(self, state):
@@ -33,6 +41,8 @@ class _Remembering(Wrapper):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _EpisodeStatistics(_Remembering):
+    over_resets = same_steps = True
+
     def reset(self, key):
         return WrappedState(self.env.reset(key), (jnp.float32(0), jnp.int32(0)))
 
@@ -48,7 +58,7 @@ class _EpisodeStatistics(_Remembering):
 def episode_statistics(env: Environment) -> Environment:
     """``env`` whose ``info`` has ``episode_return`` (float32) and ``episode_length`` (int32) so far.
 
-    They are those of the whole episode where the step is terminated or truncated. Apply it above ``auto_reset``.
+    They are those of the whole episode where the step is terminated or truncated.
 
     Example:
       >>> from rlfx.envs import make
@@ -57,6 +67,7 @@ def episode_statistics(env: Environment) -> Environment:
       >>> float(step.info["episode_return"]), int(step.info["episode_length"])
       (-1.0, 1)
     """
+    checked_environment("episode_statistics", env)
     return _EpisodeStatistics(env)
 
 
@@ -90,6 +101,7 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NormalizeObservation(_Remembering):
+    over_resets = same_steps = endures = True
     clip: float = 10.0
 
     @property
@@ -108,18 +120,21 @@ class _NormalizeObservation(_Remembering):
 
     def transition(self, key, state, action):
         inner, step = self.env.step(key, state.inner, action)
-        moments = state.memory.after(self.env.observe(inner).astype(jnp.float32))
-        return WrappedState(inner, moments), dataclasses.replace(step, final_obs=self._scaled(step.final_obs, moments))
+        moments = state.memory.after(step.final_obs.astype(jnp.float32))
+        final_obs = self._scaled(step.final_obs, moments)
+        if self.env.resets:  # the first observation of the new episode counts, too
+            moments = select(step.done, moments.after(self.env.observe(inner).astype(jnp.float32)), moments)
+        return WrappedState(inner, moments), dataclasses.replace(step, final_obs=final_obs)
 
 
 def normalize_observation(env: Environment, *, clip: float = 10.0) -> Environment:
     """``env`` with observations ``(obs - mean) / deviation`` clipped to ``±clip``, running moments in the state.
 
-    The moments are those of one environment, through its episodes: apply it above ``auto_reset``. Moments shared by a
+    The moments are those of one environment, through its episodes: ``auto_reset`` goes beneath it. Moments shared by a
     batch are a ``Shared`` carry of the program, not a property of an environment.
 
     Raises:
-      EnvError: the observation is not one box.
+      EnvError: the observation is not one box, or ``clip`` is not positive.
 
     Example:
       >>> from rlfx.envs import make
@@ -127,14 +142,17 @@ def normalize_observation(env: Environment, *, clip: float = 10.0) -> Environmen
       >>> env.observe(env.reset(jax.random.key(0)))
       Array([0., 0., 0.], dtype=float32)
     """
+    checked_environment("normalize_observation", env)
+    _check("normalize_observation", "Clip at a positive number.", lambda: clip > 0, clip=clip)
     if not isinstance(env.observation_space, Box):
         fact = f"normalize_observation: {env.name} observes {env.observation_space}."
         raise EnvError(located(fact, fix="Normalise the numeric parts in the agent."))
-    return _NormalizeObservation(env, clip)
+    return _NormalizeObservation(env, float(clip))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NormalizeReward(_Remembering):
+    over_resets = same_steps = endures = True
     gamma: float = 0.99
     clip: float = 10.0
 
@@ -154,6 +172,11 @@ class _NormalizeReward(_Remembering):
 def normalize_reward(env: Environment, *, gamma: float = 0.99, clip: float = 10.0) -> Environment:
     """``env`` with rewards divided by the running deviation of their discounted sum; ``info["reward"]`` is the raw one.
 
+    The deviation is that of one environment, through its episodes: ``auto_reset`` goes beneath it.
+
+    Raises:
+      EnvError: ``clip`` is not positive, or ``gamma`` not in [0, 1].
+
     Example:
       >>> from rlfx.envs import make
       >>> env = normalize_reward(make("Pendulum-v1"))
@@ -161,11 +184,15 @@ def normalize_reward(env: Environment, *, gamma: float = 0.99, clip: float = 10.
       >>> bool(jnp.abs(step.reward) <= 10)
       True
     """
-    return _NormalizeReward(env, gamma, clip)
+    checked_environment("normalize_reward", env)
+    _check("normalize_reward", "Clip at a positive number, discount by one in [0, 1].", lambda: 0 <= gamma <= 1 and clip > 0,
+           gamma=gamma, clip=clip)  # fmt: skip
+    return _NormalizeReward(env, float(gamma), float(clip))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _FrameStack(_Remembering):
+    over_resets = same_steps = True
     frames: int = 4
 
     @property
@@ -176,8 +203,11 @@ class _FrameStack(_Remembering):
 
     def reset(self, key):
         inner = self.env.reset(key)
+        return WrappedState(inner, self._first(inner))
+
+    def _first(self, inner):
         obs = self.env.observe(inner)
-        return WrappedState(inner, jnp.broadcast_to(obs, (self.frames, *obs.shape)))
+        return jnp.broadcast_to(obs, (self.frames, *obs.shape))
 
     def observe(self, state):
         return state.memory
@@ -185,13 +215,14 @@ class _FrameStack(_Remembering):
     def transition(self, key, state, action):
         inner, step = self.env.step(key, state.inner, action)
         frames = jnp.concatenate([state.memory[1:], step.final_obs[None]])
-        return WrappedState(inner, frames), dataclasses.replace(step, final_obs=frames)
+        begun = jnp.where(step.done, self._first(inner), frames) if self.env.resets else frames
+        return WrappedState(inner, begun), dataclasses.replace(step, final_obs=frames)
 
 
 def frame_stack(env: Environment, frames: int) -> Environment:
     """``env`` that observes its last ``frames`` observations, oldest first, on a new leading axis.
 
-    An episode begins with copies of its first observation: apply it below ``auto_reset``.
+    An episode begins with copies of its first observation, also where ``env`` begins it by itself.
 
     Raises:
       EnvError: ``frames`` is not positive, or the observation is not one box.
@@ -202,14 +233,16 @@ def frame_stack(env: Environment, frames: int) -> Environment:
       >>> env.observe(env.reset(jax.random.key(0))).shape
       (3, 4)
     """
-    if frames < 1 or not isinstance(env.observation_space, Box):
-        fact = f"frame_stack({frames}) of {env.name}, which observes {env.observation_space}."
+    checked_environment("frame_stack", env)
+    if not whole(frames, 1) or not isinstance(env.observation_space, Box):
+        fact = f"frame_stack({frames!r}) of {env.name}, which observes {env.observation_space}."
         raise EnvError(located(fact, fix="Stack at least one frame of an environment that observes a Box."))
     return _FrameStack(env, int(frames))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ActionRepeat(Wrapper):
+    over_resets = True
     repeats: int = 1
 
     def transition(self, key, state, action):
@@ -226,10 +259,8 @@ class _ActionRepeat(Wrapper):
 def action_repeat(env: Environment, repeats: int) -> Environment:
     """``env`` that takes each action ``repeats`` times, summing rewards, and stops where the episode ends.
 
-    Apply it below ``auto_reset``.
-
     Raises:
-      EnvError: ``repeats`` is not positive.
+      EnvError: ``repeats`` is not a positive whole number.
 
     Example:
       >>> from rlfx.envs import make
@@ -237,13 +268,15 @@ def action_repeat(env: Environment, repeats: int) -> Environment:
       >>> float(env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.int32(0))[1].reward)
       -4.0
     """
-    if repeats < 1:
-        raise EnvError(located(f"action_repeat({repeats}).", fix="Take each action at least once."))
+    checked_environment("action_repeat", env)
+    if not whole(repeats, 1):
+        raise EnvError(located(f"action_repeat({repeats!r}).", fix="Take each action at least once."))
     return _ActionRepeat(env, int(repeats))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ClipReward(Wrapper):
+    over_resets = same_steps = True
     low: float = -1.0
     high: float = 1.0
 
@@ -255,17 +288,24 @@ class _ClipReward(Wrapper):
 def clip_reward(env: Environment, low: float = -1.0, high: float = 1.0) -> Environment:
     """``env`` with rewards clipped to ``[low, high]``.
 
+    Raises:
+      EnvError: ``low`` is not below ``high``.
+
     Example:
       >>> from rlfx.envs import make
       >>> env = clip_reward(make("Pendulum-v1"), -0.5, 0.5)
       >>> float(env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.zeros(1))[1].reward) >= -0.5
       True
     """
-    return _ClipReward(env, low, high)
+    checked_environment("clip_reward", env)
+    _check("clip_reward", "Give low < high, two numbers.", lambda: low < high, low=low, high=high)
+    return _ClipReward(env, float(low), float(high))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ClipAction(Wrapper):
+    over_resets = same_steps = True
+
     @property
     def action_space(self):
         space = self.env.action_space
@@ -289,6 +329,7 @@ def clip_action(env: Environment) -> Environment:
       >>> round(float(step.reward), 3)
       -0.1
     """
+    checked_environment("clip_action", env)
     if not isinstance(env.action_space, Box):
         fact = f"clip_action: {env.name} takes {env.action_space}."
         raise EnvError(located(fact, fix="Only the actions of a Box can be clipped."))
@@ -297,6 +338,8 @@ def clip_action(env: Environment) -> Environment:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _CheckActions(Wrapper):
+    over_resets = same_steps = True
+
     def transition(self, key, state, action):
         spaces = jax.tree.leaves(self.env.action_space, is_leaf=is_space)
         for space, leaf in zip(spaces, jax.tree.leaves(action), strict=True):
@@ -316,4 +359,5 @@ def check_actions(env: Environment) -> Environment:
       >>> "CartPole-v1: action 2 is outside Discrete(n=2" in error.get()
       True
     """
+    checked_environment("check_actions", env)
     return _CheckActions(env)

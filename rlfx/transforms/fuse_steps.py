@@ -125,7 +125,8 @@ def fuse_steps(
       backend, tile: as in :func:`fuse_scan`.
 
     Raises:
-      ProgramError: K or N is not positive, no such policy or output, actions or states of the wrong shape.
+      ProgramError: K or N is not positive, no such policy or output, actions or states of the wrong shape, statistics of
+        an environment that does not reset itself.
       UnsupportedPrimitive: the step has no scalar form; :func:`supported` asks first.
 
     Example:
@@ -140,6 +141,9 @@ def fuse_steps(
     if outputs not in ("final", "statistics", "trajectory"):
         fact = f"fuse_steps: outputs={outputs!r}."
         raise ProgramError(located(fact, fix='Use "final", "statistics" or "trajectory".'))
+    if outputs == "statistics" and not getattr(env, "resets", True):
+        fact = f"fuse_steps: statistics of {env.name}, which does not begin new episodes: each step after an end would be one."
+        raise ProgramError(located(fact, fix="Fuse rlfx.envs.auto_reset(env), or say `resets = True` if it does."))
     act = _actor(env, policy)
     body = _BODIES[outputs](env, act)
     scan = fuse_scan(body, k, backend=backend, tile=tile)

@@ -10,7 +10,8 @@ from jax.experimental import checkify
 
 import rlfx.envs
 from rlfx.envs import Environment, Step, spaces
-from rlfx.errors import EnvError
+from rlfx.errors import EnvError, RlfxError
+from rlfx.transforms.fuse_steps import fuse_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +47,7 @@ def run(env, actions, key=None):
     return env.observe(state), jax.lax.scan(body, state, jnp.asarray(actions, jnp.float32))[1]
 
 
+cartpole = rlfx.envs.make("CartPole-v1")
 WRAPPERS = {
     "auto_reset": rlfx.envs.auto_reset,
     "cached": lambda e: rlfx.envs.auto_reset(e, reset="cached", cache=2),
@@ -210,9 +212,195 @@ def test_gradients_stop_unless_differentiable():
     assert float(reward(rlfx.envs.make("Pendulum-v1", differentiable=True))[0]) == pytest.approx(-0.001)
 
 
+# -- every wrapper, above a reset and below ----------------------------------------------------------------------------
+
+
+class Loop:
+    """An environment in plain Python: ``begin() -> obs``, ``step(action) -> obs, reward, terminated, truncated``."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def begin(self):
+        return self.inner.begin()
+
+    def step(self, action):
+        return self.inner.step(action)
+
+
+class LoopCounter(Loop):
+    def begin(self):
+        self.count = 0
+        return np.zeros(2)
+
+    def step(self, action):
+        self.count += 1
+        return np.array([self.count, self.count**2], float), self.count * action, self.count >= self.inner, False
+
+
+class LoopTimeLimit(Loop):
+    def begin(self):
+        self.time = 0
+        return self.inner.begin()
+
+    def step(self, action):
+        self.time += 1
+        obs, reward, terminated, truncated = self.inner.step(action)
+        return obs, reward, terminated, truncated or self.time >= 2
+
+
+class LoopStack(Loop):
+    def begin(self):
+        self.frames = [self.inner.begin()] * 2
+        return np.stack(self.frames)
+
+    def step(self, action):
+        obs, *rest = self.inner.step(action)
+        self.frames = [*self.frames[1:], obs]
+        return np.stack(self.frames), *rest
+
+
+class LoopRepeat(Loop):
+    def step(self, action):
+        total = 0.0
+        for _ in range(2):
+            obs, reward, terminated, truncated = self.inner.step(action)
+            total += reward
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated
+
+
+class LoopClip(Loop):
+    def step(self, action):
+        obs, reward, *rest = self.inner.step(action)
+        return obs, min(max(reward, -1.0), 1.0), *rest
+
+
+class LoopNormalize(Loop):
+    seen = None
+
+    def scaled(self, obs):
+        self.seen = [*(self.seen or []), obs]
+        deviation = np.sqrt(np.var(self.seen, axis=0, ddof=1) + 1e-8) if len(self.seen) > 1 else np.sqrt(1 + 1e-8)
+        return np.clip((obs - np.mean(self.seen, axis=0)) / deviation, -10, 10)
+
+    def begin(self):
+        return self.scaled(self.inner.begin())
+
+    def step(self, action):
+        obs, *rest = self.inner.step(action)
+        return self.scaled(obs), *rest
+
+
+class LoopNormalizeReward(Loop):
+    seen = (0.0,)
+
+    def begin(self):
+        self.total = 0.0
+        return self.inner.begin()
+
+    def step(self, action):
+        obs, reward, *rest = self.inner.step(action)
+        self.total = 0.99 * self.total + reward
+        self.seen = [*self.seen, self.total]
+        return obs, np.clip(reward / np.sqrt(np.var(self.seen, ddof=1) + 1e-8), -10, 10), *rest
+
+
+LOOPS = {
+    "time_limit": (lambda e: rlfx.envs.time_limit(e, 2), LoopTimeLimit),
+    "frame_stack": (lambda e: rlfx.envs.frame_stack(e, 2), LoopStack),
+    "action_repeat": (lambda e: rlfx.envs.action_repeat(e, 2), LoopRepeat),
+    "clip_reward": (rlfx.envs.clip_reward, LoopClip),
+    "statistics": (rlfx.envs.episode_statistics, Loop),
+    "stop_gradient": (rlfx.envs.stop_gradient, Loop),
+    "normalize_observation": (rlfx.envs.normalize_observation, LoopNormalize),
+    "normalize_reward": (rlfx.envs.normalize_reward, LoopNormalizeReward),
+}
+STACKS = [(a,) for a in LOOPS] + [(a, b) for a in LOOPS for b in LOOPS if a != b]
+
+
+def wrapped(names, at, reset):
+    """``Counter`` below the wrappers, inner first, with automatic resets between them."""
+    env = Counter()
+    for i, name in enumerate((*names, "end")):
+        env = rlfx.envs.auto_reset(env, reset=reset) if i == at else env
+        env = env if name == "end" else LOOPS[name][0](env)
+    return env
+
+
+def refused(names, at):
+    """A limit of repeated steps: there is no way beneath the reset, and none above it."""
+    beyond = names[at:]
+    return "action_repeat" in beyond and "time_limit" in beyond[beyond.index("action_repeat") :]
+
+
+def test_every_wrapper_equals_a_loop_wherever_the_reset_is():
+    """64 stacks of one and two wrappers, resets above, between and below them (without them, up to the first end)."""
+    actions = np.linspace(-1, 1, 11)
+    members = [(names, at) for names in STACKS for at in range(len(names) + 1) if not refused(names, at)]
+    members = [m for m in members if len(m[0]) == 1] + members[16::4]
+    members += [(names, None) for names in STACKS[:8]]  # no resets
+    kinds = ["fresh", "cached", "optimistic"]
+    envs = [wrapped(names, at, kinds[i % 3]) for i, (names, at) in enumerate(members)]
+    assert len(envs) > 50
+    results = jax.jit(lambda: [run(env, actions) for env in envs])()
+    for (names, at), (first, (obs, step)) in zip(members, results, strict=True):
+        loop = LoopCounter(3)
+        for name in names:
+            loop = LOOPS[name][1](loop)
+        close = lambda a, b, at=(names, at): np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4, err_msg=str(at))  # noqa: E731
+        close(first, loop.begin())
+        length, total = 0, 0.0
+        for t, action in enumerate(actions):
+            final, reward, terminated, truncated = loop.step(action)
+            close(step.final_obs[t], final)
+            close(step.reward[t], reward)
+            assert (bool(step.terminated[t]), bool(step.truncated[t])) == (terminated, truncated), (names, at, t)
+            length, total = length + 1, total + reward
+            if names[-1] == "statistics":
+                close(step.info["episode_length"][t], length)
+                close(step.info["episode_return"][t], total)
+            if terminated or truncated:
+                if at is None:
+                    break
+                length, total = 0, 0.0
+                final = loop.begin()
+            close(obs[t], final)
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: rlfx.envs.auto_reset(cartpole), "CartPole-v1 begins new episodes by itself already"),
+    (lambda: wrapped(("action_repeat", "time_limit"), 0, "fresh"), "time_limit of _ActionRepeat, which begins new episodes"),
+    (lambda: rlfx.envs.time_limit(Again(), 5), "time_limit of Again, which begins new episodes"),
+    (lambda: rlfx.envs.auto_reset(Mine(rlfx.envs.normalize_reward(Counter()))), "auto_reset of Mine: it stands above"),
+    (lambda: fuse_steps(Counter(), 3, policy="random", outputs="statistics"), "statistics of counter, which does not begin"),
+    (lambda: rlfx.envs.random_rollout(Counter(), 3, 5), "counter, which does not begin new episodes"),
+])  # fmt: skip
+def test_orders_that_cannot_be_put_right_are_refused(make, message):
+    with pytest.raises(RlfxError, match=rf"(?s){message}.*Fix: "):
+        make()
+
+
+class Again(Counter):
+    resets = True
+
+
+class Mine(rlfx.envs.Wrapper):
+    """A wrapper of a user's: nothing is known about what it remembers."""
+
+
+def test_time_limits_go_beneath_the_reset():
+    env = rlfx.envs.time_limit(rlfx.envs.make("CartPole-v1"), 5)
+    rollout = jax.jit(
+        lambda key: jax.lax.scan(lambda s, k: env.step(k, s, jnp.int32(0)), env.reset(key), jax.random.split(key, 20))
+    )
+    np.testing.assert_array_equal(np.flatnonzero(rollout(jax.random.key(0))[1].truncated), [4, 9, 14, 19])
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
-cartpole = rlfx.envs.make("CartPole-v1")
+
 BAD_ACTIONS = {
     "shape": (jnp.zeros(3, jnp.int32), r"shape \(3,\).*needs \(\)(.|\n)*jax.vmap"),
     "dtype": (jnp.float32(1.0), r"dtype float32.*needs int32(.|\n)*astype"),
