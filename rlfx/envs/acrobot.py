@@ -28,7 +28,7 @@ class AcrobotState:
 
 @dataclasses.dataclass(frozen=True)
 class Acrobot(Environment):
-    """Acrobot-v1: gymnax's dynamics (one Runge-Kutta step for each action) without torque noise.
+    """Acrobot-v1: gymnasium's dynamics (one Runge-Kutta step for each action) without torque noise.
 
     Example:
       >>> env = Acrobot()
@@ -51,7 +51,7 @@ class Acrobot(Environment):
         return Box([-h for h in high], high, (6,))
 
     def reset(self, key):
-        angle1, angle2, velocity1, velocity2 = jax.random.uniform(key, (4,), minval=-0.1, maxval=0.1)
+        angle1, angle2, velocity1, velocity2 = jax.random.uniform(key, (4,), jnp.float32, minval=-0.1, maxval=0.1)
         return AcrobotState(angle1, angle2, velocity1, velocity2, jnp.int32(0))
 
     def observe(self, state):

@@ -29,7 +29,7 @@ class CartPoleState:
 
 @dataclasses.dataclass(frozen=True)
 class CartPole(Environment):
-    """CartPole-v1: gymnax's dynamics and time limit, reward 1 at every step.
+    """CartPole-v1: gymnasium's dynamics and time limit, reward 1 at every step.
 
     Example:
       >>> env = CartPole()
@@ -56,7 +56,7 @@ class CartPole(Environment):
         return Box([-h for h in high], high, (4,))
 
     def reset(self, key):
-        x, x_dot, theta, theta_dot = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
+        x, x_dot, theta, theta_dot = jax.random.uniform(key, (4,), jnp.float32, minval=-0.05, maxval=0.05)
         return CartPoleState(x, x_dot, theta, theta_dot, jnp.int32(0))
 
     def observe(self, state):

@@ -36,22 +36,24 @@ class _Valley(Environment):
         return Box([self.min_position, -self.max_speed], [self.max_position, self.max_speed], (2,))
 
     def reset(self, key):
-        position = jax.random.uniform(key, (), minval=-0.6, maxval=-0.4)
+        position = jax.random.uniform(key, (), jnp.float32, minval=-0.6, maxval=-0.4)
         return MountainCarState(position, jnp.zeros_like(position), jnp.int32(0))
 
     def observe(self, state):
         return jnp.stack([state.position, state.velocity])
 
-    def roll(self, state: MountainCarState, push: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Position and velocity after one step, before the walls act."""
+    def roll(self, state: MountainCarState, push: jax.Array) -> MountainCarState:
+        """One step with an acceleration; the left wall takes the velocity, the right end does not."""
         velocity = state.velocity + push - cos(3 * state.position) * self.gravity
         velocity = jnp.clip(velocity, -self.max_speed, self.max_speed)
-        return jnp.clip(state.position + velocity, self.min_position, self.max_position), velocity
+        position = jnp.clip(state.position + velocity, self.min_position, self.max_position)
+        velocity = jnp.where((position == self.min_position) & (velocity < 0), 0.0, velocity)
+        return MountainCarState(position, velocity, state.time + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class MountainCar(_Valley):
-    """MountainCar-v0: gymnax's dynamics; the goal terminates, 200 steps truncate.
+    """MountainCar-v0: gymnasium's dynamics; the goal terminates, 200 steps truncate.
 
     Example:
       >>> env = MountainCar()
@@ -68,16 +70,14 @@ class MountainCar(_Valley):
     action_space = Discrete(3)
 
     def transition(self, key, state, action):
-        position, velocity = self.roll(state, (action.astype(jnp.float32) - 1.0) * self.force)
-        velocity = jnp.where((position == self.min_position) & (velocity < 0), 0.0, velocity)
-        after = MountainCarState(position, velocity, state.time + 1)
-        arrived = (position >= self.goal_position) & (velocity >= self.goal_velocity)
+        after = self.roll(state, (action.astype(jnp.float32) - 1.0) * self.force)
+        arrived = (after.position >= self.goal_position) & (after.velocity >= self.goal_velocity)
         return after, Step(jnp.float32(-1.0), arrived, after.time >= self.max_steps_in_episode, self.observe(after))
 
 
 @dataclasses.dataclass(frozen=True)
 class MountainCarContinuous(_Valley):
-    """MountainCarContinuous-v0: gymnax's dynamics (its wall is at the goal); 999 steps truncate.
+    """MountainCarContinuous-v0: gymnasium's dynamics (in gymnax's, the left wall leaves the velocity); 999 steps truncate.
 
     Example:
       >>> env = MountainCarContinuous()
@@ -94,9 +94,7 @@ class MountainCarContinuous(_Valley):
     action_space = Box(-1.0, 1.0, (1,))
 
     def transition(self, key, state, action):
-        position, velocity = self.roll(state, jnp.clip(action[0], -1.0, 1.0) * self.power)
-        velocity = jnp.where((position >= self.goal_position) & (velocity < 0), 0.0, velocity)
-        after = MountainCarState(position, velocity, state.time + 1)
-        arrived = (position >= self.goal_position) & (velocity >= self.goal_velocity)
+        after = self.roll(state, jnp.clip(action[0], -1.0, 1.0) * self.power)
+        arrived = (after.position >= self.goal_position) & (after.velocity >= self.goal_velocity)
         reward = -0.1 * (action[0] * action[0]) + jnp.where(arrived, 100.0, 0.0)
         return after, Step(reward, arrived, after.time >= self.max_steps_in_episode, self.observe(after))

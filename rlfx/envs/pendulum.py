@@ -26,7 +26,7 @@ class PendulumState:
 
 @dataclasses.dataclass(frozen=True)
 class Pendulum(Environment):
-    """Pendulum-v1: gymnax's dynamics; every episode is truncated after 200 steps.
+    """Pendulum-v1: gymnasium's dynamics; every episode is truncated after 200 steps.
 
     Example:
       >>> env = Pendulum()
@@ -56,7 +56,7 @@ class Pendulum(Environment):
 
     def reset(self, key):
         high = jnp.array([math.pi, 1.0], jnp.float32)
-        theta, theta_dot = jax.random.uniform(key, (2,), minval=-high, maxval=high)
+        theta, theta_dot = jax.random.uniform(key, (2,), jnp.float32, minval=-high, maxval=high)
         return PendulumState(theta, theta_dot, jnp.int32(0))
 
     def observe(self, state):

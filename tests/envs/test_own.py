@@ -1,4 +1,4 @@
-"""Our environments: gymnax's dynamics to 1e-6, the protocol's laws, and references for what gymnax lacks."""
+"""Our environments: the dynamics of gymnasium and gymnax, the protocol's laws, and references for what they lack."""
 
 import dataclasses
 
@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import rlfx.envs
 from rlfx.envs import spaces
-from rlfx.envs.cartpole import CartPoleState
 from rlfx.envs.trigonometry import sin_cos, wrap_angle
 from rlfx.errors import EnvError
 
@@ -19,11 +19,10 @@ OURS = [
     "Pendulum-v1",
     "Acrobot-v1",
     "MountainCar-v0",
-    "MountainCarContinuous-v0",
     "Catch-bsuite",
     "Breakout-MinAtar",
 ]
-ALL = [*OURS, "SyntheticImages-v0", "CartPole-parametric"]
+ALL = [*OURS, "MountainCarContinuous-v0", "SyntheticImages-v0", "CartPole-parametric"]
 
 
 def to_gymnax(name, state, env):
@@ -116,22 +115,85 @@ def test_cartpole_resets_are_gymnax_resets():
     assert int(step_a.terminated.sum()) >= 4
 
 
-def test_cartpole_equals_gymnasium_reference_episode():
+# Where to begin a step: beyond the walls, the goals and the fallen poles, too. An edge is begun at exactly, half of the time.
+RANGES = {
+    "CartPole-v1": [(-3, 3), (-5, 5), (-0.3, 0.3), (-4, 4)],
+    "Pendulum-v1": [(-9, 9), (-8, 8)],
+    "Acrobot-v1": [(-3.14, 3.14), (-3.14, 3.14), (-12.5, 12.5), (-28, 28)],
+    "MountainCar-v0": [(-1.2, 0.6), (-0.07, 0.07)],
+    "MountainCarContinuous-v0": [(-1.2, 0.6), (-0.07, 0.07)],
+}
+
+
+def states_of(name, env, rng, count):
+    low, high = np.array(RANGES[name]).T
+    values = rng.uniform(low, high, (count, len(low)))
+    if "Mountain" in name:
+        values[::2, 0] = rng.choice([-1.2, -1.19, 0.42, 0.44, 0.49, 0.6], len(values[::2]))
+    values = values.astype(np.float32)
+    time = np.zeros(count, np.int32)
+    return values, type(env.reset(jax.random.key(0)))(*map(jnp.asarray, (*values.T, time)))
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_steps_equal_gymnasium(name):
+    """500 states, walls and ends among them: what one step gives is what gymnasium's own step gives."""
     gymnasium = pytest.importorskip("gymnasium")
-    reference = gymnasium.make("CartPole-v1").unwrapped
-    obs, _ = reference.reset(seed=0)
-    env = rlfx.envs.make("CartPole-v1", auto_reset=False)
-    state = CartPoleState(*(jnp.float32(v) for v in obs), jnp.int32(0))
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        action = int(rng.integers(2))
-        obs, _, terminated, _, _ = reference.step(action)
-        state, step = env.step(jax.random.key(0), state, jnp.int32(action))
-        np.testing.assert_allclose(step.final_obs, obs, atol=1e-5)
-        assert bool(step.terminated) == terminated
-        if terminated:
-            break
-    assert terminated
+    reference, env, rng = (
+        gymnasium.make(name).unwrapped,
+        rlfx.envs.make(name, auto_reset=False),
+        np.random.default_rng(0),
+    )
+    reference.reset(seed=0)
+    values, states = states_of(name, env, rng, 500)
+    space = env.action_space
+    discrete = isinstance(space, spaces.Discrete)
+    actions = rng.integers(0, space.n, 500) if discrete else rng.uniform(space.low, space.high, (500, 1))
+    actions = actions.astype(space.dtype)
+    after, step = jax.jit(jax.vmap(lambda s, a: env.step(jax.random.key(0), s, a)))(states, actions)
+    held, ends = 0, 0
+    for i, action in enumerate(actions):
+        reference.state = np.array(values[i], np.float64)
+        reference.steps_beyond_terminated = None  # CartPole's
+        obs, reward, terminated, truncated, _ = reference.step(int(action) if discrete else action)
+        np.testing.assert_allclose(step.final_obs[i], obs, atol=3e-5, rtol=1e-5, err_msg=str(values[i]))
+        np.testing.assert_allclose(step.reward[i], reward, atol=1e-5, rtol=1e-5)
+        assert (bool(step.terminated[i]), truncated) == (terminated, False), values[i]
+        ends += terminated
+        held += "Mountain" in name and obs[1] == 0
+    assert ends > 10 or name == "Pendulum-v1"
+    assert held > 10 or "Mountain" not in name  # at the left wall
+    assert after.time.tolist() == [1] * 500
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_resets_spaces_and_limits_are_gymnasiums(name):
+    gymnasium = pytest.importorskip("gymnasium")
+    reference, env = gymnasium.make(name), rlfx.envs.make(name, auto_reset=False, differentiable=True)
+    for ours, theirs in (
+        (env.observation_space, reference.observation_space),
+        (env.action_space, reference.action_space),
+    ):
+        assert ours.shape == theirs.shape
+        if isinstance(ours, spaces.Discrete):
+            assert (ours.n, theirs.start) == (theirs.n, 0)
+        else:
+            np.testing.assert_allclose(ours.low, theirs.low, rtol=1e-6)
+            np.testing.assert_allclose(ours.high, theirs.high, rtol=1e-6)
+    assert env.max_steps_in_episode == gymnasium.spec(name).max_episode_steps
+    state = env.reset(jax.random.key(0))
+    action = jnp.zeros(env.action_space.shape, env.action_space.dtype)
+    for time, cut in ((env.max_steps_in_episode - 2, False), (env.max_steps_in_episode - 1, True)):
+        step = env.step(jax.random.key(1), dataclasses.replace(state, time=jnp.int32(time)), action)[1]
+        assert (bool(step.truncated), bool(step.terminated)) == (cut, False)
+    first = np.asarray(
+        jax.jit(jax.vmap(lambda k: env.observe(env.reset(k))))(jax.random.split(jax.random.key(2), 2000))
+    )
+    reference.reset(seed=0)
+    theirs = np.stack([reference.reset()[0] for _ in range(2000)])
+    for ours, expected in zip(first.T, theirs.T, strict=True):
+        assert np.ptp(expected) == 0 or stats.ks_2samp(ours, expected).pvalue > 1e-4
+        assert np.ptp(expected) > 0 or np.all(ours == expected)
 
 
 def test_parametric_cartpole():
@@ -172,3 +234,8 @@ def test_sin_cos():
     wrapped = np.asarray(wrap_angle(jnp.asarray(x)))
     assert (np.abs(wrapped) <= np.pi + 1e-5).all()
     np.testing.assert_allclose(np.sin(wrapped.astype(np.float64)), np.sin(x.astype(np.float64)), atol=1e-5)
+
+
+def test_these_are_all_of_gymnasiums_names_that_are_served():
+    gymnasium = pytest.importorskip("gymnasium")
+    assert {name for name in rlfx.envs.list_envs() if name in gymnasium.registry} == set(RANGES)
