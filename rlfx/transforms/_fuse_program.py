@@ -62,9 +62,9 @@ class Layout:
             out.extend(x[..., i] for i in range(x.shape[-1]))
         return out
 
-    def join(self, flat: Sequence[jax.Array]) -> Any:
-        """The inverse of :meth:`split`."""
-        leaves, scalars, lead = [], iter(flat), flat[0].shape if flat else ()
+    def join(self, flat: Sequence[jax.Array], lead: tuple[int, ...]) -> Any:
+        """The inverse of :meth:`split`: ``lead`` is the shape of each scalar (a leaf of size 0 has none to tell)."""
+        leaves, scalars = [], iter(flat)
         for aval, shape in zip(self.avals, self.shapes, strict=True):
             columns = [next(scalars) for _ in range(math.prod(shape))]
             empty = jnp.zeros((*lead, *shape), aval.dtype) if not columns else None
@@ -97,10 +97,10 @@ class Layout:
             for x, aval in zip(outputs, self.avals, strict=True)
         ]
 
-    def join_leaves(self, leaves: Sequence[Any]) -> Any:
-        """The inverse of :meth:`flatten_leaves`, the block as a leading axis behind those of ``lead``."""
+    def join_leaves(self, leaves: Sequence[Any], lead: tuple[int, ...]) -> Any:
+        """The inverse of :meth:`flatten_leaves`, the block as the last of the leading axes ``lead``."""
         out = [
-            jnp.moveaxis(x, -1, x.ndim - 1 - len(aval.shape)) if hasattr(x, "ndim") else Layout(_LEAF, (aval,)).join(x)
+            jnp.moveaxis(x, -1, len(lead) - 1) if hasattr(x, "ndim") else Layout(_LEAF, (aval,)).join(x, lead)
             for x, aval in zip(leaves, self.avals, strict=True)
         ]
         return jax.tree.unflatten(self.tree, out)

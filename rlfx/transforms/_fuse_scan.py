@@ -70,7 +70,8 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
         out, ys = _EXECUTORS[chosen](
             program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry, flat_xs, size
         )
-        return program.carry.join([x[:n] for x in out]), program.ys.join_leaves(jax.tree.map(lambda y: y[..., :n], ys))
+        results = jax.tree.map(lambda y: y[..., :n], ys)
+        return program.carry.join([x[:n] for x in out], (n,)), program.ys.join_leaves(results, (length, n))
 
     return run
 

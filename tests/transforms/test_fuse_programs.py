@@ -112,6 +112,25 @@ def test_through_the_recurrence():
     assert_close(gradient(plain)(0.7, jnp.ones(3)), gradient(fused)(0.7, jnp.ones(3)))
 
 
+@pytest.mark.parametrize("batch", [None, 2, 3])
+def test_leaves_of_size_zero(batch):
+    """They have no scalar that would tell how many timesteps and environments there are."""
+    lead = () if batch is None else (batch,)
+    shapes = [(0,), (0, 3), (3, 0), (2, 0, 3), (0, 0)]
+    empty = {f"{d}{s}": jnp.zeros((*lead, *s), d) for d in ("float32", "int32", "bool", "uint8") for s in shapes}
+
+    def f(w, carry, t):
+        x = jnp.tanh(w * carry["x"])
+        return x**2, {**carry, "x": x}, ({k: v for k, v in carry.items() if k != "x"}, {"size": carry["bool(0,)"] | True})
+
+    plain, fused = both(f, length=4, batch=batch)
+    for carry in ({"x": jnp.ones(lead), **empty}, {"bool(0,)": empty["bool(0,)"], "x": jnp.ones(lead)}):
+        assert_close(gradient(plain)(0.7, carry), gradient(fused)(0.7, carry))
+    nothing = {"only": jnp.zeros((*lead, 0))}
+    plain, fused = both(lambda w, c, t: (c, c["only"] * 2), rlfx.unroll, length=4, batch=batch)
+    assert_close(plain(None, nothing), fused(None, nothing))
+
+
 @pytest.mark.parametrize("batch", [None, 4])
 def test_shared_carries_and_programs_without_environments(batch):
     def f(w, carry, t):
