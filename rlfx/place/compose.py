@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,19 +70,27 @@ def measure(primitives: Mapping[str, Callable[..., Any]], arguments: Mapping[str
             bandwidth: np.ndarray, repeats: int = 5) -> Table:  # fmt: skip
     """Fill the table by running every primitive on every device, jitted; medians after a warm-up.
 
+    Args:
+      primitives: a jax function for each of ``PRIMITIVES``.
+      arguments: the tuple of arguments of each.
+      devices: jax devices, N of them.
+      bandwidth: of the table, ``[N, N]``.
+      repeats: how many times each is timed.
+
     Raises:
-      PlacementError: a primitive is missing.
+      PlacementError: a primitive or its arguments are missing, or it runs Python that jax cannot compile.
     """
-    missing = [p for p in PRIMITIVES if p not in primitives]
-    if missing:
-        raise PlacementError(
-            located(f"No function for {', '.join(missing)}.", fix=f"Give one for each of {', '.join(PRIMITIVES)}.")
-        )
+    for what, given in (("function", primitives), ("arguments", arguments)):
+        missing = [p for p in PRIMITIVES if p not in given]
+        if missing:
+            raise PlacementError(
+                located(f"No {what} for {', '.join(missing)}.", fix=f"Give one for each of {', '.join(PRIMITIVES)}.")
+            )
     seconds = {}
     for name in PRIMITIVES:
-        fn, row = jax.jit(primitives[name]), []
+        fn, row = jax.jit(_compilable(name, primitives[name], arguments[name])), []
         for device in devices:
-            args = jax.device_put(arguments[name], device)
+            args = jax.device_put(tuple(arguments[name]), device)
             jax.block_until_ready(fn(*args))
             times = []
             for _ in range(repeats):
@@ -91,6 +100,45 @@ def measure(primitives: Mapping[str, Callable[..., Any]], arguments: Mapping[str
             row.append(float(np.median(times)))
         seconds[name] = np.array(row)
     return Table(tuple(map(str, devices)), seconds, np.asarray(bandwidth, float))
+
+
+def _compilable(name: str, fn: Any, args: Any) -> Callable[..., Any]:
+    """The function, if jax traces it at these arguments."""
+    if not callable(fn) or not isinstance(args, (tuple, list)):
+        fact = f"The primitive {name!r} is {fn!r}, its arguments are a {type(args).__name__}."
+        raise PlacementError(located(fact, fix="Give a jax function, and the tuple of its arguments."))
+    fix = "Make Python environments with rlfx.envs.make('gymnasium/...'), or put the primitive's seconds into a Table."
+    try:
+        jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    except Exception as error:
+        fact = f"The primitive {name!r} cannot be compiled: {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise PlacementError(located(fact, fix=fix)) from error
+    if jaxpr.outvars and not jaxpr.eqns and not any(v in jaxpr.invars for v in jaxpr.outvars):
+        fact = f"The primitive {name!r} gives constants: what it does is Python, which runs once, when it is compiled."
+        raise PlacementError(located(fact, fix=fix))
+    return fn
+
+
+def _check(table: Table, work: Workload, actors: int) -> None:
+    n = len(table.devices)
+    shapes = {p: np.shape(table.seconds[p]) if p in table.seconds else None for p in PRIMITIVES}
+    wrong = next((p for p, shape in shapes.items() if shape != (n,)), None)
+    if wrong is not None:
+        fact = f"A table of {n} devices has seconds of {wrong!r} of shape {shapes[wrong]}."
+        raise PlacementError(located(fact, fix=f"Give [N] seconds of each of {', '.join(PRIMITIVES)}."))
+    if any(np.any(~(np.asarray(table.seconds[p]) >= 0)) for p in PRIMITIVES):
+        raise PlacementError(located("A table has seconds below zero.", fix="Give seconds, infinite where impossible."))
+    if np.shape(table.bandwidth) != (n, n) or np.any(~(np.asarray(table.bandwidth) > 0)):
+        fact = f"A table of {n} devices has the bandwidth {np.asarray(table.bandwidth).tolist()}."
+        raise PlacementError(
+            located(fact, fix="Give positive bytes per second, [N, N], the devices' own on the diagonal.")
+        )
+    sizes = dataclasses.asdict(work)
+    if any(not isinstance(x, (int, np.integer)) or x < (k == "batch") for k, x in sizes.items()):
+        fact = f"The workload's sizes are {sizes}."
+        raise PlacementError(located(fact, fix="Give whole numbers, a batch of at least 1."))
+    if isinstance(actors, bool) or not isinstance(actors, (int, np.integer)) or not 0 <= actors < n:
+        raise PlacementError(located(f"The actors' device is {actors!r}.", fix=f"Give an index, 0, ..., {n - 1}."))
 
 
 def iteration_seconds(table: Table, work: Workload, actors: int, replay: int, learner: int) -> float:
@@ -124,7 +172,7 @@ def compose(table: Table, work: Workload, actors: int = 0) -> Composition:
       actors: the device of the environments, usually the host's.
 
     Raises:
-      PlacementError: some primitive runs nowhere.
+      PlacementError: some primitive runs nowhere, or the table or the workload is malformed.
 
     Example:
       >>> table = Table(("cpu", "gpu"), {p: np.array([4.0, 1.0]) for p in PRIMITIVES}, np.full((2, 2), 1e9))
@@ -132,6 +180,7 @@ def compose(table: Table, work: Workload, actors: int = 0) -> Composition:
       >>> best.learner, best.replay
       (1, 1)
     """
+    _check(table, work, actors)
     pairs = list(itertools.product(range(len(table.devices)), repeat=2))
     times = [iteration_seconds(table, work, actors, r, l) for r, l in pairs]
     if not np.isfinite(min(times)):
@@ -139,15 +188,20 @@ def compose(table: Table, work: Workload, actors: int = 0) -> Composition:
         fact = f"No device of {', '.join(table.devices)} can run {', '.join(stuck)}."
         raise PlacementError(located(fact, fix="Add a device that can."))
     replay, learner = pairs[int(np.argmin(times))]
-    users = (
-        (learner, work.batch * (work.experience_bytes + 8.0)),
-        (actors, float(work.actors * work.experience_bytes)),
-        (replay, 8.0 * work.batch),
-    )
-    traffic = {d: sum(n / float(table.bandwidth[u, d]) for u, n in users) for d in range(len(table.devices))}
-    memory = min(traffic, key=lambda d: traffic[d])
+    seconds = [memory_seconds(table, work, actors, replay, learner, m) for m in range(len(table.devices))]
     iteration = min(times)
-    return Composition(actors, replay, learner, memory, iteration, work.batch / iteration)
+    return Composition(actors, replay, learner, int(np.argmin(seconds)), iteration, work.batch / iteration)
+
+
+def memory_seconds(table: Table, work: Workload, actors: int, replay: int, learner: int, memory: int) -> float:
+    """Time on links, and in the device's own memory, of what moves to and from an experience memory on a device.
+
+    Actors write transitions to it, the replay manager sends the indices drawn, and the transitions go to the learner.
+    """
+    writes = work.actors * work.experience_bytes / float(table.bandwidth[actors, memory])
+    indices = 8.0 * work.batch / float(table.bandwidth[replay, memory])
+    reads = work.batch * (work.experience_bytes + 8.0) / float(table.bandwidth[memory, learner])
+    return writes + indices + reads
 
 
 class Pools(NamedTuple):

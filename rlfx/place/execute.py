@@ -91,7 +91,8 @@ class Executor:
             if b in blocks
         }
         self.inputs = {(b, d): jax.device_put(blocks[b], self.devices[d]) for b, d in wanted}
-        self.arguments = blocks
+        results = {b for reads, _ in self.graph.collect for b in reads}
+        self.arguments = {b: x for b, x in blocks.items() if b in results}
         jax.block_until_ready(list(self.inputs.values()))
 
     def _compute(self, v: int, d: int, values: dict[int, Value]) -> Value:

@@ -24,7 +24,8 @@ class Hardware:
       memory_rate: bytes per second between a device and its own memory, ``[D]``.
       overhead: seconds to launch a kernel, ``[D]``.
       memory: bytes of each device's memory, ``[D]``.
-      bandwidth: bytes per second of the link from row to column, ``[D, D]``; the diagonal is not used.
+      bandwidth: bytes per second of the link from row to column, ``[D, D]``; the diagonal is each device's own memory,
+        ``memory_rate``, whatever is given.
       latency: seconds to start a transfer, ``[D, D]``.
     """
 
@@ -37,7 +38,18 @@ class Hardware:
     latency: np.ndarray
 
     def __post_init__(self) -> None:
-        """Every rate is positive."""
+        """Every rate is positive; the diagonal of the links is the devices' own memory."""
+        n = len(self.names)
+        shapes = dict.fromkeys(("flops", "memory_rate", "overhead", "memory"), (n,)) | dict.fromkeys(
+            ("bandwidth", "latency"), (n, n)
+        )
+        for label, shape in shapes.items():
+            if np.shape(getattr(self, label)) != shape:
+                fact = f"Hardware.{label} of {n} devices has shape {np.shape(getattr(self, label))}."
+                raise PlacementError(located(fact, fix=f"Give an array of shape {shape}."))
+        bandwidth = np.array(self.bandwidth, np.float64)
+        np.fill_diagonal(bandwidth, self.memory_rate)
+        object.__setattr__(self, "bandwidth", bandwidth)
         off = ~np.eye(len(self.names), dtype=bool)
         for label, values in (
             ("flops", self.flops),

@@ -57,8 +57,9 @@ def simulate(
 
     Returns:
       The makespan and the schedule S. Each device executes one task at a time, each ordered pair of devices makes one
-      transfer at a time, in the order in which their results became ready. All completions at one instant are recorded
-      before the next choice. Times are float32 sums, as in the compiled simulator.
+      transfer at a time, in the order in which their results became ready. All completions at one instant, those of
+      transfers that take no time included, are recorded before the next choice; the lowest device chooses first. Times are
+      float32 sums, as in the compiled simulator.
     """
     ready = np.zeros((problem.tasks, problem.devices), bool)
     arrived = np.zeros((problem.tasks, problem.devices), np.float32)
@@ -74,12 +75,18 @@ def simulate(
         base = problem.transfer_time[v, source, target]
         return base if transfer_noise is None else base * transfer_noise[v, target]
 
-    def order(task: Task) -> tuple[float, int]:
+    def order(task: Task) -> tuple[int, int, float, int]:
         kind, v, source, _ = task
         if kind == "transfer":
-            return float(arrived[v, source]), v
+            return 0, 0, float(arrived[v, source]), v
         when = max((float(arrived[u, source]) for u in np.flatnonzero(problem.adjacency[:, v])), default=0.0)
-        return (when if fifo else 0.0), int(priority[v])
+        return 1, source, (when if fifo else 0.0), int(priority[v])
+
+    def complete(task: Task) -> None:
+        del running[task]
+        schedule.append(Event(task, now, "end"))
+        ready[task[1], task[3]] = True
+        arrived[task[1], task[3]] = now
 
     def choose_task(tasks: list[Task]) -> Task | None:
         busy = {(kind, source, target) for kind, _, source, target in running}
@@ -91,14 +98,13 @@ def simulate(
         if task is None:
             now = min(running.values())
             for done in [t for t, end in running.items() if end == now]:
-                del running[done]
-                schedule.append(Event(done, now, "end"))
-                ready[done[1], done[3]] = True
-                arrived[done[1], done[3]] = now
+                complete(done)
         else:
             started.add(task)
             running[task] = np.float32(now + duration(task))
             schedule.append(Event(task, now, "beg"))
+            if running[task] == now:  # it takes no time (or none that float32 sees): what waits for it may start now
+                complete(task)
     return now, schedule
 
 
@@ -107,9 +113,9 @@ def peak_memory(problem: Problem, assignment: np.ndarray, schedule: list[Event])
 
     A result is on its device from the start of its task, and a copy on its target from the start of its transfer, until
     its last local reader and its last transfer have ended; results that nobody reads stay. Input blocks stay on every
-    device that reads them.
+    device that reads them; ``problem.held`` is there throughout.
     """
-    inputs = np.zeros(problem.devices)
+    inputs = np.array(problem.held, np.float64)
     for block, readers in enumerate(problem.input_reads):
         for d in {int(assignment[v]) for v in np.flatnonzero(readers)}:
             inputs[d] += problem.input_bytes[block]

@@ -57,7 +57,8 @@ class Placement:
         """The function's result, computed by its shards on their devices; on the first device.
 
         Raises:
-          PlacementError: the arguments have other shapes or types than those that were placed, or a device is gone.
+          PlacementError: the arguments have other shapes or types than those that were placed, a device is gone, or the
+            call is inside ``jit``, ``grad`` or ``vmap``.
         """
         return self.timed(*args)[1]
 
@@ -71,6 +72,12 @@ class Placement:
     def _check(self, args: Any) -> list[jax.Array]:
         flat, tree = jax.tree.flatten(args)
         name = self.graph.name
+        if any(isinstance(x, jax.core.Tracer) for x in flat):
+            fact = (
+                f"{name} is placed: its tasks run on their devices at once, and cannot be traced by jit, grad or vmap."
+            )
+            fix = "Transform the function, then place it: assign(jax.grad(fn), ...). A placed function is compiled already."
+            raise PlacementError(located(fact, fix=fix))
         if tree != self.graph.in_tree:
             raise PlacementError(
                 located(f"{name} was placed for arguments {self.graph.in_tree}, and is called with {tree}.",
@@ -166,7 +173,7 @@ class Placement:
                 located(f"{Path(path).name} was placed for arguments {record['arguments']}, not for {given}.",
                         fix="A placement holds for one set of shapes: assign again for these arguments.")
             )  # fmt: skip
-        problem = build(graph, hardware or measured(list(devices)))
+        problem = build(graph, hardware or measured(list(devices)), called=True)
         if set(problem.names) != set(record["tasks"]):
             odd = sorted(set(problem.names) ^ set(record["tasks"]))[0]
             raise PlacementError(
@@ -241,6 +248,6 @@ def assign(
             located(f"hardware describes {machine.devices} devices and {len(chosen)} are given.",
                     fix="Pass a Hardware with one entry per device, or none to measure them.")
         )  # fmt: skip
-    problem = build(graph, machine)
+    problem = build(graph, machine, called=True)
     result = solve(problem, method, jax.random.key(0) if key is None else key, budget)
     return Placement(graph, problem, chosen, result.assignment, result.cost, method, result.calls, result.params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,6 +28,8 @@ class Problem:
       memory: float32 ``[D]``, bytes.
       metas: groups of tasks ``(shards, reduces)``, one per meta-op, in topological order (appendix A).
       names: of the tasks.
+      held: float32 ``[D]``, bytes of each device that a call holds throughout, beside the input blocks that its tasks
+        read and what they compute; none by default.
     """
 
     exec_time: np.ndarray
@@ -38,6 +41,12 @@ class Problem:
     memory: np.ndarray
     metas: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = field(default=())
     names: tuple[str, ...] = field(default=())
+    held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def __post_init__(self) -> None:
+        """Nothing is held where nothing is said."""
+        if isinstance(self.held, np.ndarray) and not self.held.size:
+            object.__setattr__(self, "held", np.zeros(self.exec_time.shape[1], np.float32))
 
     @property
     def tasks(self) -> int:
@@ -115,12 +124,12 @@ class Problem:
 
     @cached_property
     def memory_may_bind(self) -> bool:
-        """Whether some assignment could exceed a device's memory: everything on the smallest device."""
-        return bool(self.nbytes.sum() + self.input_bytes.sum() > self.memory.min())
+        """Whether some assignment could exceed a device's memory: everything on one device."""
+        return bool(np.any(self.nbytes.sum() + self.input_bytes.sum() + self.held > self.memory))
 
 
 def checked(problem: Problem) -> Problem:
-    """The same problem, once its durations are known to be positive and its tasks in topological order.
+    """The same problem, once its durations are known to make sense and its tasks to be in topological order.
 
     Raises:
       PlacementError: they are not.
@@ -131,6 +140,10 @@ def checked(problem: Problem) -> Problem:
             located(f"Task {v} takes {problem.exec_time[v, d]} s on device {d}; every task must take some time.",
                     fix="Give positive execution times: a launch alone takes microseconds.")
         )  # fmt: skip
+    if not np.all(np.isfinite(problem.transfer_time) & (problem.transfer_time >= 0)):
+        u, s, t = (int(i) for i in np.argwhere(~(np.isfinite(problem.transfer_time) & (problem.transfer_time >= 0)))[0])
+        fact = f"The result of task {u} takes {problem.transfer_time[u, s, t]} s from device {s} to device {t}."
+        raise PlacementError(located(fact, fix="Give finite transfer times that are not negative."))
     if np.any(np.tril(problem.adjacency)):
         u, v = (int(i) for i in np.argwhere(np.tril(problem.adjacency))[0])
         fact = f"Task {v} reads task {u}, which does not come before it."
@@ -138,8 +151,14 @@ def checked(problem: Problem) -> Problem:
     return problem
 
 
-def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
+def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> Problem:
     """The placement problem of a graph on a machine.
+
+    Args:
+      graph: what to place.
+      hardware: the machine.
+      called: count what a call of a :class:`Placement` holds on the first device, too: its arguments, and each result
+        twice, as blocks and put together. The simulator's papers count neither.
 
     Raises:
       PlacementError: the graph has no task, or no assignment can fit, because some task's own inputs and result
@@ -174,6 +193,11 @@ def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
     for i, node in enumerate(tasks):
         shard, reduce = groups.setdefault(graph.nodes[node].meta, ([], []))
         (reduce if graph.nodes[node].role == "reduce" else shard).append(i)
+    held = np.zeros(hardware.devices, np.float32)
+    if called:
+        results = {b for reads, _ in graph.collect for b in reads}
+        sizes = [math.prod(graph.blocks[b].shape) * graph.blocks[b].dtype.itemsize for b in results]
+        held[0] = input_bytes.sum() + 2 * sum(sizes)
     problem = Problem(
         exec_time=task_seconds(graph, hardware).astype(np.float32),
         transfer_time=transfer.astype(np.float32),
@@ -184,6 +208,7 @@ def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
         memory=np.asarray(hardware.memory, np.float32),
         metas=tuple((tuple(s), tuple(r)) for s, r in groups.values()),
         names=tuple(graph.nodes[i].name for i in tasks),
+        held=held,
     )
     _check_fits(problem, graph.name)
     return checked(problem)
@@ -192,12 +217,12 @@ def build(graph: DataflowGraph, hardware: Hardware) -> Problem:
 def _check_fits(problem: Problem, label: str) -> None:
     """Some device can hold each task's own inputs and result."""
     need = problem.nbytes + problem.input_bytes @ problem.input_reads + problem.nbytes @ problem.adjacency
-    worst = int(np.argmax(need))
-    if need[worst] > problem.memory.max():
+    worst, room = int(np.argmax(need)), problem.memory - problem.held
+    if need[worst] > room.max():
         raise PlacementError(
             located(
                 f"{label} does not fit on any assignment: {problem.names[worst]} alone needs "
-                f"{need[worst] / 1e9:.3f} GB and the largest device has {problem.memory.max() / 1e9:.3f} GB.",
+                f"{need[worst] / 1e9:.3f} GB and the largest device has room for {room.max() / 1e9:.3f} GB.",
                 fix="Split that operation into more parts, or use devices with more memory.",
             )
         )
@@ -205,6 +230,6 @@ def _check_fits(problem: Problem, label: str) -> None:
 
 jax.tree_util.register_dataclass(
     Problem,
-    data_fields=["exec_time", "transfer_time", "adjacency", "nbytes", "input_bytes", "input_reads", "memory"],
+    data_fields=["exec_time", "transfer_time", "adjacency", "nbytes", "input_bytes", "input_reads", "memory", "held"],
     meta_fields=["metas", "names"],
 )

@@ -75,8 +75,8 @@ def noise(key: jax.Array, problem: Problem, batch: int, sigma: float) -> tuple[j
     shape = (batch, problem.tasks)
     mean = -0.5 * sigma**2
     return (
-        jnp.exp(mean + sigma * jax.random.normal(ke, shape)),
-        jnp.exp(mean + sigma * jax.random.normal(kt, (*shape, problem.devices))),
+        jnp.exp(mean + sigma * jax.random.normal(ke, shape, jnp.float32)),
+        jnp.exp(mean + sigma * jax.random.normal(kt, (*shape, problem.devices), jnp.float32)),
     )
 
 
@@ -106,17 +106,20 @@ def _run(
     duration = jnp.broadcast_to(duration, (V, B))
     if exec_noise is not None:
         duration = duration * exec_noise.T
-    onehot = (device[:, None, :] == jnp.arange(D)[None, :, None]).astype(jnp.float32)  # [V, D, B]
+    every = jnp.arange(D, dtype=jnp.int32)
+    onehot = (device[:, None, :] == every[None, :, None]).astype(jnp.float32)  # [V, D, B]
     read_on = (adjacency.astype(jnp.float32) @ onehot.reshape(V, D * B)).reshape(V, D, B) > 0.5
     copy = jnp.stack([_by_device(device, [transfer_time[:, s, d, None] for s in range(D)]) for d in range(D)], 1)
     if transfer_noise is not None:
         copy = copy * transfer_noise.transpose(1, 2, 0)
     copy = jnp.where(read_on & (onehot < 0.5), copy, jnp.inf)  # [V, D, B]: infinite where no copy is made
-    task = jnp.arange(V, dtype=jnp.int32)[:, None]
-    key = (device * V + priority.T.astype(jnp.int32)) * V + task  # unique; lowest device first, then priority
+    # The place of each task by device, then priority, then number: small numbers, whatever V, D and the priorities.
+    task = jnp.broadcast_to(jnp.arange(V, dtype=jnp.int32)[:, None], (V, B))
+    *_, by_place = jax.lax.sort((device, priority.T.astype(jnp.int32), task), dimension=0, num_keys=3)
+    key = jnp.zeros((V, B), jnp.int32).at[by_place, jnp.arange(B)].set(task)
     # Barriers keep the noisy durations out of the loop, where a multiply could be contracted with an add.
     duration, copy = jax.lax.optimization_barrier((duration, copy))
-    lanes, last = jnp.arange(B), jnp.iinfo(jnp.int32).max
+    lanes, last = jnp.arange(B), V - 1
 
     def step(carry: tuple, _: None) -> tuple[tuple, tuple]:
         arrival, pending, free, link, makespan = carry
@@ -127,7 +130,8 @@ def _run(
             tied &= device == jnp.min(jnp.where(tied, device, D), axis=0, keepdims=True)
             tied &= arrival == jnp.min(jnp.where(tied, arrival, jnp.inf), axis=0, keepdims=True)
         chosen = jnp.min(jnp.where(tied, key, last), axis=0, keepdims=True)
-        v, d = (chosen % V)[0], chosen // (V * V)
+        v = by_place[chosen[0], lanes]
+        d = device[v, lanes][None]
         end = now + duration[v, lanes][None]
         reader = jnp.take(columns, v, axis=1)  # [V, B]
         cost = copy[v, :, lanes].T  # [D, B]
@@ -136,7 +140,7 @@ def _run(
         landed = sent + cost
         made = jnp.isfinite(cost)
         link = link.at[d[0], :, lanes].set(jnp.where(made, landed, before).T)
-        here = jnp.where(jnp.arange(D)[:, None] == d, end, landed)
+        here = jnp.where(every[:, None] == d, end, landed)
         at_reader = _by_device(device, [here[i : i + 1] for i in range(D)])
         arrival = jnp.where(reader, jnp.maximum(arrival, at_reader), arrival)
         pending = pending - reader.astype(jnp.int32) - (key == chosen).astype(jnp.int32)
@@ -214,7 +218,7 @@ def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -
     input_reads = jnp.asarray(problem.input_reads, jnp.float32)
 
     def one(device: jax.Array, s: Schedules) -> jax.Array:
-        on = device[:, None] == jnp.arange(D)[None, :]  # [V, D]
+        on = device[:, None] == jnp.arange(D, dtype=device.dtype)[None, :]  # [V, D]
         inputs = jnp.asarray(problem.input_bytes) @ (input_reads @ on.astype(jnp.float32) > 0.5).astype(jnp.float32)
         copied = jnp.isfinite(s.sent)
         begin = jnp.where(on, s.start[:, None], s.sent)
@@ -228,7 +232,7 @@ def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -
             live = (begin[:, d][None, :] <= begin[:, d][:, None]) & (begin[:, d][:, None] < end[None, :])
             there = (on | copied)[:, d]
             held = jnp.sum(jnp.where(live & there[None, :], nbytes[None, :], 0.0), axis=1)
-            return inputs[d] + jnp.max(jnp.where(there, held, 0.0))
+            return inputs[d] + problem.held[d] + jnp.max(jnp.where(there, held, 0.0))
 
         return jnp.stack([on_device(d) for d in range(D)])
 

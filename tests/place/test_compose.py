@@ -9,6 +9,7 @@ import pytest
 
 from rlfx.errors import PlacementError
 from rlfx.place import compose as pc
+from rlfx.place import hardware
 
 WORK = pc.Workload(batch=32, actors=64, experience_bytes=200, weight_bytes=10_000)
 
@@ -42,6 +43,72 @@ def test_memory_follows_traffic():
     assert (found.learner, found.memory) == (1, 1)
     many_actors = pc.Table(("cpu", "gpu"), seconds, np.array([[1e11, 1e6], [1e6, 1e9]]))
     assert pc.compose(many_actors, pc.Workload(1, 4096, 1000, 10)).memory == 0
+
+
+def test_memory_and_iteration_equal_a_loop_over_all_assignments():
+    """80 tables with links that differ by direction: what is reported costs least, counted by hand."""
+    for seed in range(80):
+        t = table(seed, devices=2 + seed % 3)
+        rng, n = np.random.default_rng(1000 + seed), 2 + seed % 3
+        batch, actors, size, weights = (int(x) for x in rng.integers(1, 5000, 4))
+        at = int(rng.integers(n))
+        found = pc.compose(t, pc.Workload(batch, actors, size, weights), actors=at)
+        traffic = []
+        for m in range(n):
+            seconds = actors * size / t.bandwidth[at][m]  # actors write transitions to it
+            seconds += 8 * batch / t.bandwidth[found.replay][m]  # the replay manager says which are drawn
+            seconds += batch * (size + 8) / t.bandwidth[m][found.learner]  # they go to the learner
+            traffic.append(seconds)
+        assert found.memory == np.argmin(traffic)
+
+
+def test_a_machine_is_a_table():
+    """The devices' own memory is on the diagonal of the links: what works together stays together."""
+    machine = hardware.uniform(2, flops=1e9, memory_rate=1e10, memory=1e9, bandwidth=1e9)
+    seconds = {p: np.array([1.0, 1e-3]) for p in pc.PRIMITIVES} | {"actors": np.array([1e-3, 1e-3])}
+    found = pc.compose(pc.Table(machine.names, seconds, machine.bandwidth), pc.Workload(4096, 1, 1000, 10))
+    assert (found.replay, found.learner, found.memory) == (1, 1, 1)
+
+
+T = table(0)
+FNS = {p: lambda x: x * 2.0 for p in pc.PRIMITIVES}
+ARGS = {p: (jnp.float32(1),) for p in pc.PRIMITIVES}
+BAD = {
+    "table": (lambda: pc.compose(pc.Table(T.devices, {}, T.bandwidth), WORK), "seconds of 'actors' of shape None"),
+    "short": (lambda: pc.compose(pc.Table(("a",), T.seconds, T.bandwidth), WORK), r"1 devices .* shape \(3,\)"),
+    "links": (lambda: pc.compose(pc.Table(T.devices, T.seconds, np.ones(3)), WORK), "has the bandwidth"),
+    "zero link": (lambda: pc.compose(pc.Table(T.devices, T.seconds, np.zeros((3, 3))), WORK), "has the bandwidth"),
+    "negative": (lambda: pc.compose(pc.Table(T.devices, {**T.seconds, "train": -np.ones(3)}, T.bandwidth), WORK), "below zero"),
+    "actors": (lambda: pc.compose(T, WORK, actors=3), "actors' device is 3"),
+    "batch": (lambda: pc.compose(T, pc.Workload(0, 1, 1, 1)), "'batch': 0"),
+    "fractions": (lambda: pc.compose(T, pc.Workload(1, 1.5, 1, 1)), "'actors': 1.5"),
+    "arguments": (lambda: pc.measure(FNS, {}, jax.devices()[:1], np.ones((1, 1))), "No arguments for actors"),
+    "no function": (lambda: pc.measure({**FNS, "actors": 3}, ARGS, jax.devices()[:1], np.ones((1, 1))), "'actors' is 3"),
+    "no tuple": (lambda: pc.measure(FNS, {**ARGS, "train": 1.0}, jax.devices()[:1], np.ones((1, 1))), "arguments are a float"),
+    "Python": (lambda: pc.measure({**FNS, "actors": lambda x: [1.0][int(x)]}, ARGS, jax.devices()[:1], np.ones((1, 1))),
+               "'actors' cannot be compiled: ConcretizationTypeError"),
+    "gymnasium": (lambda: pc.measure({**FNS, "actors": CARTPOLE.step}, ARGS, jax.devices()[:1], np.ones((1, 1))),
+                  "'actors' cannot be compiled: "),
+    "constants": (lambda: pc.measure({**FNS, "actors": lambda x: np.zeros(3)}, ARGS, jax.devices()[:1], np.ones((1, 1))),
+                  "'actors' gives constants"),
+}  # fmt: skip
+
+
+class CartPole:
+    """An environment in Python."""
+
+    def step(self, action):
+        return np.cumsum(np.asarray(action))
+
+
+CARTPOLE = CartPole()
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case):
+    call, message = BAD[case]
+    with pytest.raises(PlacementError, match=rf"(?s){message}.*Fix: "):
+        call()
 
 
 def test_unsupported_primitives():

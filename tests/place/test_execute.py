@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlfx.errors import PlacementError
-from rlfx.place import Placement, assign, baselines, hardware, runtime, workloads
+from rlfx.place import Placement, assign, baselines, hardware, oracle, runtime, simulate, workloads
 from rlfx.place import placement as placement_module
 from rlfx.place.execute import Executor, emulate
 from rlfx.place.explode import explode
@@ -206,6 +206,37 @@ def test_other_shapes_are_refused(placed, arguments):
         placed(arguments[0][:2], arguments[1])
     with pytest.raises(PlacementError, match=r"model was placed for arguments PyTreeDef.* and is called with"):
         placed(arguments[0])
+
+
+@pytest.mark.parametrize("transform", [
+    lambda f: jax.jit(f), lambda f: jax.grad(lambda x, w: f(x, w).sum()), lambda f: jax.vmap(f, (0, None)),
+    lambda f: lambda x, w: jax.lax.scan(lambda c, _: (c, f(c, w)), x, length=2), lambda f: lambda *a: jax.eval_shape(f, *a),
+    lambda f: lambda x, w: jax.jvp(lambda x: f(x, w), (x,), (x,)), lambda f: jax.checkpoint(f),
+])  # fmt: skip
+def test_a_placement_is_not_traced(placed, arguments, transform):
+    x, w = arguments
+    x = x[None] if "vmap" in transform.__code__.co_names else x
+    with pytest.raises(PlacementError, match=r"(?s)model is placed: .*Fix: Transform the function, then place it"):
+        transform(placed)(x, w)
+
+
+def test_what_a_call_holds_is_counted(arguments):
+    """Arguments and results are on the first device throughout: what does not fit beside them is refused."""
+    need = sum(x.nbytes for x in jax.tree.leaves(arguments)) + 2 * model(*arguments).nbytes
+    graph = explode(model, *arguments, splits=4)
+    problem, bare = build(graph, MACHINE, called=True), build(graph, MACHINE)
+    assert problem.held.tolist() == [need, 0, 0, 0]
+    assert bare.held.tolist() == [0] * 4
+    everywhere = baselines.one_device(problem)
+    device, order = everywhere.device[None] * 0, everywhere.order[None]
+    with_held, without = (simulate.peak_memory(p, jnp.asarray(device), simulate.simulate(p, device, order))[0]
+                          for p in (problem, bare))  # fmt: skip
+    np.testing.assert_allclose(with_held - without, problem.held)
+    schedule = oracle.simulate(problem, device[0], order[0])[1]
+    np.testing.assert_allclose(oracle.peak_memory(problem, device[0], schedule), with_held)
+    with pytest.raises(PlacementError, match=r"fits into memory|does not fit"):
+        assign(model, *arguments, devices=jax.devices()[:2], method="one-device", budget=1,
+               hardware=hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=need + 100.0, bandwidth=1e9))  # fmt: skip
 
 
 def test_a_single_device_is_refused(arguments):

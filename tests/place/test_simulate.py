@@ -1,5 +1,7 @@
 """The compiled simulator equals Algorithm 1 bit for bit; memory accounts agree; priorities act."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,6 +58,49 @@ def test_equals_algorithm_1_exactly(seed, ties, fifo, noisy):
                 assert source == device[i, v]
                 assert event.time == (got.sent if event.kind == "beg" else got.arrived)[i, v, target]
         np.testing.assert_allclose(peaks[i], oracle.peak_memory(problem, device[i], schedule), rtol=1e-6)
+
+
+def test_transfers_without_time_and_any_priorities_equal_algorithm_1():
+    """60 assignments: free transfers, durations too short for float32 beside long ones, priorities of 32 bits."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, tasks=10, ties=seed % 2 == 0)
+        free = rng.random(problem.transfer_time.shape) < 0.6
+        transfer = np.where(free, 0, problem.transfer_time).astype(np.float32)
+        short = np.where(rng.random(problem.exec_time.shape) < 0.3, 1e-9, problem.exec_time).astype(np.float32)
+        exec_time = short if seed % 3 == 0 else problem.exec_time
+        problem = checked(replace(problem, transfer_time=transfer, exec_time=exec_time))
+        device, _ = batch(rng, problem, 5)
+        order = rng.choice(np.array([-(2**31), 2**31 - 1, *rng.integers(-(2**31), 2**31, 20)]), (5, 22))
+        order = np.stack([rng.permutation(np.unique(o))[:10] for o in order]).astype(np.int32)
+        for fifo in (False, True):
+            got = sim.simulate(problem, device, order, fifo=fifo)
+            peaks = sim.peak_memory(problem, jnp.asarray(device), got)
+            for i in range(5):
+                makespan, schedule = oracle.simulate(problem, device[i], order[i], fifo=fifo)
+                assert makespan == got.makespan[i], (seed, i, fifo)
+                for event in schedule:
+                    kind, v, _, target = event.task
+                    times = (got.start, got.finish) if kind == "exec" else (got.sent, got.arrived)
+                    at = np.asarray(times[event.kind == "end"][i, v])
+                    assert event.time == (at if kind == "exec" else at[target]), (seed, i, event)
+                np.testing.assert_allclose(peaks[i], oracle.peak_memory(problem, device[i], schedule), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_thousands_of_tasks_on_many_devices():
+    """D V² beyond 2³¹: without edges, the makespan is that of the busiest device."""
+    V, D, rng = 6000, 64, np.random.default_rng(0)
+    exec_time = rng.uniform(0.5, 1.5, (V, D)).astype(np.float32)
+    problem = Problem(
+        exec_time, np.zeros((V, D, D), np.float32), np.zeros((V, V), bool), np.ones(V, np.float32),
+        np.zeros(0, np.float32), np.zeros((0, V), bool), np.full(D, 1e9, np.float32),
+    )  # fmt: skip
+    device, order = rng.integers(0, D, (1, V)).astype(np.int32), rng.permutation(V)[None].astype(np.int32)
+    got = float(sim.makespan(problem, device, order)[0])
+    busiest = max(exec_time[device[0] == d, d].astype(np.float64).sum() for d in range(D))
+    assert got == pytest.approx(busiest, rel=1e-5)
+    assert got >= problem.lower_bound()
 
 
 def test_equals_algorithm_1_on_a_paper_graph():
@@ -138,6 +183,13 @@ def test_bad_problems_are_refused():
     zero[2, 1] = 0.0
     with pytest.raises(PlacementError, match=r"Task 2 takes 0.0 s on device 1; every task must take some time"):
         checked(Problem(**{**vars_of(problem), "exec_time": zero}))
+    for seconds in (-1.0, np.nan, np.inf):
+        transfer = np.array(problem.transfer_time)
+        transfer[3, 0, 1] = seconds
+        with pytest.raises(
+            PlacementError, match=rf"(?s)result of task 3 takes {seconds} s from device 0 to device 1.*Fix: "
+        ):
+            checked(replace(problem, transfer_time=transfer))
     with pytest.raises(PlacementError, match=r"Task 0 reads task \d+, which does not come before it"):
         checked(Problem(**{**vars_of(problem), "adjacency": problem.adjacency | np.eye(14, k=-1, dtype=bool)}))
 
@@ -155,6 +207,10 @@ def test_hardware_models():
     machine = hardware.measured(jax.devices()[:2], size=64)
     assert np.all(machine.flops > 0)
     assert machine.bandwidth.shape == (2, 2)
+    for one in (machine, v100, v100.with_links(1.0), replace(v100, memory_rate=v100.memory_rate * 2)):
+        np.testing.assert_array_equal(np.diag(one.bandwidth), one.memory_rate)
+    with pytest.raises(PlacementError, match=r"(?s)Hardware.flops of 8 devices has shape \(2,\).*Fix: "):
+        replace(v100, flops=np.ones(2))
 
 
 def test_a_task_larger_than_every_device_is_refused():
