@@ -7,10 +7,12 @@ place. Tested on the oldest and the newest supported jax.
 from __future__ import annotations
 
 import functools
+import linecache
 import os
 import pathlib
 import re
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -161,6 +163,11 @@ def axis_size(name: str) -> int | None:
         return jax.lax.axis_size(name)
     except NameError:
         return None
+
+
+def weakly(value: Any) -> Callable[[], Any]:
+    """A weak reference, or for what can't have one a function that gives the value."""
+    return weakref.ref(value) if isinstance(value, Tracer) else lambda: value
 
 
 def is_literal(atom: Any) -> bool:
@@ -414,6 +421,25 @@ def source_in_traceback(error: BaseException) -> str | None:
             found = f"{os.path.basename(code.co_filename)}:{frame.tb_lineno} ({code.co_name})"
         frame = frame.tb_next
     return found
+
+
+def expression_in_traceback(error: BaseException) -> tuple[str, dict]:
+    """The user's innermost expression in an exception's traceback, and the names that it sees; "" where it is unknown."""
+    frame, found = error.__traceback__, None
+    while frame is not None:
+        if source_info_util.is_user_filename(frame.tb_frame.f_code.co_filename):
+            found = frame
+        frame = frame.tb_next
+    if found is None:
+        return "", {}
+    code = found.tb_frame.f_code
+    first, last, start, stop = list(code.co_positions())[found.tb_lasti // 2]
+    if first is None or last is None or start is None or stop is None:
+        return "", {}
+    lines = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
+    lines[-1] = lines[-1][:stop]  # columns are those of the bytes
+    lines[0] = lines[0][start:]
+    return b"".join(lines).decode(), {**found.tb_frame.f_globals, **found.tb_frame.f_locals}
 
 
 def scan_counts(params: dict) -> tuple[int, int]:

@@ -230,7 +230,7 @@ class Writer:
         c = self.choose
         if type_ == F:
             source = c.of(
-                ['p["a"]', f"jnp.float32({c.number()})", 'rlfx.inputs(p["xs"])[t]', "jnp.sin(jnp.float32(0.7) * t)"]
+                ['p["a"]', f"jnp.float32({c.number()})", 'rlfx.inputs(p["xs"])[t]', "jnp.sin(0.7 * t)"]
                 + ['carry["h"]'] * 3
                 + ['carry["m"]'] * (2 * ("m" in self.fields))
                 + [f"jax.random.uniform(t.key_for({c.of(['u', 'w'])!r}))", "jax.random.normal(t.key)"]
@@ -470,15 +470,15 @@ class Writer:
         s = self._series(F, V)
         i = self.any(I)
         self.used.add(s.name)
+        form = self.choose.of(['{0}.lookup({1}, outside="clip")', "jnp.nan_to_num({0}.lookup({1}), nan=0.3)"])
         if self.batch is not None and self.choose.chance(40):
             j = self.any(I)
-            text = f"{s.name}[{i.name}, {j.name} % {self.batch}]"
+            text = form.format(s.name, f"{i.name}, {j.name} % {self.batch}")
             return self.emit(s.type, text, i, j, causal=s.causal, extends=False)
         if self.choose.chance(30):
-            return self.emit(
-                s.type, f"{s.name}[jnp.stack([{i.name}, {i.name} + 1])].mean(0)", i, causal=s.causal, extends=False
-            )
-        return self.emit(s.type, f"{s.name}[{i.name}]", i, causal=s.causal, extends=False)
+            text = form.format(s.name, f"jnp.stack([{i.name}, {i.name} + 1])") + ".mean(0)"
+            return self.emit(s.type, text, i, causal=s.causal, extends=False)
+        return self.emit(s.type, form.format(s.name, i.name), i, causal=s.causal, extends=False)
 
     def solve(self) -> Var:
         x, y = self.any(F), self.any(F)
@@ -523,7 +523,7 @@ class Writer:
         operand = x.name
         if op == "std":
             # away from zero variance, where the derivative does not exist
-            over, operand = '("t", "b")', f"{x.name} + 2.0 * jnp.sin(jnp.float32(1.3) * t)"
+            over, operand = '("t", "b")', f"{x.name} + 2.0 * jnp.sin(1.3 * t)"
             scale = "1.0 * " if self.length > 1 else "0.0 * jax.lax.stop_gradient"
         text = f"{scale}rlfx.{op}({operand}, {over})" if "stop" not in scale else f"0.5 * {operand}"
         causal = over == '"b"' or self.length == 1

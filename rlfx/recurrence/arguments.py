@@ -15,6 +15,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.prng import seeded
 from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.time import as_integer
 from rlfx.recurrence.trace import unwrap_shared
 
 tree = jax.tree_util
@@ -148,3 +149,22 @@ def validate_length(length: Any, name: str = "length") -> int:
     if length < 1:
         raise DomainError(located(f"{name} must be at least 1, got {length}.", fix=f"Give {name} >= 1."))
     return int(length)
+
+
+def validate_t0(t0: Any, length: int = 1) -> Any:
+    """The absolute time of the first timestep: an integer, or a traced scalar int32.
+
+    Raises:
+      DomainError: if it is no integer scalar, or a time of the program is no int32.
+    """
+    fix = "Give t0=n, an integer: how many timesteps were before."
+    number = None if isinstance(t0, jax.Array) else as_integer(t0)  # an array on a device isn't waited for
+    if number is not None:
+        if not -(2**31) <= number < 2**31 - length:
+            raise DomainError(located(f"t0={number} and {length} timesteps are more than an int32 counts.", fix=fix))
+        return number
+    shape, dtype = getattr(t0, "shape", None), getattr(t0, "dtype", None)
+    if shape != () or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        shown = f"{J.short_dtype(dtype)}{list(shape)}" if shape is not None and dtype is not None else repr(t0)
+        raise DomainError(located(f"t0 is the time of the first timestep, an integer; it is {shown}.", fix=fix))
+    return jnp.asarray(t0).astype(jnp.int32)

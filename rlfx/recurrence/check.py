@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlfx.errors import BoundaryError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.graph import Graph
-from rlfx.recurrence.index import Point
+from rlfx.recurrence.index import Point, written
 from rlfx.recurrence.program import Program, Var
 
 
@@ -33,7 +33,7 @@ def check(program: Program) -> Program:
                         f"x[{equation.access}] is read before the first timestep, and the series has no value there.",
                         where=equation.where,
                         fix="Give it one, rlfx.series(v, start=...), or keep the index inside, "
-                        "x[rlfx.maximum(t - 1, 0)].",
+                        f"x[rlfx.maximum({written(equation.access.index)}, 0)].",
                     )
                 )
     for component in graph.components:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, ScheduleError, located
-from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domain, validate_prng
+from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domain, validate_prng, validate_t0
 from rlfx.recurrence.budget import validate_budget
 from rlfx.recurrence.check import check
 from rlfx.recurrence.directed import transformed
@@ -127,7 +127,8 @@ def _results(lowered: Lowered, consts: list, arguments: Arguments, carry: Any, t
     program = lowered.program
     key = () if arguments.key is None or program.key is None else (arguments.key,)
     flat = [*arguments.params, *consts, *arguments.carry, *key]
-    loss, next_carry, aux, lengths = _call(lowered, flat, jnp.asarray(t0, jnp.int32))
+    start = jnp.asarray(validate_t0(t0, program.domain.length), jnp.int32)
+    loss, next_carry, aux, lengths = _call(lowered, flat, start)
     out_carry = rewrap_shared(tree.tree_unflatten(program.trees["carry"], next_carry), carry)
     out_aux = tree.tree_unflatten(program.trees["aux"], aux)
     extra = () if lengths is None else (lengths,)

@@ -16,6 +16,7 @@ from rlfx.errors import ProgramError, located
 from rlfx.recurrence.index import Index, Slice
 
 _T, _B, _UNTIL, _AT, _STOP = "rlfx.t", "rlfx.b", "rlfx.until", "rlfx.at", "rlfx.stop"
+_DEPTH = "rlfx.depth"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Domain:
             (_UNTIL, int(self.until)),
             (_AT, 0 if self.at is None else self.at + 1),
             (_STOP, 0 if self.stop is None else self.stop),
+            (_DEPTH, depth() + 1),
         ]
 
     def times(self) -> np.ndarray:
@@ -73,6 +75,11 @@ class Domain:
 def _before_now(access: Slice) -> bool:
     """Whether a slice surely ends at or before t: then an episode's own end does not shorten it."""
     return access.hi.offset is not None and access.hi.offset <= 1
+
+
+def depth() -> int:
+    """How many programs are being traced here, each called in the one before: 0 outside of all."""
+    return J.axis_size(_DEPTH) or 0
 
 
 def current_domain(what: str) -> Domain:

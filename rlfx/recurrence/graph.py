@@ -12,7 +12,7 @@ import networkx as nx
 from rlfx.errors import BoundaryError, CausalityError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.index import TIME, Point
+from rlfx.recurrence.index import TIME, Point, written
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.program import Atom, Equation, Program, Var
 
@@ -212,13 +212,14 @@ class Graph:
 
     def _unbounded(self, reader: Equation | None, equation: Equation, reason: str) -> BoundaryError:
         access = f"x[{reader.access}]" if reader is not None else "The value"
+        index = written(reader.access.index) if reader is not None else "t + 1"
         return BoundaryError(
             located(
                 f"{access} is read beyond the last timestep, T = {self.program.domain.length}, and cannot be evaluated there: "
                 f"{reason} ({equation.where}).",
                 where=reader.where if reader is not None else equation.where,
                 fix="Give the series a value there, rlfx.series(v, end=...), or keep the index inside, "
-                "x[rlfx.minimum(t + 1, t.length - 1)].",
+                f"x[rlfx.minimum({index}, t.length - 1)].",
             )
         )
 

@@ -8,6 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.errors import BoundaryError, DomainError, located
+from rlfx.recurrence.boundary import fitted
+from rlfx.recurrence.lookups import filled
 
 tree = jax.tree_util
 
@@ -18,12 +24,15 @@ class History:
     """The last ``capacity`` values of a series, by absolute time: time ``i`` is in slot ``i % capacity``.
 
     Args:
-      capacity: how many timesteps are kept.
+      capacity: how many timesteps are kept, a positive integer.
       like: one value (a pytree of arrays or shapes), of one environment.
       batch: the number of environments, for a program compiled with ``batch=``: every leaf then has a leading axis.
 
     The buffer starts as zeros. Put it in the carry; ``rlfx.series(value, history=carry.buffer)`` writes the value of
     this timestep, and ``.history`` of the result is the buffer's next value.
+
+    Raises:
+      DomainError: if ``capacity`` is no positive integer.
 
     Example:
       >>> import jax.numpy as jnp
@@ -35,11 +44,15 @@ class History:
     capacity: int
 
     def __init__(self, capacity: int, like: Any = None, *, batch: int | None = None, data: Any = None):
+        if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
+            raise DomainError(
+                located(f"capacity is a positive integer, got {capacity!r}.", where=J.here(), fix="Give capacity >= 1.")
+            )
         if data is None:
             lead = (capacity,) if batch is None else (batch, capacity)
             data = tree.tree_map(lambda x: jnp.zeros(lead + jnp.shape(x), jnp.result_type(x)), like)
         object.__setattr__(self, "data", data)
-        object.__setattr__(self, "capacity", capacity)
+        object.__setattr__(self, "capacity", int(capacity))
 
     def tree_flatten(self):
         return (self.data,), self.capacity
@@ -49,17 +62,47 @@ class History:
         return cls(capacity, data=children[0])
 
     def write(self, now: Any, value: Any) -> History:
-        """The history after time ``now`` (int32) had ``value``."""
+        """The history after time ``now`` (int32) had ``value``.
+
+        Raises:
+          BoundaryError: if the structure, a shape or a dtype of ``value`` is not that of what is kept.
+        """
         slot = now % self.capacity
 
         def put(buffer, x):
-            return jax.lax.dynamic_update_index_in_dim(buffer, x.astype(buffer.dtype), slot, 0)
+            return jax.lax.dynamic_update_index_in_dim(buffer, fitted(x, buffer.dtype), slot, 0)
 
-        return History(self.capacity, data=tree.tree_map(put, self.data, value))
+        try:
+            self._check(value)
+            return History(self.capacity, data=tree.tree_map(put, self.data, value))
+        except TypeError as error:
+            raise BoundaryError(
+                located(
+                    f"The value does not fit its history: {error}",
+                    where=J.here(),
+                    fix="Give a History made like one value, rlfx.History(capacity, like=value), or cast the value to it.",
+                )
+            ) from None
 
-    def lookup(self, now: Any, i: Any, b: Any, across: Callable) -> Any:
-        """The values at absolute times ``i`` (of environments ``b``), clamped to what is kept."""
-        slot = jnp.clip(i, jnp.maximum(now - self.capacity + 1, 0), now) % self.capacity
+    def _check(self, value: Any) -> None:
+        kept, given = tree.tree_structure(self.data), tree.tree_structure(value)
+        if kept != given:
+            raise TypeError(f"its structure is {given}, and {kept} is kept")
+        for buffer, (path, x) in zip(tree.tree_leaves(self.data), tree.tree_flatten_with_path(value)[0], strict=True):
+            if jnp.shape(buffer) != (self.capacity, *x.shape):
+                kept = f"{self.capacity} timesteps of that are kept in an array of shape {list(jnp.shape(buffer))}"
+                raise TypeError(f"value{tree.keystr(path)} has shape {list(x.shape)}, and {kept}")
+
+    def lookup(self, now: Any, i: Any, b: Any, across: Callable, batch: int | None, outside: str) -> Any:
+        """The values at absolute times ``i`` (of environments ``b``); ``outside`` of what is kept as a lookup says."""
+        oldest = jnp.maximum(now - self.capacity + 1, 0)
+        slot = jnp.clip(i, oldest, now) % self.capacity
+        inside = (i >= oldest) & (i <= now)
         if b is None:
-            return tree.tree_map(lambda buffer: buffer[slot], self.data)
-        return tree.tree_map(lambda buffer: across(buffer, slot, b), self.data)
+            read = lambda buffer: buffer[slot]  # noqa: E731
+        else:
+            assert batch is not None
+            inside &= (b >= 0) & (b < batch)
+            read = lambda buffer: across(buffer, slot, jnp.clip(b, 0, batch - 1))  # noqa: E731
+        found = tree.tree_map(read, self.data)
+        return found if outside == "clip" else tree.tree_map(lambda x: filled(inside, x), found)

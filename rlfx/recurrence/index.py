@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -195,6 +196,16 @@ def extreme(kind: str, left: Index | int, right: Index | int) -> Index:
     return Index(((Extreme(kind, left, right), 1),))
 
 
+def written(expr: Index) -> str:
+    """The expression as a program writes it.
+
+    Example:
+      >>> written(extreme("min", TIME + 3, TIME * -1 + LENGTH))
+      'rlfx.minimum(t + 3, t.length - t)'
+    """
+    return re.sub(r"\b(minimum|maximum)\(", r"rlfx.\1(", re.sub(r"\bN\b", "t.length", str(expr)))
+
+
 # -- how a series is read --------------------------------------------------------------------------------------------
 
 
@@ -244,9 +255,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Lookup:
-    """``x[i]`` or ``x[i, b]`` with traced integers: random access into the past."""
+    """``x[i]`` or ``x[i, b]`` with traced integers: random access into the past.
+
+    Attributes:
+      outside: "fill" or "clip", for what is not in the past or no environment.
+      explicit: whether it was written ``x.lookup(i)``: then ``i`` may depend on t alone.
+    """
 
     across_batch: bool
+    outside: str = "fill"
+    explicit: bool = False
 
     def __str__(self) -> str:
         return "i, b" if self.across_batch else "i"

@@ -14,6 +14,7 @@ from rlfx.errors import CausalityError, located
 from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import Lookup, Point, Slice
+from rlfx.recurrence.lookups import filled
 from rlfx.recurrence.primitives import across_p, discounted_sum_p, inputs_p, read_p, reduce_p, series_p, whole_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var
 
@@ -122,7 +123,7 @@ class Evaluation:
         if isinstance(e.access, Lookup):
             keys = [(a, t, b) for a in e.inputs[1:]]
             if all(isinstance(a, Lit) or (a, t, b) in self.memo for a in e.inputs[1:]):
-                keys += [self._read_key(e, here, s, c) for s, c in self._looked_up(e, t, b).reshape(-1, 2)]
+                keys += [self._read_key(e, here, s, c) for s, c in self._looked_up(e, t, b)[0].reshape(-1, 2)]
             return keys
         if isinstance(e.access, Point):
             return [self._point_key(e, here, t, b)]
@@ -169,10 +170,12 @@ class Evaluation:
             return range(lo, hi)
         return range(t + e.access.lo, t + e.access.hi)
 
-    def _looked_up(self, e: Equation, t: int, b: int) -> np.ndarray:
-        i = np.clip(np.asarray(self._get(e.inputs[1], t, b)) - self.t0, 0, t)
+    def _looked_up(self, e: Equation, t: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+        """The points of a lookup, the nearest that are there: [..., (s, b)]; and whether they are the ones asked for."""
+        i = np.asarray(self._get(e.inputs[1], t, b), np.int64) - self.t0
         other = np.asarray(self._get(e.inputs[2], t, b)) if e.access.across_batch else np.full_like(i, b)
-        return np.stack([i, np.clip(other, 0, self.batch - 1)], -1)
+        inside = (i >= 0) & (i <= t) & (other >= 0) & (other < self.batch)
+        return np.stack([np.clip(i, 0, t), np.clip(other, 0, self.batch - 1)], -1), inside
 
     # -- its value
 
@@ -218,9 +221,10 @@ class Evaluation:
         if isinstance(e.access, Point):
             return jnp.asarray(self._get(*self._point_key(e, here, t, b)))
         if isinstance(e.access, Lookup):
-            points = self._looked_up(e, t, b)
-            found = [self._get(*self._read_key(e, here, s, c)) for s, c in points.reshape(-1, 2)]
-            return jnp.stack(found).reshape(*points.shape[:-1], *e.outputs[0].shape[points.ndim - 1 :])
+            points, inside = self._looked_up(e, t, b)
+            found = jnp.stack([self._get(*self._read_key(e, here, s, c)) for s, c in points.reshape(-1, 2)])
+            found = found.reshape(*points.shape[:-1], *e.outputs[0].shape[points.ndim - 1 :])
+            return found if e.access.outside == "clip" else filled(jnp.asarray(inside), found)
         rows = []
         for s in self._positions(e, t, b):
             inside = 0 <= s < self.stops[b]

@@ -64,7 +64,7 @@ across_p = _primitive("across", lambda data, i, b: J.ShapedArray(i.shape + data.
 #: ``discounted_sum_p(rewards, discounts)``: ``sum_k rewards[k] * prod_{j<k} discounts[j]``.
 discounted_sum_p = _primitive("discounted_sum", lambda r, d: J.ShapedArray(r.shape[1:], r.dtype))
 #: ``now_p()``: the absolute time ``t0 + t``.
-now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32"), weak_type=True))
+now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32")))
 
 # What rewriting puts into programs, and tracing never meets:
 
@@ -88,6 +88,10 @@ def _series_batch(args, dims, **params):
 
 
 def _read_batch(args, dims, *, access, **params):
+    if isinstance(access, Lookup) and dims[0] is None:
+        pairs = zip(args[1:], dims[1:], strict=True)
+        indices = [x[None] if d is None else jnp.moveaxis(x, d, 0) for x, d in pairs]
+        return read_p.bind(args[0], *jnp.broadcast_arrays(*indices), access=access, **params), 0
     if isinstance(access, Lookup) or any(d is not None for d in dims[1:]) or dims[0] is None:
         raise ProgramError(
             located(

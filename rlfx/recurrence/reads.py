@@ -12,6 +12,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import Index, Slice, Window
+from rlfx.recurrence.lookups import filled
 from rlfx.recurrence.program import NO_DIMS, Equation
 from rlfx.recurrence.ragged import widest
 from rlfx.recurrence.values import Value, axis_of, expand, mask_like
@@ -155,26 +156,31 @@ def _filled(value: Value, positions: Any, dims: frozenset, fill: Value, domain: 
 
 
 def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t0: Any, sizes) -> Value:
-    """``x[i]``, ``x[i, b]`` with absolute times i, clamped to what has happened."""
+    """``x[i]``, ``x[i, b]`` with absolute times i: what has happened, and outside of it as the access says."""
     if "t" not in source.dims:
         source = expand(source, source.dims | {"t"}, sizes)
-    across = equation.access.across_batch and "b" in source.dims
+    access = equation.access
+    across = access.across_batch and "b" in source.dims
     own = source.dims - {"t"} - ({"b"} if across else set())
     b_axis = axis_of(source.dims, "b")
 
-    def at(x, now, i, *b):
-        i = jnp.clip(i - t0, 0, now)
-        return x[i, jnp.clip(b[0], 0, x.shape[1] - 1)] if across else x[i]
+    def at(x, steps, i, *b):
+        now = t0 + steps
+        row = jnp.clip(i, t0, now) - t0  # in this order: i - t0 may be no int32
+        found = x[row, jnp.clip(b[0], 0, x.shape[1] - 1)] if across else x[row]
+        if access.outside == "clip":
+            return found
+        inside = (i >= t0) & (i <= now)
+        return filled(inside & (b[0] >= 0) & (b[0] < sizes["b"]) if b else inside, found)
 
-    extra = operands[: 1 + across]
-    dims = own | t.dims | frozenset().union(*(v.dims for v in extra))
+    dims = own | t.dims | frozenset().union(*(v.dims for v in operands))
     fn = at
     for axis in ("b", "t"):
         if axis in dims:
             axes = [b_axis if axis == "b" and not across and "b" in source.dims else None]
-            axes += [0 if axis in v.dims else None for v in (t, *extra)]
+            axes += [0 if axis in v.dims else None for v in (t, *operands)]
             fn = jax.vmap(fn, in_axes=tuple(axes))
-    return Value(fn(source.data, t.data, *(v.data for v in extra)), dims)
+    return Value(fn(source.data, t.data, *(v.data for v in operands)), dims)
 
 
 # -- reads inside a running loop -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, located
@@ -96,7 +97,7 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
     current_domain("rlfx.every")
     if not isinstance(n, int) or n < 1:
         raise DomainError(located(f"every takes a positive integer, got {n!r}.", where=J.here(), fix="Give n >= 1."))
-    return jax.lax.cond(now_p.bind() % n == 0, fn, lambda: otherwise)
+    return jax.lax.cond(now_p.bind() % np.int32(n) == 0, fn, lambda: otherwise)
 
 
 def shared(fn: Callable, *args: Any) -> Any:

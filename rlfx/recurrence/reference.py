@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.arguments import check_arguments, validate_domain
+from rlfx.recurrence.arguments import check_arguments, validate_domain, validate_t0
 from rlfx.recurrence.check import check
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.pointwise import AtPoint, Evaluation
@@ -121,6 +121,7 @@ def concretize(program: Program, t: int, stop: int) -> Program:
 
 def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: Any, carry: Any, t0: int) -> Any:
     domain, batch = whole.domain, whole.domain.batch or 1
+    t0 = int(validate_t0(t0, domain.length))
     cache: dict[tuple[int, int], AtPoint] = {}
 
     def at(t: int, stop: int) -> AtPoint:
@@ -143,7 +144,7 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
             return arguments.key
         return jnp.int32(t0 + t) if var is program.now else jnp.int32(b)
 
-    evaluation = lambda stops: Evaluation(at, domain, batch, given, stops, int(t0))  # noqa: E731
+    evaluation = lambda stops: Evaluation(at, domain, batch, given, stops, t0)  # noqa: E731
     run = evaluation(_stops(evaluation, domain) if domain.until else [domain.length] * batch)
     stops = run.stops
 

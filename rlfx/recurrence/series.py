@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import BoundaryError, DomainError, ProgramError, located
-from rlfx.recurrence.domain import current_domain
+from rlfx.recurrence.boundary import boundary
+from rlfx.recurrence.domain import current_domain, depth
 from rlfx.recurrence.history import History
 from rlfx.recurrence.index import LENGTH, Index, Lookup, Point, Slice, Window, as_index
+from rlfx.recurrence.lookups import check_outside, environments, filled, times
+from rlfx.recurrence.nesting import check_program
 from rlfx.recurrence.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
 from rlfx.recurrence.time import index_of, without_time
 
@@ -32,7 +34,8 @@ class Series:
     ``x[t - t % n:t - t % n + n]``        the block that contains t
     ``x[:]``                              every timestep
     ``x.window(lo, hi, fill=v)``          a window of fixed length, filled at the ends
-    ``x[i]``, ``x[i, b]``                 random access, with traced integers
+    ``x[i]``, ``x[i, b]``                 random access into the past, with traced integers: absolute times
+    ``x[t, b]``                           the value of another environment
     ====================================  ==========================================================
 
     Attributes:
@@ -44,14 +47,49 @@ class Series:
     _start: tuple | None
     _end: tuple | None
     history: History | None = None
+    _depth: int = field(default_factory=depth)
 
     def __getitem__(self, index: Any) -> Any:
+        check_program(self._depth, index)
         if isinstance(index, slice):
             return self._slice(index)
-        position = index_of(index)
-        if position is not None:
-            return self._read(Point(_not_from_the_end(position)))
-        return self._lookup(index)
+        i, b = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
+        position = index_of(i)
+        if position is None:
+            return self._lookup(i, b, Lookup(b is not None))
+        value = self._read(Point(_not_from_the_end(position)))
+        return value if b is None else _of_environment(value, b)
+
+    def lookup(self, i: Any, b: Any = None, *, outside: str = "fill") -> Any:
+        """Random access: the values at absolute times ``i``, of environments ``b`` (this one by default).
+
+        ``x[i]`` is ``x.lookup(i)`` for an index that depends on a key, the carry, params or data. One that depends on t
+        alone is an index expression, and has to be written as such: in ``x[...]`` it is refused.
+
+        Args:
+          i: integers of any shape; a time is its ``now``.
+          b: integers of the shape of ``i``, or broadcast with it.
+          outside: what is given for times before the oldest that is kept (the first of this call, or of the
+            :class:`History`) and after now, and for environments that are not there: ``"fill"``, NaN (0 for integers and
+            booleans), with a gradient of zero, or ``"clip"``, the nearest that is there.
+
+        Returns:
+          Arrays of shape ``i.shape + value.shape``.
+
+        Raises:
+          DomainError: if an index is no integer, or ``outside`` is something else.
+
+        Example:
+          >>> import jax.numpy as jnp, rlfx
+          >>> def f(params, carry, t):
+          ...     x = rlfx.series(t.astype(jnp.float32))
+          ...     return carry, (x.lookup(t - 1), x.lookup(t - 1, outside="clip"))
+          >>> rlfx.unroll(f, length=3)(None, None)[1]
+          (Array([nan,  0.,  1.], dtype=float32), Array([0., 0., 1.], dtype=float32))
+        """
+        check_program(self._depth)
+        check_outside(outside)
+        return self._lookup(i, b, Lookup(b is not None, outside, explicit=True))
 
     def window(self, lo: int, hi: int, *, fill: Any = 0) -> Any:
         """The window ``t + lo, ..., t + hi - 1``: a leading axis of fixed length ``hi - lo``.
@@ -65,14 +103,18 @@ class Series:
             raise DomainError(
                 located(f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}.", where=J.here(), fix="Give both.")
             )
-        fills = _boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
+        check_program(self._depth)
+        fills = boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
         return self._bind(Window(lo, hi), hi - lo, [(f,) for f in fills])
 
     def _slice(self, index: slice) -> Any:
         if index.step is not None:
+            lo, hi = ("" if i is None else str(index_of(i) or i) for i in (index.start, index.stop))
             raise DomainError(
                 located(
-                    f"A slice of a series has no step (got {index.step}).", where=J.here(), fix="Read, then [::step]."
+                    f"A slice of a series has no step (got {index.step}): it is all timesteps between its bounds.",
+                    where=J.here(),
+                    fix=f"Read them, and step through what was read: x[{lo}:{hi}][::{index.step}].",
                 )
             )
         domain = current_domain("A slice of a series")
@@ -114,32 +156,14 @@ class Series:
         ]
         return tree.tree_unflatten(self._treedef, leaves)
 
-    def _lookup(self, index: Any) -> Any:
-        i, b = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
-        for name, value in (("i", i), ("b", b)):
-            if (value is not None or name == "i") and not _is_integer_array(value):
-                raise DomainError(
-                    located(
-                        f"A series is indexed by expressions affine in t, or by traced integers; {name} is {value!r}.",
-                        where=J.here(),
-                        fix="Use t, integers, //, % by a constant, rlfx.minimum and rlfx.maximum; or an integer array.",
-                    )
-                )
-        # A time in (i, b) is absolute, like every traced index.
-        i = jnp.asarray(i)
-        if b is not None:
-            i, b = jnp.broadcast_arrays(i, jnp.asarray(b))
-        if self.history is not None:
-            return self.history.lookup(now_p.bind(), i, b, across_p.bind)
+    def _lookup(self, i: Any, b: Any, access: Lookup) -> Any:
         domain = current_domain("A read of a series")
-        if b is not None and domain.batch is None:
-            raise DomainError(
-                located(
-                    "x[i, b] reads another environment, and this program has no batch.", where=J.here(), fix="Use x[i]."
-                )
-            )
-        operands = (i.astype(jnp.int32),) if b is None else (i.astype(jnp.int32), b.astype(jnp.int32))
-        return self._bind(Lookup(b is not None), None, [operands] * len(self._leaves))
+        i = times(i)
+        if b is not None:
+            i, b = jnp.broadcast_arrays(i, environments(b, domain))
+        if self.history is not None:
+            return self.history.lookup(now_p.bind(), i, b, across_p.bind, domain.batch, access.outside)
+        return self._bind(access, None, [(i,) if b is None else (i, b)] * len(self._leaves))
 
     def __iter__(self):
         raise _not_an_array()
@@ -149,6 +173,17 @@ class Series:
 
     def __bool__(self):
         raise _not_an_array()
+
+
+def _of_environment(value: Any, b: Any) -> Any:
+    """What environments ``b`` have for a value of this timestep."""
+    domain = current_domain("A read of a series")
+    b = environments(b, domain)
+    assert domain.batch is not None
+    inside, nearest = (b >= 0) & (b < domain.batch), jnp.clip(b, 0, domain.batch - 1)
+    return tree.tree_map(
+        lambda leaf: filled(inside, across_p.bind(leaf[None], jnp.zeros_like(nearest), nearest)), value
+    )
 
 
 def _not_an_array() -> TypeError:
@@ -163,30 +198,8 @@ def _raise_not_an_array(self, *_):
     raise _not_an_array()
 
 
-for _op in (
-    *[
-        "add",
-        "radd",
-        "sub",
-        "rsub",
-        "mul",
-        "rmul",
-        "truediv",
-        "rtruediv",
-        "floordiv",
-        "rfloordiv",
-        "mod",
-        "rmod",
-        "pow",
-        "rpow",
-        "matmul",
-        "rmatmul",
-        "neg",
-        "pos",
-        "abs",
-    ],
-    *["invert", "and", "rand", "or", "ror", "xor", "rxor", "lt", "le", "gt", "ge"],
-):
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _op in (*_BINARY, *(f"r{op}" for op in _BINARY), "neg", "pos", "abs", "invert", "lt", "le", "gt", "ge"):
     setattr(Series, f"__{_op}__", _raise_not_an_array)
 
 
@@ -229,8 +242,8 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
     return Series(
         leaves,
         treedef,
-        None if start is None else _boundary(start, treedef, avals, "start"),
-        None if end is None else _boundary(end, treedef, avals, "end"),
+        None if start is None else boundary(start, treedef, avals, "start"),
+        None if end is None else boundary(end, treedef, avals, "end"),
         kept,
     )
 
@@ -342,37 +355,9 @@ def _declare(like: Any, start: Any, end: Any) -> Series:
     return Series(
         bound,
         treedef,
-        None if start is None else _boundary(start, treedef, leaves, "start"),
-        None if end is None else _boundary(end, treedef, leaves, "end"),
+        None if start is None else boundary(start, treedef, leaves, "start"),
+        None if end is None else boundary(end, treedef, leaves, "end"),
     )
-
-
-def _boundary(value: Any, treedef: Any, avals: list, name: str) -> tuple:
-    """A boundary value (a pytree prefix) as one array per leaf, of its shape and dtype."""
-    like, value = tree.tree_unflatten(treedef, avals), without_time(value)
-    try:
-        spread = tree.tree_leaves(tree.tree_map(lambda v, sub: [v] * tree.tree_structure(sub).num_leaves, value, like))
-        return tuple(
-            jnp.broadcast_to(_convert(_as_array(v, name), aval.dtype), aval.shape)
-            for v, aval in zip(spread, avals, strict=True)
-        )
-    except (ValueError, TypeError) as error:
-        raise BoundaryError(
-            located(
-                f"{name}= does not fit the series: {error}",
-                where=J.here(),
-                fix=f"Give a value (or a prefix of the pytree) that broadcasts to {like}.",
-            )
-        ) from None
-
-
-def _convert(x: Any, dtype: Any) -> Any:
-    """To the series' dtype, where jax would promote so too (an int literal to float, never a float to int)."""
-    if x.dtype == dtype:
-        return x
-    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"its dtype is {x.dtype}, the series' is {jnp.dtype(dtype).name}")
-    return x.astype(dtype)
 
 
 def _strong(x: Any) -> Any:
@@ -386,11 +371,6 @@ def _as_array(leaf: Any, what: str) -> Any:
         return jnp.asarray(leaf)
     except TypeError as error:
         raise ProgramError(located(f"{what} takes arrays, got {leaf!r}.", where=J.here(), fix=str(error))) from None
-
-
-def _is_integer_array(value: Any) -> bool:
-    dtype = getattr(value, "dtype", None)
-    return dtype is not None and np.issubdtype(dtype, np.integer)
 
 
 def _not_from_the_end(expr: Index) -> Index:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.errors import DomainError, ProgramError, RlfxError, UnsupportedSliceOp, located
-from rlfx.recurrence.domain import Domain
+from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
+from rlfx.recurrence.domain import Domain, depth
+from rlfx.recurrence.explained import explained
 from rlfx.recurrence.flatten import Flattener
 from rlfx.recurrence.index import TIME, Point
 from rlfx.recurrence.primitives import inputs_p, now_p, read_p, series_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
+from rlfx.recurrence.provenance import check_lookups, known_values
 from rlfx.recurrence.reductions import Shared
 from rlfx.recurrence.returned import as_returned, check_carry, check_loss, split_result, stop_of
 from rlfx.recurrence.time import Context, Time, without_time
@@ -79,7 +80,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         params = tree.tree_unflatten(sig.params_tree, args[:n_params])
         carry = tree.tree_unflatten(sig.carry_tree, args[n_params : n_params + n_carry])
         key, b = (args[-2] if key_aval is not None else None), args[-1]
-        t = Time(now_p.bind(), TIME, Context(sig.domain.length, key, b))
+        t = Time(now_p.bind(), TIME, Context(sig.domain.length, key, b, depth()))
         result = without_time(f(params, carry, t))
         loss, next_carry, aux = split_result(result, sig.has_loss, f)
         next_carry = unwrap_shared(next_carry)[0]
@@ -90,60 +91,29 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         flat_loss = [] if loss is None else [check_loss(loss, f)]
         return [*flat_loss, *leaves, *map(as_returned, aux_leaves), *stop]
 
+    _refuse_ragged(avals, out["where"])
     index = jax.ShapeDtypeStruct((), jnp.int32)
     structs = [*avals, *([] if key_aval is None else [key_aval]), index]
     try:
         jaxpr, consts = J.make_jaxpr(flat, axes=sig.domain.axes())(*structs)
-    except J.InconclusiveDimension as error:
-        raise UnsupportedSliceOp(
-            located(
-                "An operation needs the length of a slice that depends on t, or an identity for a slice that may be "
-                f"empty: {_in_t(error)}",
-                where=J.source_in_traceback(error) or frame,
-                fix=_WINDOW,
-            )
-        ) from error
-    except J.UnexpectedTracerError as error:
-        raise ProgramError(
-            located(
-                "A value leaked out of the traced program (it was stored outside of the function, in a list or an "
-                "attribute, and used in another trace).",
-                where=J.source_in_traceback(error) or frame,
-                fix="Return it from the program as aux instead of storing it.",
-            )
-        ) from error
-    except (TypeError, ValueError, AttributeError) as error:
-        explained = _explained(error, frame)
-        if explained is error:
+    except Exception as error:
+        ours = explained(error, frame)
+        if ours is error:
             raise
-        raise explained from error
+        raise ours from error
+    _refuse_ragged(consts, out["where"])
     return _assemble(name or getattr(f, "__name__", "program"), sig, jaxpr, consts, out, key_aval is not None)
 
 
-_WINDOW = "Read a window of fixed length instead, x.window(lo, hi, fill=v), or a slice that is never empty."
-
-
-def _in_t(error: Exception) -> str:
-    """The first line of one of jax's messages, with lengths as functions of t."""
-    return re.sub(r"\bnu\b", "N", re.sub(r"\btau\b", "(t + 1)", str(error).splitlines()[0]))
-
-
-def _explained(error: Exception, frame: str) -> Exception:
-    """jax's complaint about a symbolic length, or about a Series, as ours; any other error as it is."""
-    if isinstance(error, RlfxError):
-        return error
-    text, where = str(error), J.source_in_traceback(error) or frame
-    if "Series" in text:
-        fact = "A Series is not an array: it stands for its values at all timesteps."
-        return TypeError(located(fact, where=where, fix="Write x[t]."))
-    if "tau" in text and "rank_promotion" in text:
-        fix = "Give both as many axes, x[None] for x for example."
-        return type(error)(located(_in_t(error), where=where, fix=fix))
-    # jax 0.11 iterates over an array of symbolic length until it trips over itself.
-    if "tau" in text or "_DimExpr" in text or "process_primitive" in text:
-        fact = f"An operation has no meaning on a slice whose length depends on t: {_in_t(error)}"
-        return UnsupportedSliceOp(located(fact, where=where, fix=_WINDOW))
-    return error
+def _refuse_ragged(arrays: Sequence, where: str) -> None:
+    if any(J.symbolic_axes(jnp.shape(x)) for x in arrays):
+        raise UnsupportedSliceOp(
+            located(
+                "A slice whose length depends on the time of an enclosing program is used in a program called inside of it.",
+                where=where,
+                fix="Reduce it before the inner program, or give that a window of fixed length: x.window(lo, hi, fill=v).",
+            )
+        )
 
 
 def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, has_key: bool) -> Program:
@@ -180,6 +150,9 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         given[key] = frozenset()
     dims = infer_dims(equations, given, alive)
     _check_inputs(equations, dims)
+    check_lookups(
+        equations, {flat.now, *(v for v, known in zip(const_vars, known_values(consts), strict=True) if known)}
+    )
     _check_shared(equations, named, sig, dims)
     return Program(
         name=name,

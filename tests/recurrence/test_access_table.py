@@ -72,9 +72,13 @@ ROWS = [
     ),
     Row("2t:2t+2", lambda x, t: x[2 * t : 2 * t + 2], lambda t: _inside(2 * t, 2 * t + 2)),
     Row("t//2:t+1", lambda x, t: x[t // 2 : t + 1], lambda t: _inside(t // 2, t + 1)),
-    Row("x[i]", lambda x, t: x[jnp.asarray(CHOSEN)[t.now]], lambda t: [int(CHOSEN[t])]),
+    Row("x[i]", lambda x, t: x[rlfx.inputs(jnp.asarray(CHOSEN), axes="t")[t]], lambda t: [int(CHOSEN[t])]),
 ]
-ACROSS = Row("x[i, b]", lambda x, t: x[jnp.asarray(CHOSEN)[t.now], rlfx.inputs(jnp.asarray(ENVIRONMENT))[t]], list)
+ACROSS = Row(
+    "x[i, b]",
+    lambda x, t: x[rlfx.inputs(jnp.asarray(CHOSEN), axes="t")[t], rlfx.inputs(jnp.asarray(ENVIRONMENT))[t]],
+    list,
+)
 row_cases = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.text)
 
 

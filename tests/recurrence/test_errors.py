@@ -528,7 +528,7 @@ def test_a_value_that_leaks_into_another_trace():
     kept = []
 
     def f(p, c, t):
-        kept.append(p * t)  # <-
+        kept.append(p + 1.0)  # <-
         return p * kept[0], c
 
     compiled = rlfx.compile(f, length=2)

@@ -78,9 +78,21 @@ def test_any_scan_body_is_a_program(length):
     )
 
 
-def test_time_is_a_weakly_typed_integer_in_arithmetic():
+def test_time_is_an_int32_in_arithmetic():
     def f(p, c, t):
-        return c, (p * t, 0.5 * t, t**2, t / 2, -t, 3 - t, t % 2 == 0, t >= 1, t.length, jnp.sin(0.1 * t), t + t)
+        return c, (
+            p * t.astype(p.dtype),
+            0.5 * t,
+            t**2,
+            t / 2,
+            -t,
+            3 - t,
+            t % 2 == 0,
+            t >= 1,
+            t.length,
+            jnp.sin(0.1 * t),
+            t + t,
+        )
 
     out = values(f, 3, params=jnp.float32(2.0))
     for got, expected in zip(
@@ -117,7 +129,7 @@ def test_every_form_of_the_indexing_table():
         i = jnp.int32(0)
         return c, (
             x[t], x[t + 1], x[t - 1], x[t:].sum(), x[: t + 1].sum(), x[t : t + 2].sum(), x[t - 1 : t + 1].sum(),
-            x[t - t % 2 : t - t % 2 + 2].sum(), x[:].sum(), x.window(-1, 2, fill=0.5), x[i],
+            x[t - t % 2 : t - t % 2 + 2].sum(), x[:].sum(), x.window(-1, 2, fill=0.5), x.lookup(i),
         )  # fmt: skip
 
     out = values(f, 5, params=data)
@@ -143,7 +155,7 @@ def test_reads_far_outside_take_the_boundary_values():
 def test_a_series_is_any_pytree_and_boundaries_are_prefixes():
     def f(p, c, t):
         x = rlfx.series(
-            {"a": 1.0 * t, "b": (t.now, jnp.ones(2) * t)}, start=0, end={"a": 5.0, "b": (6, jnp.array([7.0, 8.0]))}
+            {"a": 1.0 * t, "b": (t.now, jnp.full(2, 1.0 * t))}, start=0, end={"a": 5.0, "b": (6, jnp.array([7.0, 8.0]))}
         )
         return c, (x[t - 1], x[t + 1])
 
@@ -292,25 +304,28 @@ def test_no_nan_leaks_from_padding():
 # -- random access ----------------------------------------------------------------------------------------------------
 
 
-def test_random_access_into_the_past_clamps():
+@pytest.mark.parametrize("outside", ["fill", "clip"])
+def test_random_access_outside_of_the_past_fills_or_clips(outside):
     def f(p, c, t):
         x = rlfx.inputs(p["x"])
         i = rlfx.inputs(p["i"])[t]
-        return c, (x[i], x[jnp.stack([i, t.now])])
+        return c, (x.lookup(i, outside=outside), x.lookup(jnp.stack([i, t.now]), outside=outside))
 
     p = {"x": jnp.array([1.0, 2.0, 4.0, 8.0]), "i": jnp.array([0, 7, -3, 2])}
     one, two = values(f, 4, params=p)
-    close(one, [1, 2, 1, 4])  # 7 is in the future of t = 1, and reads t itself
-    close(two, [[1, 1], [2, 2], [1, 4], [4, 8]])
-    grad = jax.grad(lambda x: (values(f, 4, params={**p, "x": x})[0] * jnp.array([1.0, 10.0, 100.0, 1000.0])).sum())(
-        p["x"]
-    )
-    close(grad, [101, 10, 1000, 0])
+    late, early = (
+        (2, 1) if outside == "clip" else (np.nan, np.nan)
+    )  # 7 is in the future of t = 1, and -3 before the start
+    close(one, [1, late, early, 4])
+    close(two, [[1, 1], [late, 2], [early, 4], [4, 8]])
+    scale = jnp.array([1.0, 10.0, 100.0, 1000.0])
+    grad = jax.grad(lambda x: (values(f, 4, params={**p, "x": x})[0] * scale).sum())(p["x"])
+    close(grad, [101, 10, 1000, 0] if outside == "clip" else [1, 0, 1000, 0])
 
 
 def test_random_access_is_in_absolute_time():
-    f = lambda p, c, t: (c, rlfx.inputs(p)[t.now - 1])  # noqa: E731
-    close(values(f, 3, params=jnp.array([1.0, 2.0, 3.0]), t0=100), [1, 1, 2])
+    f = lambda p, c, t: (c, rlfx.inputs(p).lookup(t.now - 1))  # noqa: E731
+    close(values(f, 3, params=jnp.array([1.0, 2.0, 3.0]), t0=100), [np.nan, 1, 2])
 
 
 def test_random_access_across_environments():
@@ -337,11 +352,11 @@ def test_history_outlives_the_call():
     program = rlfx.unroll(f, length=3)
     buffer = rlfx.History(capacity=4, like=jnp.float32(0.0))
     buffer, (first, _) = program(None, buffer)
-    close(first, [0, 0, 0])
+    close(first, [np.nan, np.nan, 0])  # before time 0 there is nothing
     close(buffer.data, [0, 1, 2, 0])
     buffer, (second, both) = program(None, buffer, t0=3)
     close(second, [1, 2, 3])
-    close(both, [[3, 0], [4, 1], [5, 2]])
+    close(both, [[3, np.nan], [4, np.nan], [5, np.nan]])  # four are kept
     close(buffer.data, [4, 5, 2, 3])
 
 
@@ -364,7 +379,7 @@ def test_history_with_a_batch_and_replay_across_environments():
 def test_gradients_flow_through_a_history():
     def f(w, buffer, t):
         x = rlfx.series(w * (1.0 + t), history=buffer)
-        return x[t.now - 1], x.history
+        return x.lookup(t - 1, outside="clip"), x.history
 
     fn = rlfx.compile(f, length=3, reduce="sum")
     buffer = rlfx.History(capacity=2, like=jnp.float32(0.0))
@@ -500,7 +515,7 @@ def test_reductions_without_a_batch_and_of_integers():
 
 def test_every_counts_in_absolute_time():
     def f(p, target, t):
-        target = rlfx.every(3, lambda: p * t, otherwise=target)
+        target = rlfx.every(3, lambda: p * t.astype(p.dtype), otherwise=target)
         return target, target
 
     close(values(f, 7, params=jnp.float32(2.0), carry=jnp.float32(-1.0)), [0, 0, 0, 6, 6, 6, 12])
