@@ -236,6 +236,47 @@ def call_body(primitive: Primitive, params: dict) -> tuple[Any, list]:
     return sub_jaxprs(params)[0]
 
 
+def has_own_derivative(equation: Any) -> bool:
+    """Whether an equation is a call with a derivative of its own, of anything that may have one."""
+    moves = all(any(is_inexact(v.aval) for v in side) for side in (equation.invars, equation.outvars))
+    return equation.primitive in (CUSTOM_JVP, CUSTOM_VJP) and moves
+
+
+def closure_count(params: dict) -> int:
+    """How many of a custom derivative's first operands are values that its function closes over."""
+    return params.get("num_consts", 0)
+
+
+def backward_of(equation: Any) -> tuple[Any, list]:
+    """The derivative of an equation, as ``(jaxpr, consts)`` of ``(*operands, *cotangents) -> cotangents``.
+
+    Of what is inexact alone: nothing else has one.
+    """
+    n = len(equation.invars)
+    moves = [i for i, v in enumerate(equation.invars) if is_inexact(v.aval)]
+    kept = [i for i, v in enumerate(equation.outvars) if is_inexact(v.aval)]
+
+    def backward(*args):
+        operands, cotangents = args[:n], args[n:]
+
+        def call(*moving):
+            given = dict(zip(moves, moving, strict=True))
+            outs = bind(equation.primitive, equation.params, *(given.get(i, x) for i, x in enumerate(operands)))
+            return [outs[i] for i in kept]
+
+        return jax.vjp(call, *(operands[i] for i in moves))[1](list(cotangents))
+
+    avals = [v.aval for v in (*equation.invars, *(equation.outvars[i] for i in kept))]
+    traced = jax.make_jaxpr(backward)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    traced = without_dead_code(traced)
+    return traced.jaxpr, list(traced.consts)
+
+
+def is_inexact(aval: Any) -> bool:
+    """Whether a value may have a derivative."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
 # -- source lines ----------------------------------------------------------------------------------------------------
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.errors import ProgramError, located
+from rlfx.errors import ProgramError, UnsupportedSliceOp, located
+from rlfx.recurrence.derivatives import Custom, Function
 from rlfx.recurrence.hoist import hoist
-from rlfx.recurrence.primitives import ACCESS_PRIMITIVES, declare_p, define_p, now_p, series_p
+from rlfx.recurrence.primitives import ACCESS_PRIMITIVES, custom_p, declare_p, define_p, now_p, series_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Var
 
 
@@ -24,6 +25,7 @@ class Flattener:
     ids: Any = field(default_factory=itertools.count)
     equations: list[Equation] = field(default_factory=list)
     knots: dict[Var, Var] = field(default_factory=dict)
+    values_only: bool = False  # whether no derivative will be taken
 
     def var(self, aval: Any) -> Var:
         """A new value."""
@@ -60,12 +62,47 @@ class Flattener:
             (named,) = self.emit(series_p, {}, [value], avals, where, scope)
             self.knots[declared] = named  # type: ignore[index]
             return [named]
+        if not self.values_only and J.has_own_derivative(eqn) and (_reaches_out(params) or _is_ragged(eqn)):
+            return self._custom(eqn, inputs, where, scope)
         if op in J.INLINED or (J.is_call(op) and (_reaches_out(params) or _is_ragged(eqn))):
             body, consts = J.call_body(op, params)
             return self.run(body, [Lit(c) for c in consts], inputs, where)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
         return self.emit(op, params, inputs, avals, where, scope, bool(eqn.effects))
+
+    def _custom(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
+        """A call with a derivative of its own, of slices: its equations, and those of its derivative."""
+        closed = any(J.is_inexact(v.aval) for v in eqn.invars[: J.closure_count(eqn.params)])
+        if closed or _reaches_out(eqn.params):
+            raise ProgramError(_closes_over(where))
+        body, consts = J.call_body(eqn.primitive, eqn.params)
+
+        def derive() -> Function:
+            try:
+                return self._function(*J.backward_of(eqn), where)
+            except J.UnexpectedTracerError as error:
+                raise ProgramError(_closes_over(where)) from error
+            except (TypeError, ValueError, NotImplementedError, *J.InconclusiveDimension) as error:
+                raise UnsupportedSliceOp(
+                    located(
+                        "The derivative that this function is given has no meaning on a slice whose length depends on t: "
+                        + str(error).splitlines()[0],
+                        where=where,
+                        fix="Call it on a window of fixed length, x.window(lo, hi, fill=v), or on x[t] before x is named.",
+                    )
+                ) from error
+
+        primal = self._function(body, consts, where, values_only=True)
+        custom = Custom(primal, eqn.primitive is J.CUSTOM_JVP, derive)
+        avals = [v.aval for v in eqn.outvars]
+        return self.emit(custom_p, {"custom": custom}, inputs, avals, where, scope, bool(eqn.effects))
+
+    def _function(self, jaxpr: Any, consts: Sequence, where: str, values_only: bool = False) -> Function:
+        inner = Flattener(self.now, self.ids, values_only=values_only)
+        args = [inner.var(v.aval) for v in jaxpr.invars]
+        outs = inner.run(jaxpr, [Lit(c) for c in consts], args, where)
+        return Function(tuple(args), inner.tied(), tuple(outs))
 
     def _hoist(self, eqn: Any, inputs: list[Atom], where: str, scope: str) -> Sequence[Atom]:
         """Move the reads inside a cond or scan before it: their values become operands."""
@@ -112,6 +149,15 @@ def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> E
         return equation
     params = {**equation.params, "rlfx_static_indices": np.asarray(index.value)}
     return replace(equation, params=params)
+
+
+def _closes_over(where: str) -> str:
+    return located(
+        "A function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over a value of the program, or "
+        "reads another timestep: its derivative knows nothing of that.",
+        where=where,
+        fix="Read the series before, and pass the value as an argument: f(y, x[t]).",
+    )
 
 
 def _reaches_out(params: dict) -> bool:

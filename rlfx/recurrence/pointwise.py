@@ -15,8 +15,18 @@ from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import Lookup, Point, Slice
 from rlfx.recurrence.lookups import filled
-from rlfx.recurrence.primitives import across_p, discounted_sum_p, inputs_p, read_p, reduce_p, series_p, whole_p
+from rlfx.recurrence.primitives import (
+    across_p,
+    custom_p,
+    discounted_sum_p,
+    inputs_p,
+    read_p,
+    reduce_p,
+    series_p,
+    whole_p,
+)
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.values import evaluate
 
 #: Equations that are matched between the programs of different timesteps, by their order among their kind.
 _MATCHED = (series_p, read_p, reduce_p, whole_p, across_p)
@@ -215,7 +225,7 @@ class Evaluation:
         if e.op is inputs_p:
             index = {"t": t, "b": b}
             return [operands[0][tuple(index[a] for a in e.params["axes"])]]
-        return J.bind(e.op, dict(e.params), *operands)
+        return evaluate(e, operands) if e.op is custom_p else J.bind(e.op, dict(e.params), *operands)
 
     def _read(self, e: Equation, here: AtPoint, t: int, b: int) -> Any:
         if isinstance(e.access, Point):

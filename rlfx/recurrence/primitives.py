@@ -66,13 +66,17 @@ discounted_sum_p = _primitive("discounted_sum", lambda r, d: J.ShapedArray(r.sha
 #: ``now_p()``: the absolute time ``t0 + t``.
 now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32")))
 
-# What rewriting puts into programs, and tracing never meets:
+# What flattening and rewriting put into programs, and tracing never meets:
 
 #: ``attend_p(x, v; side, axes, **product)``: the softmax of x, along the axis that is contracted, times v: ``dot_general`` with
 #: the parameters ``product``, of which x is the operand ``side``. The other axes of x become ``axes`` of the result.
 attend_p = J.Primitive("attend")
 #: ``products_p(x, w; product, columns)``: ``x @ w`` with the parameters ``product``, cut into pieces of so many columns.
 products_p = J.Primitive("products")
+
+#: ``custom_p(*operands; custom)``: a call with a derivative of its own, of slices whose length depends on t.
+custom_p = J.Primitive("custom_derivative")
+custom_p.multiple_results = True
 
 #: Everything that reaches beyond one point of the domain, or is resolved by the tracer.
 ACCESS_PRIMITIVES = frozenset(

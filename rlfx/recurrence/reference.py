@@ -16,9 +16,11 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.arguments import check_arguments, validate_domain, validate_t0
 from rlfx.recurrence.check import check
+from rlfx.recurrence.derivatives import Function
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.pointwise import AtPoint, Evaluation
 from rlfx.recurrence.precision import narrowed, widened
+from rlfx.recurrence.primitives import custom_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
 
@@ -97,9 +99,15 @@ def concretize(program: Program, t: int, stop: int) -> Program:
 
     def equation(e: Equation) -> Equation:
         params = {k: J.evaluate_dims(p, t + 1, stop) for k, p in e.params.items() if k != "rlfx_static_indices"}
+        if e.op is custom_p:
+            params = {"custom": params["custom"].mapped(function)}
         return Equation(e.op, params, tuple(map(var, e.inputs)), tuple(map(var, e.outputs)), e.where, e.scope)
 
     many = lambda vs: tuple(map(var, vs))  # noqa: E731
+
+    def function(f: Function) -> Function:
+        return Function(many(f.inputs), tuple(map(equation, f.equations)), many(f.outputs))
+
     p = program
     return replace(
         p,

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.primitives import discounted_sum_p, products_p, series_p
+from rlfx.recurrence.derivatives import Custom, with_derivative
+from rlfx.recurrence.primitives import custom_p, discounted_sum_p, products_p, series_p
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Var
 from rlfx.threefry import draw
 
@@ -134,7 +135,7 @@ def evaluate(equation: Equation, operands: Sequence[Any]) -> list:
 
 
 def _arrays(x: Any) -> Any:
-    return x if hasattr(x, "dtype") else jnp.asarray(x)
+    return x if hasattr(x, "shape") else jnp.asarray(x)
 
 
 def discounted_total(rewards: Any, discounts: Any) -> Any:
@@ -154,9 +155,17 @@ def _products(params: Mapping, x: Any, w: Any) -> list:
     return list(jax.lax.split(out, params["columns"]))
 
 
+def _custom(params: Mapping, *operands: Any) -> list:
+    custom: Custom = params["custom"]
+    forward = lambda _, *xs: custom.primal.run(xs, jnp.asarray, evaluate)  # noqa: E731
+    backward = lambda _, xs, cts: custom.backward.run([*xs, *cts], jnp.asarray, evaluate)  # noqa: E731
+    return with_derivative(forward, backward, (), operands)
+
+
 #: What those of our primitives mean that act on one point: ``(params, *operands) -> outputs``.
 _MEANING: dict[Any, Callable[..., list]] = {
-    series_p: lambda _, x: [x],
+    series_p: lambda _, x: [_arrays(x)],
     discounted_sum_p: lambda _, rewards, discounts: [discounted_total(rewards, discounts)],
     products_p: _products,
+    custom_p: _custom,
 }

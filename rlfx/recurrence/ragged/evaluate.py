@@ -11,13 +11,14 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.primitives import attend_p
+from rlfx.recurrence.primitives import attend_p, custom_p
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged import reductions, shapes, slices
 from rlfx.recurrence.ragged.attention import attend
+from rlfx.recurrence.ragged.custom import custom_rule
 from rlfx.recurrence.ragged.part import Part, Point, unsupported
 from rlfx.recurrence.ragged.tiles import joined, tiled_product, tiled_reduction, tilewise, tilewise_unperturbed
-from rlfx.recurrence.values import Value, map_over
+from rlfx.recurrence.values import Value, axis_of, expand, map_over
 
 
 def evaluate_ragged(
@@ -31,19 +32,17 @@ def evaluate_ragged(
       n: the length: the integer T, or a Value under ``until=``.
       perturbed: whether the evaluation may be differentiated.
     """
-    rule = RULES.get(equation.op)
-    if rule is None:
-        raise unsupported(equation, f"{equation.op.name} has no meaning on a slice whose length depends on t")
+    rule = rule_of(equation)
     length = n if isinstance(n, Value) else Value(n)
     # What acting and learning compute of all timesteps alike, XLA computes once.
     perturbed = perturbed or "t" in t.dims
-    meta: list[Part] = []
+    meta: list[tuple] = []  # (starts, clean) of each output: what belongs to no trace
 
     def at(point_t, point_n, *data):
         data = data if equation.op in _TILED else map(joined, data)
         parts = [Part(d, v.starts or (None,) * np.ndim(d), v.clean, v.raw) for d, v in zip(data, values, strict=True)]
         outs = rule(Point(domain, point_t, point_n, perturbed), equation, *parts)
-        meta[:] = outs
+        meta[:] = [(o.starts if o.ragged else None, o.clean) for o in outs]
         return [o.data for o in outs]
 
     raw = equation.op in _KEEPS_RAW and all(v.raw for v in values if v.starts is not None)
@@ -53,24 +52,38 @@ def evaluate_ragged(
     if ("t" in t.dims or not perturbed) and "t" not in dims and _keeps_sharing(equation, values):
         mapped = map_over(lambda *d: at(None, None, *d), dims, [v.dims for v in values])
         outs = mapped(*data)
-        return [Value(d, dims, _starts(m), False, raw) for d, m in zip(outs, meta, strict=True)]
+        return [Value(d, dims, starts, False, raw) for d, (starts, _) in zip(outs, meta, strict=True)]
     dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
+    if equation.op is custom_p:  # its derivative is one of each point: it need not be linear
+        sizes = {axis: v.data.shape[axis_of(v.dims, axis)] for v in (t, length, *values) for axis in v.dims}
+        values = [expand(v, dims, sizes) for v in values]
+        data = [v.data for v in values]
     mapped = map_over(at, dims, [t.dims, length.dims, *(v.dims for v in values)])
     outs = mapped(t.data, length.data, *data)
-    return [Value(d, dims, _starts(m), m.clean, raw) for d, m in zip(outs, meta, strict=True)]
+    return [Value(d, dims, starts, clean, raw) for d, (starts, clean) in zip(outs, meta, strict=True)]
 
 
-def _starts(part: Part) -> tuple | None:
-    return part.starts if part.ragged else None
+def rule_of(equation: Equation) -> Callable[..., list[Part]]:
+    """The rule of an equation with ragged operands or outputs."""
+    rule = RULES.get(equation.op)
+    if rule is None:
+        raise unsupported(equation, f"{equation.op.name} has no meaning on a slice whose length depends on t")
+    return rule
 
 
 def _keeps_sharing(equation: Equation, values: Sequence[Value]) -> bool:
     """Whether the rule acts on positions one by one, alike at every t: then what is shared by all t stays so."""
     ragged = [v for v in values if v.starts is not None]
-    if not ragged or equation.op not in shapes.POSITIONWISE:
+    if not ragged or not _acts_on_positions(equation):
         return False
     keys = {tuple((i - len(v.starts), str(s)) for i, s in enumerate(v.starts) if s is not None) for v in ragged}
     return len(keys) == 1
+
+
+def _acts_on_positions(equation: Equation) -> bool:
+    if equation.op is custom_p:
+        return equation.params["custom"].only(shapes.POSITIONWISE)
+    return equation.op in shapes.POSITIONWISE
 
 
 def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
@@ -106,6 +119,7 @@ def _scan(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 
 #: ``(point, equation, *operands) -> outputs``, by primitive.
 RULES: dict[Any, Callable[..., list[Part]]] = {**shapes.RULES, **reductions.RULES, **slices.RULES, J.SCAN: _scan}
+RULES[custom_p] = custom_rule(rule_of)
 
 #: What only picks and moves data: that of other timesteps stays such.
 _KEEPS_RAW = shapes.MOVES | {J.primitive(n) for n in ("rev", "slice", "dynamic_slice", "gather")}
