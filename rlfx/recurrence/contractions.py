@@ -65,6 +65,8 @@ def _leading_axes(eqn: Any) -> int | None:
     if not axes or contracted != (axes, axes) or batched != ((), ()):
         return None
     left, right = (v.aval for v in eqn.invars)
+    if not left.size or not right.size:
+        return None
     tall = left.ndim == right.ndim == 2 and left.shape[0] >= _ROWS and max(left.shape[1], right.shape[1]) <= _COLUMNS
     return len(axes) if len(axes) > 1 or tall else None
 

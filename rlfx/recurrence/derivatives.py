@@ -1,4 +1,4 @@
-"""Functions with a derivative of their own (``custom_vjp``, ``custom_jvp``) as equations: what they compute, and its derivative."""
+"""Functions with a derivative of their own, ``jax.custom_vjp`` and the like, as equations: what they compute, and back."""
 
 from __future__ import annotations
 

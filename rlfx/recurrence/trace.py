@@ -16,7 +16,7 @@ from rlfx.recurrence.domain import Domain, depth
 from rlfx.recurrence.explained import explained
 from rlfx.recurrence.flatten import Flattener
 from rlfx.recurrence.index import TIME, Point
-from rlfx.recurrence.primitives import inputs_p, now_p, read_p, series_p
+from rlfx.recurrence.primitives import across_p, inputs_p, now_p, read_p, reduce_p, series_p, whole_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.provenance import check_lookups, known_values
 from rlfx.recurrence.reductions import Shared
@@ -142,6 +142,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         for source, start, var in zip(named, carry0, carried, strict=True)
     ]
     equations = (*first, *flat.tied())
+    _check_lengths(equations)
     batch = {"b"} if sig.domain.batch is not None else set()
     given = {v: frozenset() for v in (*params, *const_vars)}
     given |= {v: frozenset() if s else frozenset(batch) for v, s in zip(carry0, sig.shared, strict=True)}
@@ -204,6 +205,23 @@ def _freeze(flat: Flattener, carried: list, proposed: list, stop: Atom, int32: A
         value = np.asarray(at_start, var.dtype)
         flat.equations.append(Equation(read_p, _previous, (named, Lit(value)), (var,), "until"))
     return frozen, count, alive
+
+
+def _check_lengths(equations: Sequence[Equation]) -> None:
+    """A value whose length depends on t has another length at every other timestep: no equation may put them together."""
+    for e in equations:
+        elsewhere = e.op in (reduce_p, whole_p, across_p) or (e.is_read and e.access != Point(TIME))
+        if elsewhere and any(J.symbolic_axes(v.shape) for v in (e.inputs[:1] if e.is_read else e.inputs)):
+            what = f"A read [{e.access}]" if e.is_read else f"rlfx.{e.params.get('op', e.op.name)}"
+            raise UnsupportedSliceOp(
+                located(
+                    f"{what} of a value whose length depends on t: at another timestep or in another environment it has "
+                    "another length.",
+                    where=e.where,
+                    fix="Reduce the slice first, rlfx.series(x[:t + 1].sum()), or take a window of fixed length, "
+                    "x.window(lo, hi, fill=v).",
+                )
+            )
 
 
 def _check_inputs(equations, dims: dict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -90,25 +91,26 @@ def _static_offset(equation: Equation, column: int) -> int | None:
 
 
 def _concatenate(point: Point, equation: Equation, *parts: Part) -> list[Part]:
-    axis, shape = equation.params["dimension"], equation.outputs[0].shape
-    if not J.is_symbolic(shape[axis]):
-        aligned, starts = align_all(point, parts, len(shape))
-        (out,) = J.bind(equation.op, dict(equation.params), *(p.data for p in aligned))
-        return [Part(out, starts, all(p.clean for p in aligned))]
-    width, offset, data = point.width(shape[axis]), 0, None
+    axis, total = equation.params["dimension"], equation.outputs[0].shape
+    fixed = [replace(p, starts=replaced(p.starts, axis, None)) for p in parts]
+    along, starts = align_all(point, fixed, len(total))  # the other axes
+    if all(p.starts[axis] is None for p in parts):
+        (out,) = J.bind(equation.op, dict(equation.params), *(p.data for p in along))
+        return [Part(out, starts, all(p.clean for p in along))]
+    # Where a part begins may depend on t, even if how long all of them are does not.
+    width, offset, data = point.width(total[axis]), 0, None
     position = lax.iota(jnp.int32, width)
-    for part, var in zip(parts, equation.inputs, strict=True):
-        start = part.starts[axis]
+    for part, have, var in zip(along, parts, equation.inputs, strict=True):
+        if part.data.shape[axis] == 0:
+            continue
+        start = have.starts[axis]
         first = 0 if start is None or start == ANYWHERE else point.value(start)
-        size = point.value(var.shape[axis])
         source = jnp.clip(position - offset + first, 0, part.data.shape[axis] - 1)
         piece = jnp.take(part.data, source, axis=axis, mode="clip")
         here = (position >= offset).reshape((1,) * axis + (width,) + (1,) * (piece.ndim - axis - 1))
         data = piece if data is None else jnp.where(here, piece, data)
-        offset = offset + size
-    others = [replaced(p.starts, axis, None) for p in parts]
-    starts = replaced(next((s for s in others if any(x is not None for x in s)), others[0]), axis, 0)
-    return [Part(data, starts, False)]
+        offset = offset + point.value(var.shape[axis])
+    return [Part(data, replaced(starts, axis, 0 if J.is_symbolic(total[axis]) else None), False)]
 
 
 def _pad(point: Point, equation: Equation, operand: Part, fill: Part) -> list[Part]:

@@ -1,0 +1,229 @@
+"""Slices whose length depends on t, put together, taken apart and cut short: against loops over plain arrays."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.errors import UnsupportedSliceOp
+
+T = 4
+X = np.array([1.0, 2.0, 4.0, 8.0], np.float32)  # the series of every program here, times its parameter
+
+
+def agrees(members, oracle, *, params=1.0, rtol=1e-5):
+    """The members of a program, ``{name: (x, t) -> scalar}``, and the gradient of their sum, against ``oracle(name, t)``.
+
+    All in one program, compiled; ``oracle`` is linear in the series, as the members are.
+    """
+
+    def f(p, c, t):
+        x = rlfx.series(p * c)
+        return 2.0 * c, {name: fn(x, t) for name, fn in members.items()}
+
+    fn = rlfx.unroll(f, length=T)
+    run = jax.jit(
+        jax.value_and_grad(
+            lambda p: (lambda out: (sum(v.sum() for v in out.values()), out))(fn(p, 1.0)[1]), has_aux=True
+        )
+    )
+    (_, got), gradient = run(jnp.float32(params))
+    expected = {name: np.array([oracle(name, t) for t in range(T)]) for name in members}
+    for name in members:
+        np.testing.assert_allclose(got[name], expected[name], rtol=rtol, err_msg=str(name))
+    np.testing.assert_allclose(gradient, sum(e.sum() for e in expected.values()), rtol=rtol)
+
+
+# -- slices put together ----------------------------------------------------------------------------------------------
+
+#: As an index of a series, and as bounds.
+PIECES = {
+    ":t": (lambda x, t: x[:t], lambda t: (0, t)),
+    ":t+1": (lambda x, t: x[: t + 1], lambda t: (0, t + 1)),
+    "t:": (lambda x, t: x[t:], lambda t: (t, T)),
+    "t+1:": (lambda x, t: x[t + 1 :], lambda t: (t + 1, T)),
+    "t:t+1": (lambda x, t: x[t : t + 1], lambda t: (t, t + 1)),
+    "t+2:": (lambda x, t: x[t + 2 :], lambda t: (min(t + 2, T), T)),
+    ":t+2": (lambda x, t: x[: t + 2], lambda t: (0, min(t + 2, T))),
+}
+JOINED = [
+    *itertools.product(PIECES, repeat=2),
+    (":t", "t:t+1", "t+1:"),
+    ("t+1:", "t:t+1", ":t"),
+    (":t+1", ":t+1", ":t+1"),
+    ("t+2:", ":t+2", "t:"),
+]
+
+
+def weighted(values):
+    """A sum in which every position counts by itself."""
+    return jnp.sum(values * (jnp.arange(values.shape[0]).astype(jnp.float32) + 1.0))
+
+
+def test_slices_are_put_together_where_each_begins():
+    def member(names, x, t):
+        parts = [PIECES[n][0](x, t) for n in names]
+        return weighted(jnp.concatenate(parts) if len(names) == 2 else jnp.hstack(parts))
+
+    def oracle(names, t):
+        whole = np.concatenate([X[slice(*PIECES[n][1](t))] for n in names])
+        return np.sum(whole * np.arange(1, len(whole) + 1))
+
+    agrees({names: lambda x, t, names=names: member(names, x, t) for names in JOINED}, oracle)
+
+
+def test_slices_that_make_up_a_whole_have_its_length():
+    whole = [
+        names
+        for names in JOINED
+        if all(sum(hi - lo for lo, hi in (PIECES[n][1](t) for n in names)) == T for t in range(T))
+    ]
+    assert len(whole) == 8
+
+    def f(p, c, t):
+        x = rlfx.series(c)
+        joined = [jnp.concatenate([PIECES[n][0](x, t) for n in names]) for names in whole]
+        assert all(j.shape == (T,) for j in joined)
+        return 2.0 * c, jnp.stack([jnp.sum(j * jnp.arange(4.0)) for j in joined])
+
+    got = rlfx.unroll(f, length=T)(None, 1.0)[1]
+    for t, i in itertools.product(range(T), range(len(whole))):
+        expected = np.concatenate([X[slice(*PIECES[n][1](t))] for n in whole[i]]) @ np.arange(4.0)
+        np.testing.assert_allclose(got[t, i], expected)
+
+
+# -- slices of episodes that end by themselves -------------------------------------------------------------------------
+
+BOUNDS = {
+    "2:": (lambda x, t: x[2:], lambda t, n: (2, n)),
+    "4:": (lambda x, t: x[4:], lambda t, n: (4, n)),
+    "t:": (lambda x, t: x[t:], lambda t, n: (t, n)),
+    "t+2:": (lambda x, t: x[t + 2 :], lambda t, n: (t + 2, n)),
+    "2*t:": (lambda x, t: x[2 * t :], lambda t, n: (2 * t, n)),
+    "2:t": (lambda x, t: x[2:t], lambda t, n: (2, t)),
+    "2:t+2": (lambda x, t: x[2 : t + 2], lambda t, n: (2, t + 2)),
+    "t:t+3": (lambda x, t: x[t : t + 3], lambda t, n: (t, t + 3)),
+    "t+1:t+3": (lambda x, t: x[t + 1 : t + 3], lambda t, n: (t + 1, t + 3)),
+    "t-t%3:t-t%3+3": (lambda x, t: x[t - t % 3 : t - t % 3 + 3], lambda t, n: (t - t % 3, t - t % 3 + 3)),
+    "3:5": (lambda x, t: x[3:5], lambda t, n: (3, 5)),
+    "1:n-1": (lambda x, t: x[1 : t.length - 1], lambda t, n: (1, 5)),
+}
+
+
+def test_no_slice_of_an_episode_has_a_negative_length():
+    length, ends = 6, np.array([1, 2, 4, 6, 6])
+
+    def f(p, c, t):
+        x = rlfx.series(p * c["x"])
+        parts = {name: fn(x, t) for name, (fn, _) in BOUNDS.items()}
+        out = {name: (jnp.int32(s.shape[0]), weighted(s)) for name, s in parts.items()}
+        return {"x": c["x"] + 1.0, "end": c["end"]}, out
+
+    fn = rlfx.unroll(f, length=length, batch=len(ends), until=lambda c: c["x"] > c["end"])
+    carry = {"x": jnp.ones(len(ends)), "end": jnp.asarray(ends, jnp.float32)}
+    out, gradient = jax.jit(
+        lambda p: (fn(p, carry)[1], jax.grad(lambda p: sum(v.sum() for _, v in fn(p, carry)[1].values()))(p))
+    )(1.0)
+    total = 0.0
+    for name, (t, b) in itertools.product(BOUNDS, itertools.product(range(length), range(len(ends)))):
+        n = ends[b]
+        values = (
+            np.arange(1.0, n + 1)[slice(*(min(max(i, 0), n) for i in BOUNDS[name][1](t, n)))] if t < n else np.zeros(0)
+        )
+        assert out[name][0][t, b] == len(values), (name, t, b)
+        expected = np.sum(values * np.arange(1, len(values) + 1))
+        np.testing.assert_allclose(out[name][1][t, b], expected, rtol=1e-5, err_msg=f"{name} {t} {b}")
+        total += expected
+    np.testing.assert_allclose(gradient, total, rtol=1e-5)
+
+
+# -- values whose length depends on t, elsewhere ------------------------------------------------------------------------
+
+SLICED = (lambda x, t: x[: t + 1], lambda x, t: x[t:], lambda x, t: jnp.outer(x[: t + 1], x[:]))
+ELSEWHERE = {
+    "t - 1": lambda y, t: rlfx.series(y, start=0.0)[t - 1],
+    "t + 1": lambda y, t: rlfx.series(y, end=0.0)[t + 1],
+    "0": lambda y, t: rlfx.series(y)[0],
+    ":t + 1": lambda y, t: rlfx.series(y)[: t + 1],
+    ":": lambda y, t: rlfx.series(y)[:],
+    "window": lambda y, t: rlfx.series(y).window(-1, 1),
+    "lookup": lambda y, t: rlfx.series(y)[jnp.int32(0)],
+    "lookup across": lambda y, t: rlfx.series(y)[jnp.int32(0), jnp.int32(0)],
+    "solve": lambda y, t: rlfx.solve(lambda a: y * a[t - 1].sum(), start=1.0),
+    "sum": lambda y, t: rlfx.sum(y),
+    "mean over b": lambda y, t: rlfx.mean(y, "b"),
+    "max over t": lambda y, t: rlfx.max(y, "t"),
+    "std": lambda y, t: rlfx.std(y, "b"),
+    "last": lambda y, t: rlfx.last(y),
+    "shared": lambda y, t: rlfx.shared(lambda ys: ys.sum(), y),
+    "shared of more": lambda y, t: rlfx.shared(lambda a, ys: a.sum() * ys, y[0], y),
+    "nested": lambda y, t: jax.jit(lambda z: rlfx.series(z, start=0.0)[t - 1])(y),
+}
+
+
+@pytest.mark.parametrize("made", [rlfx.compile, rlfx.reference])
+def test_a_value_whose_length_depends_on_t_is_no_value_of_other_points(made):
+    for name, elsewhere in ELSEWHERE.items():
+        for sliced in SLICED:
+
+            def f(p, c, t, elsewhere=elsewhere, sliced=sliced):
+                return jnp.sum(elsewhere(sliced(rlfx.series(c), t), t)), c
+
+            with pytest.raises(
+                UnsupportedSliceOp, match=r"of a value whose length depends on t(.|\n)*test_slices.py(.|\n)*Fix: Reduce"
+            ) as e:
+                made(f, length=3, batch=2)(1.0, jnp.ones(2))
+            assert "tau" not in str(e.value), name
+
+
+def test_such_a_value_is_itself_at_its_own_timestep():
+    agrees({"same": lambda x, t: rlfx.series(x[: t + 1])[t].sum()}, lambda _, t: X[: t + 1].sum())
+
+
+# -- what crashed -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_slice_leaks_from_its_trace():
+    def f(p, c, t):
+        x = rlfx.series(p * c)
+        return jax.nn.softmax(x[: t + 1]) @ x[: t + 1] + jnp.max(jnp.sin(x[t:] + t)) + jnp.sum(
+            jax.nn.relu(x[:t] * t)
+        ), c
+
+    with jax.checking_leaks():
+        assert np.isfinite(jax.grad(lambda p: rlfx.compile(f, length=3, batch=2)(p, jnp.ones(2))[0])(0.5))
+
+
+CONSTANTS = (True, False, 1, 2.5, np.float32(2.0), np.int8(3), np.True_, np.array([True, False]), 1j)
+
+
+def test_a_constant_is_a_series_like_any_other():
+    def f(p, c, t):
+        series = [rlfx.series(v, start=v, end=v) for v in CONSTANTS]
+        windows = [x.window(-1, 1, fill=type(v)(0)) for x, v in zip(series, CONSTANTS, strict=True) if np.ndim(v) == 0]
+        return c, [(x[t], x[t - 1], x[t + 1], x[: t + 1].sum(0), x[:], x[jnp.int32(0)]) for x in series] + windows
+
+    compiled = rlfx.unroll(f, length=3)(None, None)[1]
+    meant = rlfx.reference(f, length=3, loss=False)(None, None)[1]
+    for got, expected in zip(jax.tree.leaves(compiled), jax.tree.leaves(meant), strict=True):
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_array_equal(got, expected)
+    valid = rlfx.unroll(lambda p, c, t: (c, rlfx.series(True).window(-1, 1, fill=False)), length=3)(None, None)[1]
+    np.testing.assert_array_equal(valid, [[False, True], [True, True], [True, True]])
+
+
+@pytest.mark.parametrize("sizes", [s for s in itertools.product((0, 2), (0, 3), (0, 2)) if 0 in s])
+def test_products_of_nothing_have_gradients(sizes):
+    n, k, m = sizes
+
+    def f(p, c, t):
+        return (c @ p).sum() + jnp.einsum("nk,km->", c, p), c * 2.0
+
+    weights, carry = jnp.ones((k, m)), jnp.ones((2, n, k))
+    fn = rlfx.compile(f, length=3, batch=2)
+    loss, gradient = jax.value_and_grad(lambda p: fn(p, carry)[0])(weights)
+    np.testing.assert_array_equal(loss, 0)
+    np.testing.assert_array_equal(gradient, jnp.zeros((k, m)))
