@@ -11,6 +11,10 @@ class ProgramError(RlfxError, ValueError):
     """A per-timestep program, or an argument of a compiled one, is not well formed."""
 
 
+class ProgramTypeError(ProgramError, TypeError):
+    """A value is used as what it is not: a series as an array, a compiled program in forward mode."""
+
+
 class CausalityError(ProgramError):
     """Values depend on each other through both the past and the future: no order of timesteps exists."""
 

@@ -14,7 +14,7 @@ def _orbax() -> Any:
     try:
         import orbax.checkpoint
     except ImportError as missing:
-        raise PlacementError("Checkpoints need orbax: pip install 'rlfx[place]'.") from missing
+        raise PlacementError(located("Checkpoints need orbax.", fix="pip install 'rlfx[place]'")) from missing
     return orbax.checkpoint
 
 

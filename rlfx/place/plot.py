@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 
-from rlfx.errors import PlacementError
+from rlfx.errors import PlacementError, located
 
 if TYPE_CHECKING:
     from rlfx.place.placement import Placement
@@ -17,7 +17,7 @@ def _matplotlib() -> Any:
     try:
         import matplotlib.figure
     except ImportError as missing:
-        raise PlacementError("Drawing needs matplotlib: pip install 'rlfx[plots]'.") from missing
+        raise PlacementError(located("Drawing needs matplotlib.", fix="pip install 'rlfx[plots]'")) from missing
     import matplotlib
 
     return matplotlib

@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a script as `__main__`, captured wholly or in a window, and print the report; returns the script's status."""
     script = pathlib.Path(arguments.script)
     if not script.is_file():
-        raise ProfileError(f"The script {str(script)!r} does not exist.")
+        raise ProfileError(
+            located(f"The script {str(script)!r} does not exist.", fix="Give the path of a Python file.")
+        )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMMAND_BUFFERS}".strip()
 
     from rlfx.profile import capture, read
@@ -85,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         jax.config.update(key, before)
     if not window.begun:
         never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
-        raise ProfileError(f"The script ended before the capture began: it {never}.")
+        fact = f"The script ended before the capture began: it {never}."
+        raise ProfileError(located(fact, fix="Give a smaller --start, or a script that computes with jax."))
     if window.refused:
         raise ProfileError(
             located(

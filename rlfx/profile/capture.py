@@ -19,11 +19,15 @@ from typing import Any
 
 import jax
 
+from rlfx._checks import BOOLEAN, NATURAL, PATH, TEXT, expect, integer, optional
 from rlfx._jaxpr import stop_trace
 from rlfx.errors import ProfileError, located
 from rlfx.profile import annotate, compilations, intercept
 from rlfx.profile.report import Report, read
 from rlfx.profile.xspace import SIDECAR
+
+#: How a capture is made, and what each option takes; jax's host tracer has three levels.
+OPTIONS = {"process": optional(TEXT), "python_tracer": BOOLEAN, "host_level": integer(1, 3)}
 
 
 class ProfileWarning(UserWarning):
@@ -84,8 +88,12 @@ def capture(
       >>> sum(report.rows.values()) == report.window_ns
       True
     """
-    if not 1 <= host_level <= 3:
-        raise ProfileError(f"capture(host_level={host_level}): jax's host tracer has levels 1, 2 and 3.")
+    expect("directory", directory, optional(PATH), ProfileError, of="capture")
+    steps = expect("steps", steps, NATURAL, ProfileError, of="capture")
+    given = {"process": process, "python_tracer": python_tracer, "host_level": host_level}
+    process, python_tracer, host_level = (
+        expect(name, value, OPTIONS[name], ProfileError, of="capture") for name, value in given.items()
+    )
     _warn_about_cache()
     _warn_about_command_buffers()
     root = pathlib.Path(tempfile.mkdtemp(prefix="rlfx-profile-") if directory is None else directory)

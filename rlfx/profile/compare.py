@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlfx.errors import ProfileError
+from rlfx.errors import ProfileError, located
 from rlfx.profile.rows import key_of
 from rlfx.profile.tables import grid
 
@@ -73,8 +73,10 @@ def compare(before: Report, after: Report) -> Comparison:
     """
     if bool(before.steps) != bool(after.steps):
         raise ProfileError(
-            f"One run says how many steps it did and the other does not ({before.steps} and {after.steps}): "
-            "give `capture(steps=...)` in both, or in neither."
+            located(
+                f"One run says how many steps it did and the other does not ({before.steps} and {after.steps}).",
+                fix="Give `capture(steps=...)` in both, or in neither.",
+            )
         )
     by = (before.steps or 1), (after.steps or 1)
 

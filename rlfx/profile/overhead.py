@@ -92,7 +92,7 @@ def correct(report: Report, overhead: Overhead) -> Report:
       ProfileError: the report was captured on another machine, or is corrected already.
     """
     if report.corrected_ns:
-        raise ProfileError("The report is corrected already: correct the one that `read` returned.")
+        raise ProfileError(located("The report is corrected already.", fix="Correct the one that `read` returned."))
     rows, device = dict(report.rows), dict(report.device_rows)
     taken = 0
     for process in report.processes:

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlfx._checks import NATURAL, PATH, TEXT, expect, instance, one_of, optional
+from rlfx.errors import ProfileError
 from rlfx.profile import compilations, hlo, rules, xspace
 from rlfx.profile.compare import Comparison, compare
 from rlfx.profile.compilations import Compiled
@@ -97,11 +99,30 @@ class Report:
     # Pivots.
 
     def total(self, **where: Any) -> int:
-        """ns of the rows that match, for example `total(host="python")` or `total(path=("simulation",))`."""
+        """ns of the rows that match, for example `total(host="python")` or `total(path=("simulation",))`.
+
+        Raises:
+          ProfileError: a row has no such field.
+        """
+        for key in where:
+            expect("A field", key, one_of(*Row._fields), ProfileError, of="Report.total", fix='total(host="python").')
         return sum(ns for row, ns in self.rows.items() if all(getattr(row, k) == v for k, v in where.items()))
 
     def by(self, *keys: str) -> dict[tuple, int]:
-        """ns grouped by fields of `Row`, largest first. `operation` is the path in one string, `bound` what limits."""
+        """ns grouped by fields of `Row`, largest first. `operation` is the path in one string, `bound` what limits.
+
+        Raises:
+          ProfileError: a row has no such field.
+        """
+        for key in keys:
+            expect(
+                "A field",
+                key,
+                one_of(*Row._fields, "operation", "bound"),
+                ProfileError,
+                of="Report.by",
+                fix='by("host").',
+            )
         out: collections.Counter = collections.Counter()
         for row, ns in self.rows.items():
             out[tuple(key_of(row, k) for k in keys)] += ns
@@ -109,10 +130,12 @@ class Report:
 
     def within(self, operation: str) -> int:
         """ns in an operation and everything nested in it."""
+        expect("operation", operation, TEXT, ProfileError, of="Report.within")
         return sum(ns for row, ns in self.rows.items() if operation in row.path)
 
     def device_within(self, operation: str) -> int:
         """ns that the device worked for an operation and everything nested in it."""
+        expect("operation", operation, TEXT, ProfileError, of="Report.device_within")
         return sum(ns for row, ns in self.device_rows.items() if operation in row.path)
 
     def stages(self) -> dict[str, int]:
@@ -123,7 +146,14 @@ class Report:
         return dict(out.most_common())
 
     def count(self, source: str, target: str, operation: str | None = None) -> int:
-        """Transitions from one host state to another, inside one operation if given."""
+        """Transitions from one host state to another, inside one operation if given.
+
+        Raises:
+          ProfileError: there is no such state.
+        """
+        for name, value in (("source", source), ("target", target)):
+            expect(name, value, one_of(*rules.STATES, IDLE), ProfileError, of="Report.count")
+        expect("operation", operation, optional(TEXT), ProfileError, of="Report.count")
         return sum(
             n
             for (a, b, _, path), n in self.transitions.items()
@@ -206,7 +236,7 @@ class Report:
 
     def text(self, depth: int | None = None) -> str:
         """The whole report as text; operations deeper than `depth` count for the one around them."""
-        return text(self, depth)
+        return text(self, expect("depth", depth, optional(NATURAL), ProfileError, of="Report.text"))
 
     def __str__(self) -> str:
         return self.text()
@@ -223,11 +253,13 @@ class Report:
         Raises:
           ProfileError: no calibration is stored, or it is of another machine.
         """
-        return correct(self, overhead or load())
+        kind = optional(instance(Overhead, "an Overhead", "rlfx.profile.overhead.load()"))
+        return correct(self, expect("overhead", overhead, kind, ProfileError, of="Report.corrected") or load())
 
     def compare(self, after: Report) -> Comparison:
         """This run against a later one of the same task."""
-        return compare(self, after)
+        kind = instance(Report, "a Report", "rlfx.profile.read(directory)")
+        return compare(self, expect("after", after, kind, ProfileError, of="Report.compare"))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything in JSON types, as `python -m rlfx.profile report --json` prints it."""
@@ -298,6 +330,7 @@ def read(directory: str | os.PathLike) -> Report:
       ProfileError: there is no trace, or one is truncated or empty.
     """
     found, problems = [], []
+    expect("directory", directory, PATH, ProfileError, of="read")
     for path in xspace.find(directory):
         process, doubts = profile_trace(xspace.read_trace(path))
         found.append(process)

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 
+from rlfx._checks import CALLABLE, NATURAL, PATH, POSITIVE, expect, one_of, optional
 from rlfx.errors import ProfileError, located
-from rlfx.profile.capture import Session, capture
+from rlfx.profile.capture import OPTIONS, Session, capture
 from rlfx.profile.report import Report
 
 
@@ -103,11 +104,11 @@ def sampled(
       >>> step.report().steps
       20
     """
-    if calls < 1 or skip < 0:
-        raise ProfileError(
-            located(
-                f"sampled(calls={calls}, skip={skip}) profiles nothing.",
-                fix="Give at least one call, after zero or more that are skipped.",
-            )
-        )
+    expect("function", function, CALLABLE, ProfileError, of="sampled")
+    expect("directory", directory, optional(PATH), ProfileError, of="sampled")
+    calls = expect("calls", calls, POSITIVE, ProfileError, of="sampled")
+    skip, steps = (expect(k, n, NATURAL, ProfileError, of="sampled") for k, n in (("skip", skip), ("steps", steps)))
+    for name, value in options.items():
+        expect("an option", name, one_of(*OPTIONS), ProfileError, of="sampled", fix="See rlfx.profile.capture.")
+        expect(name, value, OPTIONS[name], ProfileError, of="sampled")
     return Sampled(function, calls, skip, steps, {"directory": directory, **options})

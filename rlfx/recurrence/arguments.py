@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx._checks import INT32, POSITIVE, expect, function, optional, shown
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.prng import seeded
 from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.program import Program
 from rlfx.recurrence.time import as_integer
 from rlfx.recurrence.trace import unwrap_shared
 
@@ -38,14 +40,76 @@ class Arguments:
     signature: tuple
 
 
-def validate_domain(length: Any, batch: Any, until: Callable | None) -> Domain:
+PROGRAM = function("params", "carry", "t")
+_TARGET = replace(PROGRAM, words=f"a program, or {PROGRAM.words}")
+
+#: Of an int32: the absolute time of the first timestep.
+
+
+def validate_domain(length: Any, batch: Any, until: Any) -> Domain:
     """The domain of a program, or a DomainError that names the argument."""
-    length = validate_length(length)
-    if until is not None and not callable(until):
-        raise DomainError(
-            located(f"until must be a function of the carry, got {until!r}.", fix="Give until=lambda c: ...")
-        )
-    return Domain(length, None if batch is None else validate_length(batch, "batch"), until is not None)
+    length = expect("length", length, POSITIVE, fix="Give length=T, the number of timesteps, an int >= 1.")
+    batch = expect("batch", batch, optional(POSITIVE), fix="Give batch=B, the number of environments, an int >= 1.")
+    expect("until", until, optional(function("carry")))
+    return Domain(length, batch, until is not None)
+
+
+def validate_program(f: Any) -> Callable:
+    """A per-timestep function, or a ProgramError."""
+    fix = "Give a function of one timestep: def f(params, carry, t): ..."
+    return expect("A program", f, PROGRAM, ProgramError, fix=fix)
+
+
+def check_fit(program: Program, arguments: Arguments, params: Any, carry: Any) -> None:
+    """Check that arguments are those that a program was traced for.
+
+    Raises:
+      ProgramError: with the first leaf that has another shape or dtype, or the structures.
+    """
+    given = {"params": params, "carry": unwrap_shared(carry)[0]}
+    for name, value in given.items():
+        found = tree.tree_structure(value)
+        if found != program.trees[name]:
+            fact = f"{name} has the structure {found}; {program.name} was traced with {program.trees[name]}."
+            raise ProgramError(located(fact, where=program.where, fix=_LIKE_TRACE))
+    names = [f"{name}{tree.keystr(path)}" for name in given for path, _ in tree.tree_flatten_with_path(given[name])[0]]
+    for name, aval, var in zip(names, arguments.point_avals, (*program.params, *program.carry), strict=True):
+        if (aval.shape, aval.dtype) != (var.shape, var.dtype):
+            types = [f"{J.short_dtype(x.dtype)}{list(x.shape)}" for x in (aval, var)]
+            fact = f"{name} is {types[0]}; {program.name} was traced with {types[1]}."
+            raise ProgramError(located(fact, where=program.where, fix=_LIKE_TRACE))
+
+
+_LIKE_TRACE = "Give arguments like those of rlfx.trace, or trace the program for these; rlfx.compile does by itself."
+
+
+def validate_target(target: Any, transform: str) -> Any:
+    """What a transform is applied to: a program or a per-timestep function, or a ProgramError."""
+    if isinstance(target, Program):
+        return target
+    fix = "Give a function of one timestep, or rlfx.trace(f, params, carry, length=T)."
+    return expect("what it transforms", target, _TARGET, ProgramError, of=transform, fix=fix)
+
+
+def validate_start(t0: Any, length: int = 1) -> Any:
+    """The absolute time of the first timestep, an integer or a traced one, as an int32 scalar.
+
+    Raises:
+      DomainError: if it is no integer scalar, or a time of the program is no int32.
+    """
+    fix = "Give t0=n, an integer: how many timesteps were before."
+    number = None if isinstance(t0, jax.Array) else as_integer(t0)  # an array on a device isn't waited for
+    if number is not None:
+        if not -INT32 - 1 <= number <= INT32 - length:
+            fact = f"t0={number} and {length} timesteps are more than an int32 counts."
+            raise DomainError(located(fact, where=J.here(), fix=fix))
+        return jnp.asarray(number, jnp.int32)
+    shape, dtype = getattr(t0, "shape", None), getattr(t0, "dtype", None)
+    if shape != () or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+        of = f"{J.short_dtype(dtype)}{list(shape)}" if shape is not None and dtype is not None else shown(t0)
+        fact = f"t0 is the time of the first timestep, an integer; it is {of}."
+        raise DomainError(located(fact, where=J.here(), fix=fix))
+    return jnp.asarray(t0).astype(jnp.int32)
 
 
 def validate_prng(prng: Any) -> Any:
@@ -55,7 +119,9 @@ def validate_prng(prng: Any) -> Any:
             jax.eval_shape(lambda: jax.random.key(0, impl=prng))
         except (TypeError, ValueError) as error:
             fix = "Give rlfx.envs.fast_prng, a name such as 'threefry2x32', or None for that of the key."
-            raise ProgramError(located(f"prng={prng!r} is no random number generator.", fix=fix)) from error
+            raise ProgramError(
+                located(f"prng={shown(prng)} is no random number generator.", where=J.here(), fix=fix)
+            ) from error
     return prng
 
 
@@ -78,6 +144,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any
                     located(
                         f"{name} has shape {list(shape)}; every leaf of the carry needs a leading axis of batch="
                         f"{domain.batch} environments.",
+                        where=J.here(),
                         fix="Give the carry of all environments (jax.vmap(env.reset)(keys)), or wrap what they all share "
                         "in rlfx.Shared(...).",
                     )
@@ -85,7 +152,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any
             shape = shape[1:]
         flat_carry.append(leaf)
         avals.append(_struct(leaf, shape))
-    key = _seeded(_key(key), prng)
+    key = _seeded(as_key(key), prng)
     key_aval = None if key is None else jax.ShapeDtypeStruct((), key.dtype)
     signature = (
         tree.tree_structure(params),
@@ -101,13 +168,10 @@ def _array(leaf: Any, name: str) -> Any:
         return leaf
     try:
         return jnp.asarray(leaf)
-    except (TypeError, ValueError):
-        raise ProgramError(
-            located(
-                f"{name} is {type(leaf).__name__} ({leaf!r}), not an array.",
-                fix="Keep what is no array out of the arguments: close over it, or make it a static field of the pytree.",
-            )
-        ) from None
+    except (TypeError, ValueError, OverflowError):
+        fix = "Keep what is no array out of the arguments: close over it, or make it a static field of the pytree."
+        fact = f"{name} is {type(leaf).__name__} ({shown(leaf)}), not an array."
+        raise ProgramError(located(fact, where=J.here(), fix=fix)) from None
 
 
 def _struct(leaf: Any, shape: tuple) -> jax.ShapeDtypeStruct:
@@ -121,50 +185,35 @@ def _seeded(key: Any, prng: Any) -> Any:
     return jax.eval_shape(make, key) if isinstance(key, jax.ShapeDtypeStruct) else make(key)
 
 
-def _key(key: Any) -> Any:
-    """A typed key; raw uint32 keys are wrapped."""
+def as_key(key: Any) -> Any:
+    """A typed key, or None; raw uint32 keys are wrapped.
+
+    Raises:
+      ProgramError: if it is no key, or several.
+    """
     if key is None:
         return None
-    key = _array(key, "key")
+    try:
+        key = key if isinstance(key, jax.ShapeDtypeStruct) else jnp.asarray(key)
+    except (TypeError, ValueError, OverflowError):
+        raise _no_key(shown(key)) from None
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
             return key
         raise ProgramError(
-            located(f"key has shape {list(key.shape)}; a program takes one key.", fix="vmap over keys, or give key[0].")
+            located(
+                f"key has shape {list(key.shape)}; a program takes one key.",
+                where=J.here(),
+                fix="vmap over keys, or give key[0].",
+            )
         )
     if key.dtype == jnp.uint32 and key.ndim == 1:
-        return jax.random.wrap_key_data(key)
-    raise ProgramError(
-        located(
-            f"key is {J.short_dtype(key.dtype)}{list(key.shape)}, not a random key.",
-            fix="Give jax.random.key(seed) (a raw uint32 key is accepted too).",
-        )
-    )
+        wrap = jax.random.wrap_key_data
+        with contextlib.suppress(TypeError, ValueError):  # not as many words as a key has
+            return jax.eval_shape(wrap, key) if isinstance(key, jax.ShapeDtypeStruct) else wrap(key)
+    raise _no_key(f"{J.short_dtype(key.dtype)}{list(key.shape)}")
 
 
-def validate_length(length: Any, name: str = "length") -> int:
-    """A positive Python integer, or a DomainError that names the argument."""
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
-        raise DomainError(located(f"{name} must be an integer, got {length!r}.", fix=f"Give {name}=T, an int >= 1."))
-    if length < 1:
-        raise DomainError(located(f"{name} must be at least 1, got {length}.", fix=f"Give {name} >= 1."))
-    return int(length)
-
-
-def validate_t0(t0: Any, length: int = 1) -> Any:
-    """The absolute time of the first timestep: an integer, or a traced scalar int32.
-
-    Raises:
-      DomainError: if it is no integer scalar, or a time of the program is no int32.
-    """
-    fix = "Give t0=n, an integer: how many timesteps were before."
-    number = None if isinstance(t0, jax.Array) else as_integer(t0)  # an array on a device isn't waited for
-    if number is not None:
-        if not -(2**31) <= number < 2**31 - length:
-            raise DomainError(located(f"t0={number} and {length} timesteps are more than an int32 counts.", fix=fix))
-        return number
-    shape, dtype = getattr(t0, "shape", None), getattr(t0, "dtype", None)
-    if shape != () or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
-        shown = f"{J.short_dtype(dtype)}{list(shape)}" if shape is not None and dtype is not None else repr(t0)
-        raise DomainError(located(f"t0 is the time of the first timestep, an integer; it is {shown}.", fix=fix))
-    return jnp.asarray(t0).astype(jnp.int32)
+def _no_key(what: str) -> ProgramError:
+    fix = "Give jax.random.key(seed) (a raw uint32 key is accepted too)."
+    return ProgramError(located(f"key is {what}, not a random key.", where=J.here(), fix=fix))

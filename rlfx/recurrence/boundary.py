@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.errors import BoundaryError, located
+from rlfx.errors import BoundaryError, RlfxError, located
+from rlfx.recurrence.operands import Symbol, not_an_array
 from rlfx.recurrence.time import without_time
 
 tree = jax.tree_util
@@ -27,6 +28,8 @@ def boundary(value: Any, treedef: Any, avals: list, name: str) -> tuple:
         spread = tree.tree_leaves(tree.tree_map(lambda v, sub: [v] * tree.tree_structure(sub).num_leaves, value, like))
         pairs = zip(spread, avals, strict=True)
         return tuple(jnp.broadcast_to(fitted(v, aval.dtype), aval.shape) for v, aval in pairs)
+    except RlfxError:
+        raise
     except (ValueError, TypeError, OverflowError) as error:
         raise BoundaryError(
             located(
@@ -44,6 +47,8 @@ def fitted(value: Any, dtype: Any) -> Any:
       TypeError: for what is no array, a complex number in floats, a float in integers, an integer out of the range of the
         other dtype, and one that is traced if the other dtype does not hold all values of its own.
     """
+    if isinstance(value, Symbol):
+        raise not_an_array()
     x = jnp.asarray(value)
     if x.dtype == dtype and hasattr(value, "dtype"):
         return x

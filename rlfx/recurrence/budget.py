@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlfx.errors import DomainError, MemoryBudgetError, located
+from rlfx._checks import expect, number
+from rlfx.errors import MemoryBudgetError, located
 from rlfx.recurrence.choose import why_not, why_not_environments
 from rlfx.recurrence.cost import bytes_of, points, show_bytes
 from rlfx.recurrence.estimate import largest_values
@@ -27,6 +28,8 @@ MARGIN = 0.85
 
 #: The planner offloads values of at least so many bytes: smaller ones cost more in transfers than they free.
 OFFLOADED = 1 << 20
+
+_BYTES = replace(number(1), words="a number of bytes", example="2 * 2**30")
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,7 @@ def validate_budget(budget: Any) -> int:
     Raises:
       DomainError: if it is no positive number.
     """
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 1:
-        raise DomainError(
-            located(f"memory_budget={budget!r} is not a number of bytes.", fix="Give bytes per device: 2 * 2**30.")
-        )
-    return int(budget)
+    return int(expect("memory_budget", budget, _BYTES, fix="Give bytes per device: 2 * 2**30."))
 
 
 def fit(trial: Trial, learner: Learner, fastest: Plan, budget: int) -> Fitted:

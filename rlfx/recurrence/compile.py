@@ -7,12 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rlfx import _jaxpr as J
-from rlfx.errors import ProgramError, ScheduleError, located
-from rlfx.recurrence.arguments import Arguments, check_arguments, validate_domain, validate_prng, validate_t0
+from rlfx._checks import BOOLEAN, TEXT, expect, function, instance, one_of, optional
+from rlfx.errors import ProgramError, ProgramTypeError, ScheduleError, located
+from rlfx.recurrence.arguments import (
+    Arguments,
+    check_arguments,
+    check_fit,
+    validate_domain,
+    validate_prng,
+    validate_program,
+    validate_start,
+)
 from rlfx.recurrence.budget import validate_budget
 from rlfx.recurrence.check import check
 from rlfx.recurrence.directed import transformed
@@ -23,10 +31,19 @@ from rlfx.recurrence.lift import lift
 from rlfx.recurrence.lowered import Lowered, Sharding
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program
+from rlfx.recurrence.reasons import trace_arguments
 from rlfx.recurrence.softmax import divide_last
-from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
+from rlfx.recurrence.trace import Signature, rewrap_shared, unwrap_shared
 
 tree = jax.tree_util
+
+#: How the losses of all points become one.
+REDUCTION = one_of("mean", "sum")
+
+_PROGRAM = instance(Program, "a program", "rlfx.trace(f, params, carry, length=T)")
+_MESH = optional(instance(Mesh, "a mesh of devices", 'jax.make_mesh((n,), ("b",))'))
+_PLAN = optional(instance(Plan, "a plan", 'rlfx.Plan("blocks", 25)'))
+_TRANSFORM = optional(function("program"))
 
 
 # -- the public functions --------------------------------------------------------------------------------------------
@@ -65,16 +82,17 @@ def trace(
       >>> rlfx.trace(loss, 2.0, jnp.float32(1.0), length=3)
       <Program loss: 8 equations, 3 reads>
     """
-    domain = validate_domain(length, batch, until)
+    domain, f = validate_domain(length, batch, until), validate_program(f)
+    reduce, loss = expect("reduce", reduce, REDUCTION, ProgramError), expect("loss", loss, BOOLEAN, ProgramError)
     arguments = check_arguments(params, carry, jax.random.key(0) if key is None else key, domain)
-    return _traced(f, params, carry, arguments, domain, loss, _validate_reduce(reduce), until)
+    return _traced(f, params, carry, arguments, domain, loss, reduce, until)
 
 
 def _traced(f, params, carry, arguments: Arguments, domain: Domain, loss: bool, reduce: str, until) -> Program:
     bare, shared = unwrap_shared(carry)
     trees = tree.tree_structure(params), tree.tree_structure(bare)
     sig = Signature(domain, loss, *trees, shared, reduce, until)
-    traced = check(trace_program(f, sig, arguments.point_avals, arguments.key_aval))
+    traced = check(trace_arguments(f, sig, arguments))
     return transformed(f, divide_last(lift(traced)))
 
 
@@ -91,14 +109,15 @@ def lower(program: Program, *, mesh: Mesh | None = None, mesh_axis: str | None =
       >>> rlfx.lower(program)(2.0, jnp.float32(1.0))[0]
       Array(4., dtype=float32)
     """
-    lowered = Lowered(program, _sharding(mesh, mesh_axis))
+    lowered = Lowered(expect("program", program, _PROGRAM, ProgramError), _sharding(mesh, mesh_axis))
 
     def call(params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
-        arguments = check_arguments(params, carry, key, program.domain)
+        t0, arguments = validate_start(t0, program.domain.length), check_arguments(params, carry, key, program.domain)
         if (key is None) != (program.key is None) and program.key is not None:
             if _uses_key(program):
                 raise ProgramError(located("The program uses random keys, but no key was given.", fix="Give key=...."))
             arguments = check_arguments(params, carry, jax.random.key(0), program.domain)
+        check_fit(program, arguments, params, carry)
         return _results(lowered, list(program.const_values), arguments, carry, t0)
 
     return call
@@ -109,12 +128,15 @@ def _uses_key(program: Program) -> bool:
 
 
 def _sharding(mesh: Mesh | None, axis: str | None) -> Sharding | None:
+    expect("mesh", mesh, _MESH, ScheduleError)
+    expect("mesh_axis", axis, optional(TEXT), ScheduleError)
     if mesh is None or axis is None:
         return None
     if axis not in mesh.shape:
         raise ScheduleError(
             located(
                 f"mesh_axis={axis!r} is not an axis of the mesh, which has {list(mesh.shape)}.",
+                where=J.here(),
                 fix='Name one of them, or make the mesh with jax.make_mesh((n,), ("b",)).',
             )
         )
@@ -127,8 +149,7 @@ def _results(lowered: Lowered, consts: list, arguments: Arguments, carry: Any, t
     program = lowered.program
     key = () if arguments.key is None or program.key is None else (arguments.key,)
     flat = [*arguments.params, *consts, *arguments.carry, *key]
-    start = jnp.asarray(validate_t0(t0, program.domain.length), jnp.int32)
-    loss, next_carry, aux, lengths = _call(lowered, flat, start)
+    loss, next_carry, aux, lengths = _call(lowered, flat, t0)
     out_carry = rewrap_shared(tree.tree_unflatten(program.trees["carry"], next_carry), carry)
     out_aux = tree.tree_unflatten(program.trees["aux"], aux)
     extra = () if lengths is None else (lengths,)
@@ -156,6 +177,7 @@ class Compiled:
     _programs: dict = field(default_factory=dict, repr=False)
 
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
+        t0 = validate_start(t0, self.domain.length)
         return _results(*self._prepare(params, carry, key), carry, t0)
 
     def trace(self, params: Any, carry: Any, key: Any = None) -> Program:
@@ -170,6 +192,7 @@ class Compiled:
           params, carry, key: arguments of the compiled function, arrays or shapes.
           measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones.
         """
+        measure = expect("measure", measure, BOOLEAN, ProgramError)
         lowered, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         plan, trial = self._plan(lowered), lowered.trial(self._order(lowered), lowered.local_batch)
         if measure:
@@ -201,7 +224,9 @@ class Compiled:
         if known is not None:
             return (*known, arguments)
         program = _traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
-        program = self.transform(program) if self.transform is not None else program
+        if self.transform is not None:
+            fix = "Return the program: transform=lambda p: rlfx.incrementalize(p, block_size=25)."
+            program = expect("What transform returns", self.transform(program), _PROGRAM, ProgramError, fix=fix)
         asked = {"plan": self.pinned, "memory_budget": self.memory_budget, "autotune": self.autotune or None}
         given = {k: v for k, v in asked.items() if v is not None}
         program = replace(program, directives={**program.directives, **given})
@@ -227,10 +252,13 @@ def _call(lowered: Lowered, flat: list, t0: Any) -> tuple:
     except TypeError as error:
         if "forward-mode" not in str(error) and "jvp" not in str(error):
             raise
-        raise TypeError(
-            "A compiled program has reverse-mode derivatives only (it re-schedules the backward pass).\n"
-            "  Fix: Use jax.grad, jax.vjp or jax.jacrev; for a Jacobian-vector product of its loss, jnp.vdot the gradient "
-            "with the direction."
+        raise ProgramTypeError(
+            located(
+                "A compiled program has reverse-mode derivatives only (it re-schedules the backward pass).",
+                where=J.here(),
+                fix="Use jax.grad, jax.vjp or jax.jacrev; for a Jacobian-vector product of its loss, jnp.vdot the gradient "
+                "with the direction.",
+            )
         ) from error
 
 
@@ -276,7 +304,7 @@ def compile(
       ``until=``, ``(loss, (carry, aux, lengths))``: the outputs are padded with zeros after each end.
 
     Raises:
-      ProgramError: ``reduce`` or ``prng`` is none of what there is.
+      DomainError, ProgramError, ScheduleError: for an argument of another kind.
       ProgramError, CausalityError, BoundaryError, UnsupportedSliceOp: when it is first called, see those.
       ScheduleError, MemoryBudgetError: (then) if the plan is not legal for the program, or no plan fits the budget.
 
@@ -292,18 +320,17 @@ def compile(
       Array(12.333..., dtype=float32)
     """
     domain = validate_domain(length, batch, until)
-    budget = None if memory_budget is None else validate_budget(memory_budget)
     return Compiled(
-        f,
+        validate_program(f),
         domain,
         has_loss=True,
-        reduce=_validate_reduce(reduce),
+        reduce=expect("reduce", reduce, REDUCTION, ProgramError),
         until=until,
         sharding=_sharding(mesh, mesh_axis),
-        transform=transform,
-        pinned=plan,
-        memory_budget=budget,
-        autotune=bool(autotune),
+        transform=expect("transform", transform, _TRANSFORM, ProgramError),
+        pinned=expect("plan", plan, _PLAN, ScheduleError),
+        memory_budget=None if memory_budget is None else validate_budget(memory_budget),
+        autotune=expect("autotune", autotune, BOOLEAN, ScheduleError),
         prng=validate_prng(prng),
     )
 
@@ -338,18 +365,12 @@ def unroll(
     """
     domain = validate_domain(length, batch, until)
     return Compiled(
-        f,
+        validate_program(f),
         domain,
         has_loss=False,
         reduce="mean",
         until=until,
         sharding=_sharding(mesh, mesh_axis),
-        transform=transform,
+        transform=expect("transform", transform, _TRANSFORM, ProgramError),
         prng=validate_prng(prng),
     )
-
-
-def _validate_reduce(reduce: str) -> str:
-    if reduce not in ("mean", "sum"):
-        raise ProgramError(located(f'reduce is "mean" or "sum", got {reduce!r}.', fix="Choose one of them."))
-    return reduce

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from rlfx import _jaxpr as J
+from rlfx._checks import POSITIVE, expect, optional
 from rlfx.errors import ScheduleError, located
 
 
@@ -38,15 +39,9 @@ def use_all_cores(count: int | None = None, *, batch: int | None = None) -> Mesh
       >>> mesh.axis_names, 512 % mesh.size
       (('b',), 0)
     """
-    for name, number in (("count", count), ("batch", batch)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ScheduleError(
-                located(
-                    f"{name} must be a positive integer, got {number!r}.",
-                    where=J.here(),
-                    fix=f"Give the number of {'cores' if name == 'count' else 'environments'}, or leave it out.",
-                )
-            )
+    fix = "Give the number of {}, or leave it out."
+    count = expect("count", count, optional(POSITIVE), ScheduleError, fix=fix.format("cores"))
+    batch = expect("batch", batch, optional(POSITIVE), ScheduleError, fix=fix.format("environments"))
     cores = count or available_cores()
     if not J.backend_has_started():
         jax.config.update("jax_num_cpu_devices", cores)

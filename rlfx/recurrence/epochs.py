@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rlfx.errors import DomainError, ScheduleError, located
+from rlfx import _jaxpr as J
+from rlfx._checks import POSITIVE, TEXT, expect, function, instance, one_of, optional
+from rlfx.errors import DomainError, ProgramError, ScheduleError, located
+from rlfx.recurrence.arguments import as_key
 from rlfx.recurrence.contractions import fast_contractions
+from rlfx.recurrence.operands import same_type, type_of
 from rlfx.recurrence.shuffle import shuffle as keyed_shuffle
 from rlfx.threefry import unrolled
 
@@ -65,14 +69,21 @@ def minibatch_epochs(
       >>> float(total), seen.shape
       (30.0, (2, 3))
     """
+    expect("update", update, function("carry", "minibatch"), ProgramError)
+    expect("shuffle", shuffle, function("key", "n"), ProgramError)
+    epochs, minibatches = expect("epochs", epochs, POSITIVE), expect("minibatches", minibatches, POSITIVE)
+    key = as_key(key)
+    if key is None:
+        raise ProgramError(located("minibatch_epochs shuffles, and needs a key.", where=J.here(), fix="Give key=...."))
+    for path, leaf in tree.tree_flatten_with_path(carry)[0]:
+        type_of(leaf, f"minibatch_epochs: carry{tree.keystr(path)}")
     rows, sequences = _flatten(data, axis)
-    _check(epochs, "epochs")
-    _check(minibatches, "minibatches")
     if sequences % minibatches:
         what = "points (T * B)" if axis == "tb" else "environments (B)"
         raise DomainError(
             located(
                 f"minibatches={minibatches} does not divide the {sequences} {what} of the data.",
+                where=J.here(),
                 fix=f"Choose a divisor of {sequences}.",
             )
         )
@@ -80,15 +91,15 @@ def minibatch_epochs(
     lead = 0 if axis == "tb" else 1
     place = _placement(mesh, mesh_axis, size)
     rows = tree.tree_map(place(), rows)
-    update = fast_contractions(update)
+    update, given = fast_contractions(update), update
 
     def epoch(carry, epoch_key):
-        order = shuffle(epoch_key, sequences).reshape(minibatches, size)
+        order = _permutation(shuffle(epoch_key, sequences), sequences).reshape(minibatches, size)
 
         def one(carry, indices):
             indices = place(mesh_axis)(indices)
             batch = tree.tree_map(lambda x: jnp.take(x, indices, axis=lead, unique_indices=True, mode="clip"), rows)
-            return update(carry, tree.tree_map(place(*(None,) * lead, mesh_axis), batch))
+            return _updated(update(carry, tree.tree_map(place(*(None,) * lead, mesh_axis), batch)), carry, given)
 
         return jax.lax.scan(one, carry, order)
 
@@ -97,36 +108,53 @@ def minibatch_epochs(
 
 def _placement(mesh: Mesh | None, axis: str, size: int) -> Callable[..., Callable[[Any], Any]]:
     """``place(*partition)(x)`` is ``x``, laid out over the devices of the mesh."""
+    expect("mesh", mesh, optional(instance(Mesh, "a mesh of devices", "rlfx.use_all_cores()")), ScheduleError)
+    expect("mesh_axis", axis, TEXT, ScheduleError)
     if mesh is None:
         return lambda *_partition: lambda x: x
     if axis not in mesh.shape:
         fact = f"mesh_axis={axis!r} is not an axis of the mesh, which has {list(mesh.shape)}."
-        raise ScheduleError(located(fact, fix="Name one of them."))
+        raise ScheduleError(located(fact, where=J.here(), fix="Name one of them."))
     if size % mesh.shape[axis]:
         fact = f"Minibatches of {size} cannot be split over the {mesh.shape[axis]} devices of mesh axis {axis!r}."
-        raise ScheduleError(located(fact, fix="Choose fewer minibatches, or a batch that divides."))
+        raise ScheduleError(located(fact, where=J.here(), fix="Choose fewer minibatches, or a batch that divides."))
     return lambda *partition: (
         lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*partition)))
     )
 
 
 def _flatten(data: Any, axis: str) -> tuple[Any, int]:
-    if axis not in ("tb", "b"):
-        raise DomainError(located(f'axis is "tb" or "b", got {axis!r}.', fix="Choose one of them."))
-    leads = {jnp.shape(leaf)[:2] for leaf in tree.tree_leaves(data)}
+    expect("axis", axis, one_of("tb", "b"))
+    paths = tree.tree_flatten_with_path(data)[0]
+    leads = {type_of(leaf, f"minibatch_epochs: data{tree.keystr(path)}").shape[:2] for path, leaf in paths}
     if len(leads) != 1 or len(next(iter(leads))) != 2:
         raise DomainError(
             located(
                 f"The leaves of data must have the same two leading axes [T, B]; they have {sorted(leads)}.",
+                where=J.here(),
                 fix="Give the out of an unrolled program, whose leaves all have them.",
             )
         )
     ((t, b),) = leads
     if axis == "b":
         return data, b
-    return tree.tree_map(lambda x: x.reshape((t * b,) + x.shape[2:]), data), t * b
+    return tree.tree_map(lambda x: jnp.reshape(x, (t * b, *jnp.shape(x)[2:])), data), t * b
 
 
-def _check(n: Any, name: str) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DomainError(located(f"{name} must be a positive integer, got {n!r}.", fix=f"Give {name} >= 1."))
+def _permutation(order: Any, n: int) -> Any:
+    """What the caller's ``shuffle`` returned, if it can be a permutation."""
+    found = type_of(order, "What shuffle returns")
+    if found.shape != (n,) or not jnp.issubdtype(found.dtype, jnp.integer):
+        fact = f"shuffle(key, {n}) returned {J.short_dtype(found.dtype)}{list(found.shape)}."
+        raise DomainError(located(fact, where=J.here(), fix=f"Return a permutation of 0 .. {n - 1}: int32[{n}]."))
+    return jnp.asarray(order)
+
+
+def _updated(result: Any, carry: Any, update: Callable) -> tuple[Any, Any]:
+    """What ``update`` returned: the next carry, of the type of the last one, and aux."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        fact = f"update returned {type(result).__name__}, not (carry, aux)."
+        raise ProgramError(located(fact, where=J.function_source(update), fix="Return (carry, aux)."))
+    fix = "Return the carry with the structure, shapes and dtypes that it was given with."
+    same_type(result[0], carry, "The carry that update returns", "the carry that it was given", fix, promoted=True)
+    return result

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 
 from rlfx import _jaxpr as J
-from rlfx.errors import ProgramError, RlfxError, UnsupportedSliceOp, located
+from rlfx.errors import ProgramError, ProgramTypeError, RlfxError, UnsupportedSliceOp, located
 from rlfx.recurrence.python_use import CHOOSE, COUNT, NOT_PYTHON, ONCE, TRUTH
 from rlfx.recurrence.time import Time
 
@@ -93,7 +93,7 @@ RULES = (
         "Series",
         _says("A Series is not an array: it stands for its values at all timesteps."),
         "Write x[t].",
-        TypeError,
+        ProgramTypeError,
     ),
     Rule(_TYPE, r"(?s)\btau\b.*rank_promotion", lambda e: _in_t(e), "Give both as many axes, x[None] for x for example.", None),
     # jax 0.11 iterates over an array of symbolic length until it trips over itself.

@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from rlfx import _jaxpr as J
+from rlfx._checks import BOOLEAN, BYTES, POSITIVE, expect, one_of, optional, shown
 from rlfx.errors import ScheduleError, located
 
 #: What ``Plan.form`` may be.
@@ -15,6 +17,14 @@ FORMS = {
     "blocks": "the learner runs in blocks of timesteps, gradients accumulate",
     "stream": "acting and learning alternate, chunk by chunk; the learner follows behind the actor",
     "replay": "acting keeps its state now and then; the learner runs in blocks, and acts each of them again",
+}
+
+_FIELDS = {
+    "form": one_of(*FORMS),
+    "block": optional(POSITIVE),
+    "environments": optional(POSITIVE),
+    "offload": optional(BYTES),
+    "cached": BOOLEAN,
 }
 
 
@@ -45,26 +55,15 @@ class Plan:
     cached: bool = False
 
     def __post_init__(self):
-        sizes = {"block": self.block, "environments": self.environments, "offload": self.offload}
-        wrong = [f"{k}={v!r}" for k, v in sizes.items() if v is not None and (not isinstance(v, int) or v < 1)]
-        if not isinstance(self.cached, bool):
-            wrong.append(f"cached={self.cached!r}")
-        if self.form not in FORMS:
-            raise ScheduleError(located(f"No plan has the form {self.form!r}.", fix=f"Choose one of {list(FORMS)}."))
+        for name, kind in _FIELDS.items():
+            object.__setattr__(self, name, expect(name, getattr(self, name), kind, ScheduleError, of="Plan"))
         if self.offload is not None and self.form != "blocks":
-            raise ScheduleError(
-                located(
-                    f"{self.form!r} fetches nothing from the host: offload is for 'blocks'.",
-                    fix='Use Plan("blocks", ...).',
-                )
-            )
-        if wrong or (self.block is None) != (self.form == "at once"):
-            raise ScheduleError(
-                located(
-                    f"{self!r} is no plan: {', '.join(wrong) or 'a block belongs to every form but at once'}.",
-                    fix="Give positive integers, and cached=True or False.",
-                )
-            )
+            fact = f"{self.form!r} fetches nothing from the host: offload is for 'blocks'."
+            raise ScheduleError(located(fact, where=J.here(), fix='Use Plan("blocks", ...).'))
+        if (self.block is None) != (self.form == "at once"):
+            fact = f"{self!r} is no plan: a block belongs to every form but at once."
+            fix = 'Write Plan("at once"), or give the timesteps of a block: Plan("blocks", 25).'
+            raise ScheduleError(located(fact, where=J.here(), fix=fix))
 
     def __str__(self) -> str:
         parts = [FORMS[self.form]]
@@ -89,14 +88,15 @@ class Plan:
           ScheduleError: if the text is no plan.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
-            return cls(**fields)
-        except (ValueError, TypeError) as error:
-            if isinstance(error, ScheduleError):
-                raise
-            raise ScheduleError(
-                located(f"This text is no plan: {error}.", fix="Give what Plan.to_json wrote.")
-            ) from None
+            fields: Any = json.loads(text)
+        except (ValueError, TypeError):
+            fields = None
+        known = [f.name for f in dataclasses.fields(cls)]
+        if not isinstance(fields, dict) or set(fields) - set(known):
+            fact = f"This text is no plan: {shown(text)}."
+            fix = f"Give what Plan.to_json wrote, an object with the fields {', '.join(known)}."
+            raise ScheduleError(located(fact, where=J.here(), fix=fix))
+        return cls(**fields)
 
 
 def divisor_near(length: int, size: int) -> int:

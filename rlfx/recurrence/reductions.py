@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.errors import DomainError, located
+from rlfx._checks import POSITIVE, Kind, expect, function
+from rlfx.errors import ProgramError, located
 from rlfx.recurrence.domain import current_domain
+from rlfx.recurrence.operands import as_array, same_type
 from rlfx.recurrence.primitives import now_p, reduce_p, whole_p
 from rlfx.recurrence.time import without_time
 
@@ -22,15 +24,8 @@ tree = jax.tree_util
 def _reduction(op: str) -> Callable:
     def reduce(x: Any, over: str | tuple[str, ...] = ("t", "b")) -> Any:
         domain = current_domain(f"rlfx.{op}")
-        axes = tuple(a for a in ("t", "b") if a in tuple(over))
-        if not axes or set(over) - {"t", "b"}:
-            raise DomainError(
-                located(f'rlfx.{op} reduces over "t", "b" or both, got over={over!r}.', where=J.here(), fix="Name one.")
-            )
-        if op == "last" and axes != ("t",):
-            raise DomainError(
-                located("rlfx.last is the value at the last timestep.", where=J.here(), fix='Write over="t".')
-            )
+        over = expect("over", over, _LAST if op == "last" else _OVER, of=f"rlfx.{op}")
+        axes = tuple(a for a in ("t", "b") if a in over)
         if domain.batch is None:
             axes = tuple(a for a in axes if a != "b")
         if not axes:
@@ -43,10 +38,29 @@ def _reduction(op: str) -> Callable:
 
 def _for(op: str, leaf: Any) -> Any:
     """The leaf in the dtype of jnp's reduction: a sum of booleans counts."""
-    leaf = jnp.asarray(leaf)
+    leaf = as_array(leaf, f"rlfx.{op}")
     if op == "last":
         return leaf
-    return leaf.astype(jax.eval_shape(getattr(jnp, op), jax.ShapeDtypeStruct((1,), leaf.dtype)).dtype)
+    try:
+        like = jax.eval_shape(getattr(jnp, op), jax.ShapeDtypeStruct((1,), leaf.dtype))
+    except TypeError:
+        fact = f"rlfx.{op} takes numbers, got {J.short_dtype(leaf.dtype)}{list(leaf.shape)}."
+        raise ProgramError(located(fact, where=J.here(), fix="Give numbers or booleans.")) from None
+    return leaf.astype(like.dtype)
+
+
+def _axes(*allowed: str) -> Callable:
+    def take(over: Any) -> str:
+        axes = "".join(over) if isinstance(over, (str, tuple, list)) else None
+        if not axes or set(axes) - set(allowed):
+            raise ValueError
+        return axes
+
+    return take
+
+
+_OVER = Kind('"t", "b" or both', '("t", "b")', _axes("t", "b"))
+_LAST = Kind('"t"', '"t"', _axes("t"))
 
 
 sum = _reduction("sum")
@@ -95,9 +109,17 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
       DomainError: if ``n`` is not a positive integer.
     """
     current_domain("rlfx.every")
-    if not isinstance(n, int) or n < 1:
-        raise DomainError(located(f"every takes a positive integer, got {n!r}.", where=J.here(), fix="Give n >= 1."))
-    return jax.lax.cond(now_p.bind() % np.int32(n) == 0, fn, lambda: otherwise)
+    n = expect("n", n, POSITIVE, of="rlfx.every")
+    expect("fn", fn, function(), ProgramError, of="rlfx.every")
+    otherwise = without_time(otherwise)
+
+    def run() -> Any:
+        value = without_time(fn())
+        fix = "Return a value like otherwise from fn, in structure, shapes and dtypes (astype)."
+        same_type(value, otherwise, "What fn of rlfx.every returns", "otherwise", fix)
+        return value
+
+    return jax.lax.cond(now_p.bind() % np.int32(n) == 0, run, lambda: otherwise)
 
 
 def shared(fn: Callable, *args: Any) -> Any:
@@ -107,10 +129,19 @@ def shared(fn: Callable, *args: Any) -> Any:
     ``fn`` closes over must not vary with the environment either. Without a batch it is ``fn(*args)``.
     """
     domain = current_domain("rlfx.shared")
+    arguments = [f"x{i}" for i in range(len(args))]
+    expect(
+        "fn",
+        fn,
+        function(*arguments),
+        ProgramError,
+        of="rlfx.shared",
+        fix="Give one argument of fn for each of its own.",
+    )
     if domain.batch is None:
         return fn(*args)
     leaves, treedef = tree.tree_flatten(without_time(args))
-    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    leaves = [as_array(leaf, "rlfx.shared") for leaf in leaves]
     structs = [jax.ShapeDtypeStruct((domain.batch,) + leaf.shape, leaf.dtype) for leaf in leaves]
     out_tree = []
 

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.arguments import check_arguments, validate_domain, validate_t0
+from rlfx._checks import BOOLEAN, expect, one_of, optional
+from rlfx.errors import ProgramError
+from rlfx.recurrence.arguments import check_arguments, check_fit, validate_domain, validate_program, validate_start
 from rlfx.recurrence.check import check
 from rlfx.recurrence.derivatives import Function
 from rlfx.recurrence.domain import Domain
@@ -22,7 +24,8 @@ from rlfx.recurrence.pointwise import AtPoint, Evaluation
 from rlfx.recurrence.precision import narrowed, widened
 from rlfx.recurrence.primitives import custom_p
 from rlfx.recurrence.program import Atom, Equation, Lit, Program, Var
-from rlfx.recurrence.trace import Signature, rewrap_shared, trace_program, unwrap_shared
+from rlfx.recurrence.reasons import trace_arguments
+from rlfx.recurrence.trace import Signature, rewrap_shared, unwrap_shared
 
 tree = jax.tree_util
 
@@ -56,32 +59,38 @@ def reference(
     """
     if isinstance(f, Program):
         return _of_program(f)
-    domain = validate_domain(length, batch, until)
+    domain, f = validate_domain(length, batch, until), validate_program(f)
+    reduce = expect("reduce", reduce, one_of("mean", "sum"), ProgramError)
+    expect("loss", loss, optional(BOOLEAN), ProgramError)
 
     def run(params: Any, carry: Any, key: Any = None, *, t0: int = 0) -> Any:
-        arguments = check_arguments(params, carry, key, domain)
+        start, arguments = int(validate_start(t0, domain.length)), check_arguments(params, carry, key, domain)
         bare, shared = unwrap_shared(carry)
         has_loss = loss is not False
 
         def trace(d: Domain) -> Program:
             trees = tree.tree_structure(params), tree.tree_structure(bare)
             sig = Signature(d, has_loss, *trees, shared, reduce, until)
-            return trace_program(f, sig, arguments.point_avals, arguments.key_aval)
+            return trace_arguments(f, sig, arguments)
 
         whole = check(trace(domain))
 
         def program_at(t: int, stop: int) -> Program:
             return trace(Domain(domain.length, domain.batch, domain.until, t, stop))
 
-        return _run(whole, program_at, arguments, carry, t0)
+        return _run(whole, program_at, arguments, carry, start)
 
     return run
 
 
 def _of_program(program: Program) -> Callable:
     def run(params: Any, carry: Any, key: Any = None, *, t0: int = 0) -> Any:
-        arguments = check_arguments(params, carry, key, program.domain)
-        return _run(program, lambda t, stop: concretize(program, t, stop), arguments, carry, t0)
+        start, arguments = (
+            int(validate_start(t0, program.domain.length)),
+            check_arguments(params, carry, key, program.domain),
+        )
+        check_fit(program, arguments, params, carry)
+        return _run(program, lambda t, stop: concretize(program, t, stop), arguments, carry, start)
 
     return run
 
@@ -129,7 +138,6 @@ def concretize(program: Program, t: int, stop: int) -> Program:
 
 def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: Any, carry: Any, t0: int) -> Any:
     domain, batch = whole.domain, whole.domain.batch or 1
-    t0 = int(validate_t0(t0, domain.length))
     cache: dict[tuple[int, int], AtPoint] = {}
 
     def at(t: int, stop: int) -> AtPoint:

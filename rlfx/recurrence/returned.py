@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.errors import ProgramError, UnsupportedSliceOp, located
+from rlfx._checks import shown
+from rlfx.errors import ProgramError, ProgramTypeError, UnsupportedSliceOp, located
+from rlfx.recurrence.operands import Symbol
 
 tree = jax.tree_util
 
@@ -30,7 +32,15 @@ def split_result(result: Any, has_loss: bool, f: Callable) -> tuple[Any, Any, An
 
 def check_loss(loss: Any, f: Callable) -> Any:
     """The loss, a float scalar."""
-    loss = as_returned(loss)
+    if loss is None:
+        raise ProgramError(
+            located(
+                "The loss of one timestep of one environment is a float scalar; it is None.",
+                where=J.function_source(f),
+                fix="Return a loss, or use rlfx.unroll for a program without one.",
+            )
+        )
+    loss = as_returned(loss, f)
     if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise ProgramError(
             located(
@@ -43,21 +53,22 @@ def check_loss(loss: Any, f: Callable) -> Any:
     return loss
 
 
-def as_returned(leaf: Any) -> Any:
+def as_returned(leaf: Any, f: Callable) -> Any:
     """A returned leaf as an array whose shape does not depend on t."""
+    if isinstance(leaf, Symbol):
+        fact = "The program returned a Series, which is not an array: it stands for its values at all timesteps."
+        raise ProgramTypeError(located(fact, where=J.function_source(f), fix="Return its value at t, x[t]."))
     try:
         value = jnp.asarray(leaf)
-    except TypeError as error:
-        raise ProgramError(
-            located(
-                f"The program returned {type(leaf).__name__}, which is not an array.", fix=f"Return arrays. {error}"
-            )
-        ) from None
+    except (TypeError, ValueError, OverflowError):
+        fact = f"The program returned {type(leaf).__name__}, which is not an array: {shown(leaf)}."
+        fix = "Return arrays, or a pytree of them."
+        raise ProgramError(located(fact, where=J.function_source(f), fix=fix)) from None
     if J.symbolic_axes(value.shape):
         raise UnsupportedSliceOp(
             located(
                 f"The program returns a value of shape {value.shape}, whose length depends on t.",
-                where=J.here(),
+                where=J.function_source(f),
                 fix="Reduce it, or return a window of fixed length: x.window(lo, hi, fill=v).",
             )
         )
@@ -80,7 +91,7 @@ def check_carry(carry: Any, next_carry: Any, f: Callable) -> list:
     leaves = []
     paths = tree.tree_flatten_with_path(carry)[0]
     for (path, old), new in zip(paths, tree.tree_leaves(next_carry), strict=True):
-        new = as_returned(new)
+        new = as_returned(new, f)
         if new.shape != old.shape or new.dtype != old.dtype:
             raise ProgramError(
                 located(
@@ -97,7 +108,7 @@ def check_carry(carry: Any, next_carry: Any, f: Callable) -> list:
 
 def stop_of(until: Callable, carry_tree: Any, leaves: list) -> Any:
     """Whether the environment ends with this next carry."""
-    stop = jnp.asarray(until(tree.tree_unflatten(carry_tree, leaves)))
+    stop = as_returned(until(tree.tree_unflatten(carry_tree, leaves)), until)
     if stop.shape != () or stop.dtype != jnp.bool_:
         raise ProgramError(
             located(

@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx._checks import POSITIVE, expect, function
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.recurrence.domain import current_domain
 from rlfx.recurrence.index import TIME, Point
+from rlfx.recurrence.operands import as_array, same_type, type_of
 from rlfx.recurrence.primitives import discounted_sum_p, reduce_p
 from rlfx.recurrence.series import Series, series, solve
 
@@ -52,11 +54,12 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
       Array([3., 4., 4.], dtype=float32)
     """
     current_domain("rlfx.discounted_sum")
-    rewards = jnp.asarray(rewards)
+    rewards = as_array(rewards, "discounted_sum")
     if rewards.ndim == 0:
         raise DomainError(
             located("discounted_sum takes a slice of rewards, got a scalar.", where=J.here(), fix="Write reward[t:].")
         )
+    _numbers("discounted_sum", discount=discount)
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.result_type(rewards, discount)
     # What jnp.sum of such numbers gives: of small integers and booleans, wider ones.
@@ -75,15 +78,38 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
 
 
 def _check_step(step: Any, name: str) -> None:
-    missing = [field for field in ("reward", "terminated", "truncated") if not hasattr(step, field)]
-    if missing:
+    fields = ("reward", "terminated", "truncated", *(("final_obs",) if name == "next_value" else ()))
+    missing = [field for field in fields if not hasattr(step, field)]
+    fact = f"has no {', '.join(missing)}" if missing else None
+    for field in () if missing else ("terminated", "truncated"):
+        found = type_of(getattr(step, field), f"{name}: step.{field}")
+        if found.dtype != jnp.bool_:
+            fact = f"has {J.short_dtype(found.dtype)}{list(found.shape)} for {field}, which is no boolean"
+    if fact is not None:
         raise ProgramError(
             located(
-                f"{name} takes the environment's Step; this {type(step).__name__} has no {', '.join(missing)}.",
+                f"{name} takes the environment's Step; this {type(step).__name__} {fact}.",
                 where=J.here(),
                 fix="Give the second result of env.step(key, state, action).",
             )
         )
+
+
+def _numbers(name: str, **values: Any) -> None:
+    """Check that the values are real numbers, or arrays of them whose shapes go together."""
+    types = {argument: type_of(value, f"{name}({argument}=)") for argument, value in values.items()}
+    for argument, found in types.items():
+        if not (jnp.issubdtype(found.dtype, jnp.floating) or jnp.issubdtype(found.dtype, jnp.integer)):
+            fact = f"{name}({argument}=) takes real numbers, got {J.short_dtype(found.dtype)}{list(found.shape)}."
+            raise ProgramError(located(fact, where=J.here(), fix="Give a number, or an array of numbers."))
+    try:
+        jnp.broadcast_shapes(*(found.shape for found in types.values()))
+    except ValueError:
+        shapes = ", ".join(f"{argument} {list(found.shape)}" for argument, found in types.items())
+        fact = f"The shapes of the arguments of {name} do not go together: {shapes}."
+        raise ProgramError(
+            located(fact, where=J.here(), fix="Give those of one timestep of one environment.")
+        ) from None
 
 
 def _continues(step: Any, dtype: Any) -> tuple[Any, Any]:
@@ -105,6 +131,8 @@ def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
       the critic on the observation of the final carry.
     """
     _check_step(step, "next_value")
+    fix = "Give the critic itself: lambda obs: value(params, obs)."
+    expect("critic", critic, function("obs"), ProgramError, of="next_value", fix=fix)
     following = _next(value if isinstance(value, Series) else series(value))
     truncated = jnp.asarray(step.truncated) & ~jnp.asarray(step.terminated)
     # A real branch: inside the acting loop the critic sees `final_obs` only at timesteps where some episode is cut.
@@ -113,8 +141,15 @@ def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
         if current_domain("rlfx.next_value").batch is None
         else reduce_p.bind(truncated, op="any", over=("b",))
     )
-    at_end = jax.lax.cond(some, lambda: critic(step.final_obs), lambda: jnp.zeros_like(following))
-    return jnp.where(truncated, at_end, following)
+
+    def at_end() -> Any:
+        last = critic(step.final_obs)
+        fix = "Give critic(obs) as value: both of one observation, with the same shape."
+        same_type(last, following, "What critic returns on step.final_obs", "value", fix)
+        return last
+
+    last = jax.lax.cond(some, at_end, lambda: jnp.zeros_like(following))
+    return jnp.where(truncated, last, following)
 
 
 def lambda_return(step: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.Array:
@@ -130,6 +165,7 @@ def lambda_return(step: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.Ar
       G at t, bootstrapped at truncations and at the end of the rollout.
     """
     _check_step(step, "lambda_return")
+    _numbers("lambda_return", reward=step.reward, next_value=next_value, gamma=gamma, lam=lam)
     reward = jnp.asarray(step.reward)
     alive, going = _continues(step, reward.dtype)
     bootstrap = gamma * alive * next_value
@@ -149,10 +185,8 @@ def n_step_return(step: Any, next_value: Any, *, gamma: Any, n: int) -> jax.Arra
       n: the number of rewards, at least 1.
     """
     _check_step(step, "n_step_return")
-    if not isinstance(n, int) or n < 1:
-        raise DomainError(
-            located(f"n_step_return needs an integer n >= 1, got {n!r}.", where=J.here(), fix="Give n=5.")
-        )
+    _numbers("n_step_return", reward=step.reward, next_value=next_value, gamma=gamma)
+    n = expect("n", n, POSITIVE, of="n_step_return", fix="Give n=5.")
     domain = current_domain("rlfx.n_step_return")
     n = min(n, domain.length)
     reward = jnp.asarray(step.reward)
@@ -183,6 +217,7 @@ def gae(step: Any, value: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.
     """
     _check_step(step, "gae")
     value = _here(value) if isinstance(value, Series) else value
+    _numbers("gae", reward=step.reward, value=value, next_value=next_value, gamma=gamma, lam=lam)
     alive, going = _continues(step, jnp.asarray(step.reward).dtype)
     delta = step.reward + gamma * alive * next_value - value
     carried = gamma * lam * going
@@ -217,6 +252,8 @@ def vtrace(
     """
     _check_step(step, "vtrace")
     value = _here(value) if isinstance(value, Series) else value
+    values = {"value": value, "next_value": next_value, "log_rho": log_rho, "gamma": gamma, "lam": lam}
+    _numbers("vtrace", reward=step.reward, **values, clip_rho=clip_rho, clip_c=clip_c)
     reward = jnp.asarray(step.reward)
     alive, going = _continues(step, reward.dtype)
     rho = jnp.exp(log_rho)

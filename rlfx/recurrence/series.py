@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx._checks import expect, function, one_of
 from rlfx.errors import BoundaryError, DomainError, ProgramError, located
 from rlfx.recurrence.boundary import boundary
 from rlfx.recurrence.domain import current_domain, depth
@@ -17,6 +18,7 @@ from rlfx.recurrence.history import History
 from rlfx.recurrence.index import LENGTH, Index, Lookup, Point, Slice, Window, as_index
 from rlfx.recurrence.lookups import check_outside, environments, filled, times
 from rlfx.recurrence.nesting import check_program
+from rlfx.recurrence.operands import Symbol, as_array, not_an_array
 from rlfx.recurrence.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
 from rlfx.recurrence.time import index_of, without_time
 
@@ -24,7 +26,7 @@ tree = jax.tree_util
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
+class Series(Symbol):
     """A named value of a program, readable at other timesteps.
 
     ====================================  ==========================================================
@@ -166,13 +168,13 @@ class Series:
         return self._bind(access, None, [(i,) if b is None else (i, b)] * len(self._leaves))
 
     def __iter__(self):
-        raise _not_an_array()
+        raise not_an_array()
 
     def __len__(self):
-        raise _not_an_array()
+        raise not_an_array()
 
     def __bool__(self):
-        raise _not_an_array()
+        raise not_an_array()
 
 
 def _of_environment(value: Any, b: Any) -> Any:
@@ -186,16 +188,8 @@ def _of_environment(value: Any, b: Any) -> Any:
     )
 
 
-def _not_an_array() -> TypeError:
-    return TypeError(
-        located(
-            "A Series is not an array: it stands for its values at all timesteps.", where=J.here(), fix="Write x[t]."
-        )
-    )
-
-
 def _raise_not_an_array(self, *_):
-    raise _not_an_array()
+    raise not_an_array()
 
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
@@ -234,7 +228,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
     """
     current_domain("rlfx.series")
     leaves, treedef = tree.tree_flatten(without_time(value))
-    leaves = tuple(series_p.bind(_as_array(leaf, "rlfx.series")) for leaf in leaves)
+    leaves = tuple(series_p.bind(as_array(leaf, "rlfx.series")) for leaf in leaves)
     avals = [leaf.aval for leaf in leaves]
     kept = None
     if history is not None:
@@ -266,17 +260,14 @@ def inputs(xs: Any, *, axes: str = "tb") -> Series:
       Array([3., 5., 6.], dtype=float32)
     """
     domain = current_domain("rlfx.inputs")
-    if axes not in ("tb", "t", "b"):
-        raise DomainError(
-            located(f'axes is "tb", "t" or "b", got {axes!r}.', where=J.here(), fix="Choose one of them.")
-        )
+    expect("axes", axes, one_of("tb", "t", "b"), of="rlfx.inputs")
     if domain.batch is None:
         axes = axes.replace("b", "")
     expected = tuple({"t": domain.length, "b": domain.batch}[a] for a in axes)
     treedef = tree.tree_structure(xs)
     read = []
     for path, leaf in tree.tree_flatten_with_path(xs)[0]:
-        leaf = _as_array(leaf, "rlfx.inputs")
+        leaf = as_array(leaf, "rlfx.inputs")
         if leaf.shape[: len(axes)] != expected:
             raise DomainError(
                 located(
@@ -318,12 +309,13 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
       Array([ 2,  3,  5,  8, 13], dtype=int32)
     """
     current_domain("rlfx.solve")
+    expect("fn", fn, function("x"), ProgramError, of="rlfx.solve", fix="Give the recurrence: lambda x: x[t - 1] + 1.")
     if start is None and end is None:
         raise BoundaryError(
             located("rlfx.solve has no boundary value.", where=J.here(), fix="Give start=... or end=....")
         )
     guess = without_time(start if start is not None else end)
-    like = tree.tree_map(lambda leaf: _strong(_as_array(leaf, "rlfx.solve")), guess)
+    like = tree.tree_map(lambda leaf: _strong(as_array(leaf, "rlfx.solve")), guess)
     like = jax.eval_shape(lambda: like)
     for _ in range(4):  # the value may be wider than the boundary: (shape, dtype) rise to a fixed point
         value_like = jax.eval_shape(lambda like=like: without_time(fn(_declare(like, start, end))))
@@ -343,7 +335,7 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
     declared = _declare(like, start, end)
     value = without_time(fn(declared))
     leaves = [
-        define_p.bind(d, _as_array(v, "rlfx.solve"))
+        define_p.bind(d, as_array(v, "rlfx.solve"))
         for d, v in zip(declared._leaves, tree.tree_leaves(value), strict=True)
     ]
     return tree.tree_unflatten(tree.tree_structure(value), leaves)
@@ -362,15 +354,6 @@ def _declare(like: Any, start: Any, end: Any) -> Series:
 
 def _strong(x: Any) -> Any:
     return jax.lax.convert_element_type(x, x.dtype)
-
-
-def _as_array(leaf: Any, what: str) -> Any:
-    if isinstance(leaf, Series):
-        raise _not_an_array()
-    try:
-        return jnp.asarray(leaf)
-    except TypeError as error:
-        raise ProgramError(located(f"{what} takes arrays, got {leaf!r}.", where=J.here(), fix=str(error))) from None
 
 
 def _not_from_the_end(expr: Index) -> Index:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from typing import Any
 
 import jax
@@ -12,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx._checks import expect, integer
 from rlfx.errors import DomainError, located
+from rlfx.recurrence.arguments import as_key
+from rlfx.recurrence.operands import as_array
 
 _LIMIT = 1 << 30
+_COUNT = integer(1, _LIMIT)
 # Two odd constants of Mueller's and Wellons' integer hashes; any with well spread bits would do.
 _SPREAD, _MIX, _HALF = np.uint32(0x9E3779B1), np.uint32(0x7FEB352D), np.uint32(1 << 31)
 
@@ -50,10 +53,18 @@ def shuffle(key: jax.Array, n: int, positions: Any = None) -> jax.Array:
       >>> bool((shuffle(jax.random.key(0), 10, order[:3]) == order[order[:3]]).all())
       True
     """
-    n = _check(n)
+    n = expect("n", n, _COUNT, of="shuffle", fix=f"n is an integer from 1 to {_LIMIT}.")
+    key = as_key(key)
+    if key is None:
+        raise DomainError(located("shuffle needs a key, got None.", where=J.here(), fix="Give jax.random.key(0)."))
+    if positions is not None:
+        positions = as_array(positions, "shuffle")
+        if not jnp.issubdtype(positions.dtype, jnp.integer):
+            fact = f"shuffle: positions must be integers in [0, n), got {J.short_dtype(positions.dtype)}."
+            raise DomainError(located(fact, where=J.here(), fix="Give an array of integers."))
     a, b = _rectangle(n)
     keys = jax.random.bits(key, (2 * _rounds(n) + 1,), jnp.uint32)
-    start = jax.lax.iota(jnp.uint32, n) if positions is None else jnp.asarray(positions).astype(jnp.uint32)
+    start = jax.lax.iota(jnp.uint32, n) if positions is None else positions.astype(jnp.uint32)
     if n > 1:  # Rounds over odd lengths are even permutations: exchanging 0 and 1 by chance gives the odd ones.
         start = start ^ ((start < 2) & (keys[-1] >= _HALF)).astype(jnp.uint32)
     return _order(start, keys, n, a, b)
@@ -102,13 +113,3 @@ def _rectangle(n: int) -> tuple[int, int]:
 def _rounds(n: int) -> int:
     """Pairs of rounds. A small rectangle needs more of them to reach its permutations evenly; there they cost nothing."""
     return 4 if n >= 1024 else 8 if n >= 64 else 16
-
-
-def _check(n: Any) -> int:
-    try:
-        n = operator.index(n)
-    except TypeError:
-        n = 0
-    if not 1 <= n <= _LIMIT:
-        raise DomainError(located(f"shuffle of n={n!r} elements.", fix=f"n is an integer from 1 to {_LIMIT}."))
-    return n

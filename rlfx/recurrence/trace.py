@@ -89,7 +89,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         aux_leaves, aux_tree = tree.tree_flatten(aux)
         out.update(aux_tree=aux_tree, n_aux=len(aux_leaves))
         flat_loss = [] if loss is None else [check_loss(loss, f)]
-        return [*flat_loss, *leaves, *map(as_returned, aux_leaves), *stop]
+        return [*flat_loss, *leaves, *(as_returned(leaf, f) for leaf in aux_leaves), *stop]
 
     _refuse_ragged(avals, out["where"])
     index = jax.ShapeDtypeStruct((), jnp.int32)

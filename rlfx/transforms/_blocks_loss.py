@@ -14,6 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ScheduleError, located
+from rlfx.recurrence.operands import type_of
 from rlfx.transforms._blocks import Axis, flatten
 from rlfx.transforms._blocks_plan import Plan
 from rlfx.transforms._blocks_run import Fetch, run_plan
@@ -79,14 +80,14 @@ def batch_size(args: Sequence[Any], argnums: Sequence[int]) -> int:
             )
         for path, leaf in jax.tree_util.tree_leaves_with_path(args[i]):
             name = f"argument {i}{jax.tree_util.keystr(path)}"
-            if not jnp.shape(leaf):
+            if not type_of(leaf, name).shape:
                 raise DomainError(
                     located(
                         f"{name} is a scalar: it has no batch axis.",
                         fix="Pass what all examples share as another argument.",
                     )
                 )
-            sizes[name] = jnp.shape(leaf)[0]
+            sizes[name] = type_of(leaf, name).shape[0]
     if not sizes:
         raise DomainError(located("The batch has no arrays.", fix="Name the batch with batch_argnums=."))
     (first, n), *rest = sizes.items()
@@ -146,6 +147,8 @@ class Traced:
 def trace(fn: Callable, args: Sequence[Any], kwargs: dict, argnums: Sequence[int]) -> Traced:
     """Trace ``fn(*args, **kwargs)``; arrays that it captures become inputs, so that they can be differentiated."""
     n = batch_size(args, argnums)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(args):
+        type_of(leaf, f"argument {jax.tree_util.keystr(path)}")
     shapes = [jax.tree.map(spec, arg) if i in argnums else arg for i, arg in enumerate(args)]
     made, shape = jax.make_jaxpr(fn, return_shape=True)(*shapes, **kwargs)
     leaves = jax.tree.leaves((tuple(args), kwargs))

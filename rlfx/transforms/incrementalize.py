@@ -6,10 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx._checks import BOOLEAN, NATURAL, POSITIVE, each, expect, instance, one_of, optional, shown
 from rlfx.errors import DomainError, located
+from rlfx.recurrence.arguments import validate_target
 from rlfx.recurrence.directed import directed
 from rlfx.recurrence.program import Program
 from rlfx.transforms._blocks_loss import Blocks, InBlocks, in_blocks
+
+#: The default of ``batch_argnums``.
+BATCH = 1
+
+_ARGNUMS = each(NATURAL, "the positions of arguments", "(1, 2)")
+_JAXPR = instance(J.ClosedJaxpr, "a ClosedJaxpr", "jax.make_jaxpr(f)(*args)")
 
 
 @overload
@@ -86,17 +97,24 @@ def incrementalize(
       >>> jax.grad(lambda w: rlfx.lower(incrementalize(program, block_size=2))(w, jnp.float32(1.0))[0])(2.0)
       Array(30., dtype=float32)
     """
-    if isinstance(target, Program):
-        return _program(target, "t" if over is None else over, block_size)
+    strict = expect("strict", strict, BOOLEAN)
+    if isinstance(target, Program) or over is not None:
+        validate_target(target, "incrementalize")
+        over = expect("over", "t" if over is None else over, one_of("t", "b", "tb"))
+        of_a_batch = {"batch_argnums": batch_argnums is not BATCH, "blocks": blocks is not None, "strict": strict}
+        refuse_others("incrementalize", of_a_batch, "over= and block_size=")
+        sizes = _sizes(over, block_size)
+        if isinstance(target, Program):
+            return _program(target, sizes)
+        return directed(target, lambda program: _program(program, sizes))
     if not callable(target):
         raise DomainError(
             located(
-                f"incrementalize takes a function or a program, got {type(target).__name__}.",
+                f"incrementalize takes a function or a program, got {shown(target)}.",
+                where=J.here(),
                 fix="Give loss(params, batch), or rlfx.trace(...).",
             )
         )
-    if over is not None:
-        return directed(target, lambda program: _program(program, over, block_size))
     return InBlocks(target, checked_blocks(batch_argnums, block_size, blocks), strict)
 
 
@@ -120,45 +138,67 @@ def incrementalize_jaxpr(
       >>> jax.core.eval_jaxpr(incrementalize_jaxpr(jaxpr, [False, True], block_size=4).jaxpr, (), 2.0, jnp.zeros(6))
       [Array(0., dtype=float32)]
     """
+    expect("jaxpr", jaxpr, _JAXPR)
+    batched = expect("batched", batched, each(BOOLEAN, "a list of booleans", "[False, True]"))
+    if len(batched) != len(jaxpr.in_avals):
+        fact = f"batched has {len(batched)} elements, and the jaxpr {len(jaxpr.in_avals)} inputs."
+        raise DomainError(
+            located(fact, where=J.here(), fix="Say for each input whether its leading axis is the batch.")
+        )
     return in_blocks(jaxpr, batched, checked_blocks((), block_size, blocks))
 
 
-def checked_blocks(batch_argnums: int | Sequence[int], block_size: Any, blocks: int | None) -> Blocks:
+def checked_blocks(batch_argnums: Any, block_size: Any, blocks: Any) -> Blocks:
     """How to cut a batch, from the arguments of the public functions."""
+    argnums = (batch_argnums,) if isinstance(batch_argnums, (int, np.integer)) else batch_argnums
+    argnums = expect("batch_argnums", argnums, _ARGNUMS)
     if (block_size is None) == (blocks is None):
         fix = "block_size=64 is 64 examples at a time, blocks=8 an eighth."
-        raise DomainError(located("Give either block_size= or blocks=.", fix=fix))
-    given, name = (block_size, "block_size") if blocks is None else (blocks, "blocks")
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise DomainError(
-            located(f"{name}={given!r} is not a positive integer.", fix="Give a divisor of the batch size.")
-        )
-    return Blocks((batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums), block_size, blocks)
+        raise DomainError(located("Give either block_size= or blocks=.", where=J.here(), fix=fix))
+    fix = "Give a divisor of the batch size."
+    block_size = expect("block_size", block_size, optional(POSITIVE), fix=fix)
+    return Blocks(argnums, block_size, expect("blocks", blocks, optional(POSITIVE), fix=fix))
 
 
-def _program(program: Program, over: str, block_size: int | tuple[int, int] | None) -> Program:
-    if over not in ("t", "b", "tb"):
-        raise DomainError(located(f'over is "t", "b" or "tb", got {over!r}.', fix="Name the dimensions to cut."))
-    sizes = block_size if isinstance(block_size, tuple) else (block_size,)
+def refuse_others(transform: str, given: dict[str, bool], instead: str) -> None:
+    """Raise for arguments that are for functions of a batch, and would be dropped: ``{name: whether it was given}``."""
+    for name in (name for name, wanted in given.items() if wanted):
+        fact = f"{transform}: {name}= is for functions of a batch; of a program or a per-timestep function, give {instead}."
+        raise DomainError(located(fact, where=J.here(), fix=f"Leave {name}= out."))
+
+
+def _sizes(over: str, block_size: Any) -> dict[str, int]:
+    """The size of a block along each dimension that is cut."""
+    sizes = block_size if isinstance(block_size, (tuple, list)) else (block_size,)
     if len(sizes) != len(over):
-        raise DomainError(
-            located(f"over={over!r} takes {len(over)} block sizes, got {block_size!r}.", fix="Give a pair for both.")
-        )
+        fact = f"over={over!r} takes {len(over)} block size{'s' * (len(over) > 1)}, got {shown(block_size)}."
+        fix = "Give a pair, (timesteps, environments)." if over == "tb" else "Give one integer."
+        raise DomainError(located(fact, where=J.here(), fix=fix))
+    return {d: expect("block_size", size, POSITIVE) for d, size in zip(over, sizes, strict=True)}
+
+
+def _program(program: Program, sizes: dict[str, int]) -> Program:
     axes = {"t": ("T", program.domain.length), "b": ("B", program.domain.batch)}
-    for axis, size in zip(over, sizes, strict=True):
+    for axis, size in sizes.items():
         name, length = axes[axis]
         if length is None:
-            raise DomainError(located("The program has no batch to cut.", fix="Give compile(batch=...)."))
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= length:
+            fix = "Give compile(batch=...)."
+            raise DomainError(located("The program has no batch to cut.", where=program.where, fix=fix))
+        if size > length:
             raise DomainError(
                 located(
                     f"block_size={size!r} is not an integer between 1 and the length of the axis, {name}={length}.",
+                    where=program.where,
                     fix=f"Give a divisor of {length}.",
                 )
             )
     if program.loss is None:
         raise DomainError(
-            located("An unrolled program has no learner to cut into blocks.", fix="Use rlfx.compile, with a loss.")
+            located(
+                "An unrolled program has no learner to cut into blocks.",
+                where=program.where,
+                fix="Use rlfx.compile, with a loss.",
+            )
         )
-    asked = {**program.directives.get("block_size", {}), **dict(zip(over, sizes, strict=True))}
+    asked = {**program.directives.get("block_size", {}), **sizes}
     return replace(program, directives={**program.directives, "block_size": asked})

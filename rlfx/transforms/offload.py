@@ -8,14 +8,20 @@ from typing import Any, Literal, overload
 
 import jax
 
+from rlfx import _jaxpr as J
+from rlfx._checks import NATURAL, TEXT, each, expect, one_of, optional, shown
 from rlfx.errors import DomainError, located
+from rlfx.recurrence.arguments import validate_target
 from rlfx.recurrence.directed import directed
 from rlfx.recurrence.host import JAXLIB, Hosting, checked_names, refuse
 from rlfx.recurrence.program import Program
 from rlfx.transforms._blocks_loss import Blocks
 from rlfx.transforms._offload_driver import Driven
 from rlfx.transforms._offload_loss import Offloaded
-from rlfx.transforms.incrementalize import checked_blocks
+from rlfx.transforms.incrementalize import BATCH, checked_blocks, refuse_others
+
+FORMS = {"program": Offloaded, "driver": Driven}
+_NAMES = each(TEXT, "a list of names", '["obs"]')
 
 
 @overload
@@ -101,20 +107,21 @@ def offload(
       >>> jax.grad(offload(loss, block_size=2, form="driver"))(jnp.ones(2), batch)
       Array([146.66667, 166.66667], dtype=float32)
     """
-    hosting = Hosting(tuple(names), min_bytes)
-    if isinstance(target, Program):
-        return _program(target, hosting)
-    if hosting != Hosting() and callable(target):
+    expect("form", form, one_of(*FORMS))
+    hosting = Hosting(expect("names", names, _NAMES), expect("min_bytes", min_bytes, optional(NATURAL)))
+    if isinstance(target, Program) or hosting != Hosting():
+        validate_target(target, "offload")
+        of_a_batch = {"batch_argnums": batch_argnums is not BATCH, "block_size": block_size is not None}
+        of_a_batch |= {"blocks": blocks is not None, "form": form != "program"}
+        refuse_others("offload", of_a_batch, "names= or min_bytes=")
+        if isinstance(target, Program):
+            return _program(target, hosting)
         return directed(target, lambda program: _program(program, hosting))
     if not callable(target):
-        raise DomainError(
-            located(f"offload takes a function, got {type(target).__name__}.", fix="Give loss(params, batch).")
-        )
-    forms = {"program": Offloaded, "driver": Driven}
-    if form not in forms:
-        raise DomainError(located(f"form={form!r} is neither 'program' nor 'driver'.", fix='Use form="program".'))
+        fact = f"offload takes a function, got {shown(target)}."
+        raise DomainError(located(fact, where=J.here(), fix="Give loss(params, batch)."))
     cut: Blocks = checked_blocks(batch_argnums, block_size, blocks)
-    return forms[form](target, cut)
+    return FORMS[form](target, cut)
 
 
 def _program(program: Program, hosting: Hosting) -> Program:
@@ -122,11 +129,13 @@ def _program(program: Program, hosting: Hosting) -> Program:
         raise DomainError(
             located(
                 "offload of a program takes names= or min_bytes=: which stored values go to the host.",
+                where=J.here(),
                 fix="min_bytes=1 << 20 moves everything from 1 MiB on.",
             )
         )
     if program.loss is None:
-        raise DomainError(located("An unrolled program stores nothing for a learner.", fix="Use rlfx.compile."))
+        fact = "An unrolled program stores nothing for a learner."
+        raise DomainError(located(fact, where=program.where, fix="Use rlfx.compile."))
     refuse(jax.default_backend(), JAXLIB)
     checked_names(program, hosting.names)
     return replace(program, directives={**program.directives, "offload": hosting})

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
-from rlfx.errors import DomainError, located
+from rlfx._checks import expect, one_of
+from rlfx.recurrence.arguments import validate_target
 from rlfx.recurrence.directed import directed
 from rlfx.recurrence.program import Program
 
@@ -45,8 +46,8 @@ def vectorize(target: Any, *, over: str = "t") -> Any:
       >>> rlfx.compile(rlfx.vectorize(f), length=3)(2.0, jnp.float32(0.0))[0]
       Array(0.6544..., dtype=float32)
     """
-    if over not in ("t", "b"):
-        raise DomainError(located(f'over is "t" or "b", got {over!r}.', fix="Name one of them."))
+    expect("over", over, one_of("t", "b"), of="vectorize")
+    validate_target(target, "vectorize")
     if not isinstance(target, Program):
         return directed(target, lambda program: vectorize(program, over=over))
     asked = (*target.directives.get("vectorize", ()), over)

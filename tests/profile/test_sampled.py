@@ -46,9 +46,15 @@ def test_a_report_before_the_calls_were_made(tmp_path):
         step.report()
 
 
-@pytest.mark.parametrize("wrong", [{"calls": 0}, {"skip": -1}])
-def test_nothing_to_profile(wrong):
-    with pytest.raises(ProfileError, match="profiles nothing"):
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"calls": 0}, "sampled: calls must be a positive integer, got 0"),
+        ({"skip": -1}, "sampled: skip must be an integer >= 0, got -1"),
+    ],
+)
+def test_nothing_to_profile(wrong, text):
+    with pytest.raises(ProfileError, match=text):
         sampled(update, **wrong)
 
 

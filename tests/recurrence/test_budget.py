@@ -222,7 +222,7 @@ def test_axes_with_names_and_second_derivatives_go_through_a_budget():
 
 @pytest.mark.parametrize("wrong", [0, -5, "1GB", True])
 def test_a_budget_is_a_number_of_bytes(wrong):
-    with pytest.raises(DomainError, match="is not a number of bytes"):
+    with pytest.raises(DomainError, match="memory_budget must be a number of bytes, got"):
         rlfx.compile(program, length=3, memory_budget=wrong)
 
 

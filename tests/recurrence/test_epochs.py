@@ -63,7 +63,7 @@ def test_under_jit_and_vmap_over_keys():
         ({"minibatches": 3, "axis": "b"}, "minibatches=3 does not divide the 4 environments"),
         ({"minibatches": 0}, "minibatches must be a positive integer, got 0"),
         ({"minibatches": 2, "epochs": 1.5}, "epochs must be a positive integer, got 1.5"),
-        ({"minibatches": 2, "axis": "t"}, 'axis is "tb" or "b", got \'t\''),
+        ({"minibatches": 2, "axis": "t"}, 'axis must be "tb" or "b", got \'t\''),
     ],
 )
 def test_bad_arguments(options, text):

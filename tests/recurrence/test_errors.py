@@ -410,11 +410,13 @@ def test_data_of_another_length():
 
 
 def test_unknown_axes():
-    assert 'axes is "tb", "t" or "b", got \'bt\'' in refusal(
+    assert 'rlfx.inputs: axes must be "tb", "t" or "b", got \'bt\'' in refusal(
         DomainError, lambda p, c, t: (rlfx.inputs(p, axes="bt")[t], c), params=jnp.zeros(4)
     )
-    assert "got over=" in refusal(DomainError, lambda p, c, t: (rlfx.mean(1.0 * t, "x"), c))
-    assert "every takes a positive integer, got 0" in refusal(
+    assert 'rlfx.mean: over must be "t", "b" or both, got \'x\'' in refusal(
+        DomainError, lambda p, c, t: (rlfx.mean(1.0 * t, "x"), c)
+    )
+    assert "rlfx.every: n must be a positive integer, got 0" in refusal(
         DomainError, lambda p, c, t: (rlfx.every(0, lambda: 1.0, otherwise=0.0), c)
     )
 
@@ -454,7 +456,7 @@ def test_a_condition_that_is_no_boolean():
     assert "until(carry) must be a boolean scalar" in refusal(
         ProgramError, f, carry=jnp.float32(0.0), until=lambda c: c
     )
-    with pytest.raises(DomainError, match="until must be a function of the carry, got 3"):
+    with pytest.raises(DomainError, match=r"until must be a function of \(carry\) or None, got 3"):
         rlfx.compile(f, length=3, until=3)
 
 
@@ -465,14 +467,14 @@ def test_a_condition_that_is_no_boolean():
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ({"length": 0}, "length must be at least 1, got 0"),
-        ({"length": -3}, "length must be at least 1, got -3"),
-        ({"length": 2.0}, "length must be an integer, got 2.0"),
-        ({"length": True}, "length must be an integer, got True"),
-        ({"length": "10"}, "length must be an integer, got '10'"),
-        ({"length": None}, "length must be an integer, got None"),
-        ({"length": 3, "batch": 0}, "batch must be at least 1, got 0"),
-        ({"length": 3, "batch": 1.5}, "batch must be an integer, got 1.5"),
+        ({"length": 0}, "length must be a positive integer, got 0"),
+        ({"length": -3}, "length must be a positive integer, got -3"),
+        ({"length": 2.0}, "length must be a positive integer, got 2.0"),
+        ({"length": True}, "length must be a positive integer, got True"),
+        ({"length": "10"}, "length must be a positive integer, got '10'"),
+        ({"length": None}, "length must be a positive integer, got None"),
+        ({"length": 3, "batch": 0}, "batch must be a positive integer or None, got 0"),
+        ({"length": 3, "batch": 1.5}, "batch must be a positive integer or None, got 1.5"),
     ],
 )
 def test_lengths_and_batches(make, options, fact):
@@ -482,7 +484,7 @@ def test_lengths_and_batches(make, options, fact):
 
 
 def test_an_unknown_reduction_of_the_loss():
-    with pytest.raises(ProgramError, match='reduce is "mean" or "sum", got \'max\''):
+    with pytest.raises(ProgramError, match='reduce must be "mean" or "sum", got \'max\''):
         rlfx.compile(lambda p, c, t: (1.0, c), length=2, reduce="max")
 
 

@@ -177,9 +177,9 @@ def test_too_late_for_all_the_cores():
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "2"])
 def test_numbers_of_cores_and_environments_that_are_refused(wrong):
-    with pytest.raises(ScheduleError, match="count must be a positive integer, got") as count:
+    with pytest.raises(ScheduleError, match="count must be a positive integer or None, got") as count:
         rlfx.use_all_cores(wrong)
     assert "Give the number of cores, or leave it out." in str(count.value)
-    with pytest.raises(ScheduleError, match="batch must be a positive integer, got") as batch:
+    with pytest.raises(ScheduleError, match="batch must be a positive integer or None, got") as batch:
         rlfx.use_all_cores(batch=wrong)
     assert "Give the number of environments, or leave it out." in str(batch.value)

@@ -108,7 +108,7 @@ def test_neighbouring_keys_are_unrelated():
 
 @pytest.mark.parametrize("n", [0, -3, 2.5, (1 << 30) + 1])
 def test_bad_lengths(n):
-    with pytest.raises(DomainError, match=r"shuffle of n=.* elements\.\n  Fix: n is an integer from 1"):
+    with pytest.raises(DomainError, match=r"shuffle: n must be an integer from 1 to 1073741824, got"):
         shuffle(jax.random.key(0), n)
 
 

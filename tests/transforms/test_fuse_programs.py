@@ -121,7 +121,11 @@ def test_leaves_of_size_zero(batch):
 
     def f(w, carry, t):
         x = jnp.tanh(w * carry["x"])
-        return x**2, {**carry, "x": x}, ({k: v for k, v in carry.items() if k != "x"}, {"size": carry["bool(0,)"] | True})
+        return (
+            x**2,
+            {**carry, "x": x},
+            ({k: v for k, v in carry.items() if k != "x"}, {"size": carry["bool(0,)"] | True}),
+        )
 
     plain, fused = both(f, length=4, batch=batch)
     for carry in ({"x": jnp.ones(lead), **empty}, {"bool(0,)": empty["bool(0,)"], "x": jnp.ones(lead)}):

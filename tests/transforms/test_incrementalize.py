@@ -557,9 +557,9 @@ def test_strict_refuses_what_needs_the_whole_batch():
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True])
 def test_block_sizes_are_positive_integers(size):
-    with pytest.raises(DomainError, match=f"block_size={size!r} is not a positive integer"):
+    with pytest.raises(DomainError, match=f"block_size must be a positive integer or None, got {size!r}"):
         incrementalize(square_error, block_size=size)
-    with pytest.raises(DomainError, match=f"blocks={size!r} is not a positive integer"):
+    with pytest.raises(DomainError, match=f"blocks must be a positive integer or None, got {size!r}"):
         incrementalize(square_error, blocks=size)
 
 
@@ -593,9 +593,9 @@ def test_a_batch_without_an_axis():
 
 
 def test_over_is_for_per_timestep_functions():
-    with pytest.raises(DomainError, match='over is "t", "b" or "tb", got \'x\''):
+    with pytest.raises(DomainError, match='over must be "t", "b" or "tb", got \'x\''):
         rlfx.compile(incrementalize(lambda w, x, t: (w * x, x), over="x", block_size=2), length=3)(1.0, jnp.ones(()))
-    with pytest.raises(DomainError, match="takes a function or a program, got int"):
+    with pytest.raises(DomainError, match="takes a function or a program, got 3"):
         incrementalize(3, block_size=2)
 
 

@@ -1,0 +1,84 @@
+"""What the functions of the language take: arrays, and pytrees of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx._checks import shown
+from rlfx.errors import ProgramError, ProgramTypeError, RlfxError, located
+
+tree = jax.tree_util
+
+
+class Symbol:
+    """Base of what stands for its values at all timesteps, and is no array."""
+
+
+def not_an_array() -> ProgramTypeError:
+    """The refusal to use a series as an array."""
+    fact = "A Series is not an array: it stands for its values at all timesteps."
+    return ProgramTypeError(located(fact, where=J.here(), fix="Write x[t]."))
+
+
+def as_array(leaf: Any, what: str) -> Any:
+    """A leaf that ``what`` was given, as an array.
+
+    Raises:
+      ProgramTypeError: for a series.
+      ProgramError: for what is no array.
+    """
+    if isinstance(leaf, Symbol):
+        raise not_an_array()
+    try:
+        return jnp.asarray(leaf)
+    except RlfxError:
+        raise
+    except (TypeError, ValueError, OverflowError):
+        raise _no_array(what, leaf) from None
+
+
+def type_of(leaf: Any, what: str) -> Any:
+    """Shape and dtype of a leaf that ``what`` was given, and whether they are those of a number of Python's.
+
+    Raises: as :func:`as_array`.
+    """
+    if isinstance(leaf, Symbol):
+        raise not_an_array()
+    try:
+        return jax.typeof(jnp.asarray(leaf) if hasattr(leaf, "__jax_array__") else leaf)
+    except RlfxError:
+        raise
+    except (TypeError, ValueError, OverflowError):
+        raise _no_array(what, leaf) from None
+
+
+def _no_array(what: str, leaf: Any) -> ProgramError:
+    fact = f"{what} takes arrays, got {shown(leaf)}."
+    return ProgramError(located(fact, where=J.here(), fix="Give numbers, arrays, or a pytree of them."))
+
+
+def same_type(value: Any, like: Any, what: str, other: str, fix: str, *, promoted: bool = False) -> None:
+    """Check that two pytrees have the structure, shapes and dtypes of each other.
+
+    Args:
+      promoted: whether a number of Python's in ``like`` may become an array of another dtype, as in the carry of a scan.
+
+    Raises:
+      ProgramError: at the first difference.
+    """
+    structures = tree.tree_structure(value), tree.tree_structure(like)
+    if structures[0] != structures[1]:
+        fact = f"{what} has the structure {structures[0]}, {other} has {structures[1]}."
+        raise ProgramError(located(fact, where=J.here(), fix=fix))
+    for (path, a), b in zip(tree.tree_flatten_with_path(value)[0], tree.tree_leaves(like), strict=True):
+        at = tree.keystr(path)
+        a, b = type_of(a, what + at), type_of(b, other + at)
+        same_shape = len(a.shape) == len(b.shape) and all(map(J.equal_dims, a.shape, b.shape))
+        if not same_shape or (a.dtype != b.dtype and not (promoted and b.weak_type)):
+            types = [f"{J.short_dtype(x.dtype)}{list(x.shape)}" for x in (a, b)]
+            fact = f"{what + at} is {types[0]}, {other + at} is {types[1]}."
+            raise ProgramError(located(fact, where=J.here(), fix=fix))
