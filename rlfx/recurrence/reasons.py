@@ -37,7 +37,7 @@ def _without_batch(error: Exception, f: Callable, sig: Signature, arguments: Arg
     leads = {a.shape[:1] for a, shared in carry if not shared}
     (batch,) = min(leads, default=()) or (1,)
     strict = "rank_promotion" in str(error)  # which the user has asked for, and says what it is
-    if sig.domain.batch is not None or len(leads) != 1 or batch == 1 or strict:
+    if sig.domain.batch is not None or len(leads) != 1 or J.is_symbolic(batch) or batch == 1 or strict:
         return None
     point = [a if shared else jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a, shared in carry]
     batched = replace(sig, domain=replace(sig.domain, batch=batch))

@@ -221,7 +221,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
     Example:
       >>> import jax.numpy as jnp, rlfx
       >>> def difference(params, carry, t):
-      ...     x = rlfx.series(jnp.float32(2.0) * t.now, end=0.0)
+      ...     x = rlfx.series(2.0 * t, end=0.0)
       ...     return carry, x[t + 1] - x[t]
       >>> rlfx.unroll(difference, length=3)(None, None)[1]
       Array([ 2.,  2., -4.], dtype=float32)
