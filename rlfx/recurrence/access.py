@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import islpy as isl
+import numpy as np
 
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.index import LENGTH, Access, Index, Point, Slice, Window
@@ -75,35 +76,45 @@ class Reach:
 
 @functools.lru_cache(maxsize=4096)
 def reach(access: Access, length: int) -> Reach:
-    """Analyse an access over ``0 <= t < length``."""
-    rel = relation(access, length)
-    inside = rel.intersect_range(isl.Set(f"{{ [s] : 0 <= s < {length} }}"))
-    distances = inside.deltas()
+    """Analyse an access over ``0 <= t < length``.
 
-    def some(condition: str) -> bool:
-        return not distances.intersect(isl.Set(f"{{ [d] : {condition} }}")).is_empty()
-
-    def furthest(sign: int) -> int:
-        side = distances.intersect(isl.Set("{ [d] : d < 0 }" if sign < 0 else "{ [d] : d > 0 }"))
-        if side.is_empty():
-            return 0
-        bound = side.dim_min_val(0) if sign < 0 else side.dim_max_val(0)
-        return abs(int(bound.to_python()))
-
-    points = rel.range()
-    domain = isl.Set(f"{{ [t] : 0 <= t < {length} }}")
+    All positions are known numbers, so they are compared as numbers: the time doesn't depend on how an index is written, as
+    that of operations on :func:`relation` does.
+    """
+    t = np.arange(length)
+    lo, stop = _positions(access, t, length)
+    first, last = np.clip(lo, 0, length), np.clip(stop, 0, length) - 1
+    some = first <= last
+    back, ahead = (t - first)[some], (last - t)[some]
+    is_point = isinstance(access, Point)
     return Reach(
-        past=some("d < 0"),
-        now=some("d = 0"),
-        future=some("d > 0"),
-        behind=furthest(-1),
-        ahead=furthest(+1),
-        before_start=not points.intersect(isl.Set("{ [s] : s < 0 }")).is_empty(),
-        after_end=not points.intersect(isl.Set(f"{{ [s] : s >= {length} }}")).is_empty(),
-        empty=not domain.subtract(inside.domain()).is_empty(),
+        past=bool((back > 0).any()),
+        now=bool(((back >= 0) & (ahead >= 0)).any()),
+        future=bool((ahead > 0).any()),
+        behind=max(int(back.max(initial=0)), 0),
+        ahead=max(int(ahead.max(initial=0)), 0),
+        before_start=is_point and bool((lo < 0).any()),
+        after_end=is_point and bool((lo >= length).any()),
+        empty=not bool(some.all()),
     )
 
 
+def _positions(access: Access, t: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first position that each reader asks for, and one past the last; they are contiguous."""
+
+    def at(index: Index) -> np.ndarray:
+        return np.broadcast_to(index.evaluate(t, length, low=np.minimum, high=np.maximum), t.shape)
+
+    if isinstance(access, Point):
+        return at(access.index), at(access.index) + 1
+    if isinstance(access, Slice):
+        return at(access.lo), at(access.hi)
+    if isinstance(access, Window):
+        return t + access.lo, t + access.hi
+    return np.zeros_like(t), t + 1  # a lookup reaches anywhere into the past
+
+
+@functools.lru_cache(maxsize=4096)
 def reach_in(access: Access, domain: Domain) -> Reach:
     """Analyse an access over a domain. Under ``until=`` the end of an environment may come at any t."""
     found = reach(access, domain.length)

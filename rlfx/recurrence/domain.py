@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.errors import ProgramError, located
+from rlfx.errors import DomainError, ProgramError, located
 from rlfx.recurrence.index import Index, Slice
 
 _T, _B, _UNTIL, _AT, _STOP = "rlfx.t", "rlfx.b", "rlfx.until", "rlfx.at", "rlfx.stop"
@@ -67,6 +67,16 @@ class Domain:
         sizes = np.maximum(self.evaluate(hi) - self.evaluate(lo), 0)
         if sizes.min() == sizes.max() and not (self.until and not _before_now(access)):
             return int(sizes[0])
+        never_crossed = bool((self.evaluate(hi) >= self.evaluate(lo)).all())
+        if lo.operations + hi.operations > (8 if never_crossed else 5):
+            raise DomainError(
+                located(
+                    f"The length of the slice x[{access}] has too many //, %, minimum and maximum: lengths are compared as "
+                    "functions of t, and that takes longer with each.",
+                    where=J.here(),
+                    fix="Read the timesteps and choose: x[:][i] with an array of integers, or jnp.where(mask, x[:], v).",
+                )
+            )
         tau, nu = J.time_dims(self.length, self.until)
         # No more than there is: jax then knows that no length is negative, and adds up those of adjacent slices.
         stop = hi.as_dim(tau, nu)

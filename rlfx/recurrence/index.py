@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rlfx import _jaxpr as J
+from rlfx.errors import DomainError, located
+
+#: The longest index expression that is analysed: the time that it takes grows with what is written out.
+MOST = 64
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,11 @@ class Index:
     terms: tuple[tuple[Atom, int], ...] = ()
     constant: int = 0
 
+    @functools.cached_property
+    def operations(self) -> int:
+        """How many ``//``, ``minimum`` and ``maximum`` the expression has when it is written out."""
+        return sum(_operations(a) for a, _ in self.terms)
+
     def __add__(self, other: Index | int) -> Index:
         other = as_index(other)
         return _combine({**dict(self.terms)}, other, 1, self.constant)
@@ -77,7 +87,7 @@ class Index:
             return self
         if not self.terms:
             return Index((), self.constant // divisor)
-        return Index(((Floor(self, divisor), 1),))
+        return _checked(Index(((Floor(self, divisor), 1),)))
 
     def __mod__(self, divisor: int) -> Index:
         return self - (self // divisor) * divisor
@@ -117,6 +127,12 @@ class Index:
         return "(" + " + ".join(parts) + ")"
 
 
+def _operations(atom: Atom) -> int:
+    if isinstance(atom, Symbol):
+        return 0
+    return 1 + sum(e.operations for e in ((atom.expr,) if isinstance(atom, Floor) else (atom.left, atom.right)))
+
+
 def _mentions_time(atom: Atom) -> bool:
     if isinstance(atom, Symbol):
         return atom.name == "t"
@@ -145,7 +161,20 @@ def _combine(terms: dict[Atom, int], other: Index, sign: int, constant: int) -> 
     for atom, coefficient in other.terms:
         terms[atom] = terms.get(atom, 0) + sign * coefficient
     kept = sorted(((a, c) for a, c in terms.items() if c), key=lambda ac: (not isinstance(ac[0], Symbol), str(ac[0])))
-    return Index(tuple(kept), constant + sign * other.constant)
+    return _checked(Index(tuple(kept), constant + sign * other.constant))
+
+
+def _checked(expr: Index) -> Index:
+    if expr.operations > MOST:
+        raise DomainError(
+            located(
+                f"An index expression has {expr.operations} operations (//, %, minimum and maximum, counted as often as they "
+                f"are written out); at most {MOST} are analysed.",
+                where=J.here(),
+                fix="Choose from a slice with an array of integers: x[:][i], with i computed from t.now.",
+            )
+        )
+    return expr
 
 
 def _grouped(expr: Index) -> str:
@@ -193,7 +222,7 @@ def extreme(kind: str, left: Index | int, right: Index | int) -> Index:
     if difference.is_constant:
         smaller, larger = (left, right) if difference.constant <= 0 else (right, left)
         return smaller if kind == "min" else larger
-    return Index(((Extreme(kind, left, right), 1),))
+    return _checked(Index(((Extreme(kind, left, right), 1),)))
 
 
 def written(expr: Index) -> str:

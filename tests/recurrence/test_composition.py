@@ -151,7 +151,7 @@ def test_a_program_of_programs():
 
 
 def test_meta_gradient_through_an_inner_gradient():
-    inner = rlfx.compile(lambda w, c, t: ((w * c - t) ** 2, c), length=3)
+    inner = rlfx.compile(lambda w, c, t: ((w * c - 1.0 * t) ** 2, c), length=3)
 
     def updated(lr, w):
         g = jax.grad(lambda w: inner(w, jnp.float32(1.5))[0])(w)

@@ -3,7 +3,9 @@
 import itertools
 import math
 import operator
+import time
 
+import islpy as isl
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 
 import rlfx
 from rlfx.errors import BoundaryError, DomainError, ProgramError, RlfxError, UnsupportedSliceOp
+from rlfx.recurrence.access import Reach, reach, relation
+from rlfx.recurrence.index import LENGTH, TIME, Lookup, Point, Slice, Window, as_index, extreme
 
 KEY = jax.random.key(0)
 T, B = 5, 3
@@ -723,3 +727,95 @@ def test_what_programs_in_programs_may_say():
         strict=True,
     ):
         np.testing.assert_allclose(out, want)
+
+
+# -- how long an index takes -------------------------------------------------------------------------------------------
+
+
+def random_index(rng, depth=2):
+    """An index expression, written at random."""
+    part = lambda: random_index(rng, depth - 1)  # noqa: E731
+    k = rng.integers(8 if depth else 3)
+    if k < 3:
+        return (TIME, LENGTH, as_index(rng.integers(-3, 8)))[k]
+    if k < 7:
+        n = int(rng.integers(1, 5))
+        return (lambda: part() + part(), lambda: part() * (n - 3), lambda: part() // n, lambda: part() % n)[k - 3]()
+    return extreme(rng.choice(["min", "max"]), part(), part())
+
+
+def by_sets(access, length):
+    """What :func:`reach` finds, from the relation as an integer set, point by point."""
+    domain, reads = range(length), {t: [] for t in range(length)}
+    relation(access, length).wrap().foreach_point(
+        lambda p: reads[p.get_coordinate_val(isl.dim_type.set, 0).to_python()].append(
+            p.get_coordinate_val(isl.dim_type.set, 1).to_python()
+        )
+    )
+    inside = {t: [s for s in reads[t] if 0 <= s < length] for t in domain}
+    distances = [s - t for t in domain for s in inside[t]]
+    everything = [s for t in domain for s in reads[t]]
+    return Reach(
+        past=any(d < 0 for d in distances),
+        now=any(d == 0 for d in distances),
+        future=any(d > 0 for d in distances),
+        behind=max([-d for d in distances if d < 0], default=0),
+        ahead=max([d for d in distances if d > 0], default=0),
+        before_start=any(s < 0 for s in everything),
+        after_end=any(s >= length for s in everything),
+        empty=not all(inside[t] for t in domain),
+    )
+
+
+def test_what_an_access_reaches_is_that_of_its_integer_set():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lo, hi = random_index(rng), random_index(rng)
+        access = [
+            Point(lo),
+            Slice(lo, hi),
+            Window(*sorted(map(int, rng.choice(range(-4, 5), 2, replace=False)))),
+            Lookup(False),
+        ]
+        access, length = access[rng.choice(4, p=[0.4, 0.4, 0.15, 0.05])], int(rng.choice([1, 2, 3, 5]))
+        assert reach(access, length) == by_sets(access, length), (str(access), length)
+
+
+def test_long_index_expressions_are_analysed_quickly_or_refused():
+    """Each in less than a second, where comparisons of sets or of symbolic lengths took minutes."""
+
+    def chain(t, n):
+        for _ in range(n):
+            t = (t * 3 + 1) // 2
+        return t
+
+    def doubled(t, n):
+        for _ in range(n):
+            t = (t * 3 + 1) // 2 - t // 3
+        return t
+
+    x = lambda t: rlfx.series(1.0 * t, start=0.0, end=0.0)  # noqa: E731
+    begin = time.process_time()
+    for n in (4, 12, 18, 30):
+        traced(lambda p, c, t: x(t)[chain(t, n) % 5], length=16)
+    for n in (2, 4, 5):
+        traced(lambda p, c, t: x(t)[doubled(t, n)], length=16)
+    for n in (6, 8, 12):
+        message = refused(DomainError, lambda p, c, t: x(t)[doubled(t, n)], length=16)
+        assert "at most 64 are analysed" in message
+        assert "x[:][i]" in message
+    assert "at most 64 are analysed" in refused(DomainError, lambda p, c, t: x(t)[chain(t, 70)], length=16)
+    for read in (
+        lambda x, t: x[(t % 7) % 5 : (t // 2) % 3 + t % 11],
+        lambda x, t: x[(t % 7) % 5 : t % 11 + t % 3 + t % 2],
+        lambda x, t: x[: sum((t % n for n in (2, 3, 5, 7, 9, 11, 13, 15)), t % 17)],
+    ):
+        message = refused(DomainError, lambda p, c, t: read(x(t), t).sum(), length=16)
+        assert "has too many //, %, minimum and maximum" in message
+    for read in (
+        lambda x, t: x[t % 7 : t % 5 + t % 3],
+        lambda x, t: x[: t % 7 + t % 5 + t % 3],
+        lambda x, t: x[t - t % 4 : t + 1],
+    ):
+        traced(lambda p, c, t: read(x(t), t).sum(), length=16)
+    assert time.process_time() - begin < 15
