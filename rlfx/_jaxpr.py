@@ -350,8 +350,13 @@ def maximum_dim(a: Any, b: Any) -> Any:
 
 
 def evaluate_dim(dim: Any, tau: Any, nu: Any) -> Any:
-    """The value of a dimension at ``tau``, ``nu``: integers or integer arrays."""
-    return dim._evaluate({"tau": tau, "nu": nu}) if is_symbolic(dim) else dim
+    """The value of a dimension at ``tau``, ``nu``: integers, or arrays of their dtype."""
+    if not is_symbolic(dim):
+        return dim
+    with jax.numpy_dtype_promotion("standard"):  # jax's constants are int64 where that is enabled
+        value = dim._evaluate({"tau": tau, "nu": nu})
+    own = [x.dtype for x in (tau, nu) if hasattr(x, "dtype")]
+    return value.astype(own[0]) if own and hasattr(value, "astype") else value
 
 
 DIM_AS_VALUE = shape_poly.dim_as_value_p if hasattr(shape_poly, "dim_as_value_p") else core.dim_as_value_p

@@ -36,9 +36,9 @@ def _same(aval: Any, **_) -> Any:
 
 def _read_aval(source: Any, *operands: Any, access: Any, size: Any, **_) -> Any:
     if isinstance(access, Lookup):
-        return J.ShapedArray(operands[0].shape + source.shape, source.dtype)
+        return J.ShapedArray(operands[0].shape + source.shape, source.dtype, weak_type=source.weak_type)
     lead = () if isinstance(access, Point) else (size,)
-    return J.ShapedArray(lead + source.shape, source.dtype)
+    return J.ShapedArray(lead + source.shape, source.dtype, weak_type=source.weak_type)
 
 
 #: ``series_p(value; name)``: names a value, so that it can be read at other times. The identity.
@@ -46,8 +46,8 @@ series_p = _primitive("series", _same)
 #: ``read_p(source, *operands; access, size, start, end)``: the source at other times. ``start`` and ``end`` say whether
 #: the boundary values are among the operands (in that order); a Window has its fill, a Lookup its indices there.
 read_p = _primitive("read", _read_aval)
-#: ``declare_p(; shape, dtype)``: the series that a ``solve`` defines, before its definition is known.
-declare_p = _primitive("declare", lambda *, shape, dtype: J.ShapedArray(shape, dtype))
+#: ``declare_p(; shape, dtype, weak_type)``: the series that a ``solve`` defines, before its definition is known.
+declare_p = _primitive("declare", lambda *, shape, dtype, weak_type: J.ShapedArray(shape, dtype, weak_type=weak_type))
 #: ``define_p(declared, value)``: ties the knot. Returns the value.
 define_p = _primitive("define", lambda declared, value: _same(value))
 #: ``reduce_p(x; op, over)``: a reduction over timesteps and environments. ``op="any"`` is of the environments of one device:

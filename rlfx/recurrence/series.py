@@ -315,12 +315,11 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
             located("rlfx.solve has no boundary value.", where=J.here(), fix="Give start=... or end=....")
         )
     guess = without_time(start if start is not None else end)
-    like = tree.tree_map(lambda leaf: _strong(as_array(leaf, "rlfx.solve")), guess)
-    like = jax.eval_shape(lambda: like)
+    # A Python number as a boundary leaves the dtype to the value, as Python numbers do.
+    like = jax.eval_shape(lambda: tree.tree_map(lambda leaf: as_array(leaf, "rlfx.solve"), guess))
     for _ in range(4):  # the value may be wider than the boundary: (shape, dtype) rise to a fixed point
-        value_like = jax.eval_shape(lambda like=like: without_time(fn(_declare(like, start, end))))
-        value_like = tree.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), value_like)
-        if value_like == like:
+        value_like = _strong(jax.eval_shape(lambda like=like: without_time(fn(_declare(like, start, end)))))
+        if value_like == _strong(like):
             break
         like = value_like
     else:
@@ -332,7 +331,7 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
                 fix="Give start= or end= of the value's own shape and dtype.",
             )
         )
-    declared = _declare(like, start, end)
+    declared = _declare(value_like, start, end)
     value = without_time(fn(declared))
     leaves = [
         define_p.bind(d, as_array(v, "rlfx.solve"))
@@ -343,7 +342,9 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
 
 def _declare(like: Any, start: Any, end: Any) -> Series:
     leaves, treedef = tree.tree_flatten(like)
-    bound = tuple(declare_p.bind(shape=tuple(leaf.shape), dtype=leaf.dtype) for leaf in leaves)
+    bound = tuple(
+        declare_p.bind(shape=tuple(leaf.shape), dtype=leaf.dtype, weak_type=bool(leaf.weak_type)) for leaf in leaves
+    )
     return Series(
         bound,
         treedef,
@@ -352,8 +353,9 @@ def _declare(like: Any, start: Any, end: Any) -> Series:
     )
 
 
-def _strong(x: Any) -> Any:
-    return jax.lax.convert_element_type(x, x.dtype)
+def _strong(like: Any) -> Any:
+    """The types without their weakness."""
+    return tree.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
 
 
 def _not_from_the_end(expr: Index) -> Index:

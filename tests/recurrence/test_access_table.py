@@ -193,7 +193,7 @@ def compare(row: Row, network: Network, nested: str, batch: int | None, seed: in
     loop = lambda q: by_loop(row, network, nested, q)  # noqa: E731
     exact = differences(loop, p)
     assert_close((loss, grad), (loop(p), exact))
-    return abs(float(loss) - loop(p)), max(float(np.abs(grad[k] - exact[k]).max()) for k in p)
+    return abs(float(loss) - loop(p)), max(float(np.abs(np.asarray(grad[k]) - exact[k]).max()) for k in p)
 
 
 def skip_if_empty(row: Row, network: Network) -> None:

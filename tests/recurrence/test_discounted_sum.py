@@ -75,7 +75,7 @@ def test_every_dtype(index):
 
 
 def test_in_the_dtypes_of_the_rewards_and_the_discounts():
-    f32, f16 = jnp.ones(T), jnp.ones(T, jnp.float16)
+    f32, f16 = jnp.ones(T, jnp.float32), jnp.ones(T, jnp.float16)
 
     def f(_, c, t):
         cases = [(f16, 0.9), (f16, np.ones(T, np.float32)), (f32, np.ones(T, np.float16)), (jnp.ones(T, bool), 1)]

@@ -64,7 +64,7 @@ def test_any_scan_body_is_a_program(length):
         return {"h": h, "n": c["n"] + x["i"]}, {"h2": h**2, "const": jnp.float32(3.0), "n": c["n"]}
 
     carry = {"h": jnp.array([0.1, -0.2]), "n": jnp.int32(3)}
-    xs = {"a": jax.random.normal(KEY, (length, 2)), "i": jnp.arange(length)}
+    xs = {"a": jax.random.normal(KEY, (length, 2)), "i": jnp.arange(length, dtype=jnp.int32)}
     unrolled = rlfx.unroll(lambda p, c, t: body(c, rlfx.inputs(p)[t]), length=length)
     jax.tree.map(close, unrolled(xs, carry), jax.lax.scan(body, carry, xs))
 
@@ -191,8 +191,8 @@ def test_demand_extension_evaluates_the_value_on_the_final_carry():
 
     # carry = 5 w^t; loss = mean over t = 0, 1 of 5 w^(t + 2)
     fn = rlfx.compile(loss, length=2)
-    close(fn(2.0, jnp.float32(5.0))[0], (20 + 40) / 2)
-    close(jax.grad(lambda w: fn(w, jnp.float32(5.0))[0])(2.0), (5 * 2 * 2 + 5 * 3 * 4) / 2)
+    close(fn(jnp.float32(2.0), jnp.float32(5.0))[0], (20 + 40) / 2)
+    close(jax.grad(lambda w: fn(w, jnp.float32(5.0))[0])(jnp.float32(2.0)), (5 * 2 * 2 + 5 * 3 * 4) / 2)
 
 
 def test_demand_extension_with_keys_is_the_key_of_the_next_call():
@@ -230,8 +230,8 @@ def test_slices_clip_to_the_domain_and_may_be_empty():
 
 
 def test_ordinary_jnp_on_slices_of_symbolic_length():
-    data = jax.random.normal(KEY, (5, 3))
-    query = jnp.array([0.5, -1.0, 0.3])
+    data = jax.random.normal(KEY, (5, 3), jnp.float32)
+    query = jnp.array([0.5, -1.0, 0.3], jnp.float32)
 
     def f(p, c, t):
         past = rlfx.inputs(p)[: t + 1]
@@ -602,7 +602,7 @@ def test_shared_carry_has_no_batch_axis():
         total = c["total"] + rlfx.sum(c["x"], "b")
         return {"total": total, "x": c["x"] + 1.0}, total
 
-    carry = {"total": rlfx.Shared(jnp.float32(0.0)), "x": jnp.array([1.0, 2.0])}
+    carry = {"total": rlfx.Shared(jnp.float32(0.0)), "x": jnp.array([1.0, 2.0], jnp.float32)}
     final, out = rlfx.unroll(f, length=3, batch=2)(None, carry)
     assert isinstance(final["total"], rlfx.Shared)
     close(final["total"].value, 3 + 5 + 7)
@@ -651,12 +651,12 @@ def test_reads_inside_cond_scan_vmap_and_counted_loops_are_moved_out():
     def f(p, c, t):
         x = rlfx.series(rlfx.inputs(p)[t], start=0.0)
         branch = jax.lax.cond(t % 2 == 0, lambda: x[t - 1], lambda: -x[t])
-        scanned = jax.lax.scan(lambda a, k: (a + k * x[t], None), jnp.float32(0.0), jnp.arange(3.0))[0]
+        scanned = jax.lax.scan(lambda a, k: (a + k * x[t], None), jnp.float32(0.0), jnp.arange(3, dtype=jnp.float32))[0]
         looped = jax.lax.fori_loop(0, 3, lambda i, a: a + x[t - 1], jnp.float32(0.0))
-        mapped = jax.vmap(lambda k: k * x[t])(jnp.arange(3.0)).sum()
+        mapped = jax.vmap(lambda k: k * x[t])(jnp.arange(3, dtype=jnp.float32)).sum()
         return c, (branch, scanned, looped, mapped)
 
-    x = jnp.array([1.0, 2.0, 4.0])
+    x = jnp.array([1.0, 2.0, 4.0], jnp.float32)
     branch, scanned, looped, mapped = values(f, 3, params=x)
     close(branch, [0, -2, 2])
     close(scanned, 3 * x)
@@ -673,14 +673,14 @@ def test_until_stops_the_loop_when_every_environment_has_ended():
         return p * c, c + 1.0
 
     fn = rlfx.compile(f, length=1000, batch=2, until=lambda c: c >= 3.0)
-    carry = jnp.array([0.0, 1.0])
+    carry = jnp.array([0.0, 1.0], jnp.float32)
     for call in (fn, jax.value_and_grad(lambda p, c: fn(p, c)[0])):
         seen.clear()
         out = jax.jit(call)(jnp.float32(2.0), carry)
         jax.block_until_ready(out)
         jax.effects_barrier()
         assert max(seen) <= 3
-    assert fn(2.0, carry)[1][2].tolist() == [3, 2]
+    assert fn(jnp.float32(2.0), carry)[1][2].tolist() == [3, 2]
     np.testing.assert_allclose(out[0], 2.0 * (0 + 1 + 2 + 1 + 2) / 5)
 
 
@@ -688,11 +688,11 @@ def test_under_until_a_sum_over_environments_counts_those_that_go_on_even_of_a_c
     """The ends of some decide what the others see, hence when they end: in the reference, too."""
 
     def f(p, c, t):
-        going = rlfx.sum(1.0, "b")
+        going = rlfx.sum(jnp.float32(1.0), "b")
         return p * going, jnp.tanh(0.1 * going + 0.5 * c), going
 
     options = {"length": 4, "batch": 3, "until": lambda c: c > 0.35, "reduce": "sum"}
-    carry = jnp.array([-0.4, 0.5, 0.0])
+    carry = jnp.array([-0.4, 0.5, 0.0], jnp.float32)
     for fn in (rlfx.compile(f, **options), rlfx.reference(f, **options)):
         loss, (last, going, lengths) = fn(jnp.float32(1.0), carry)
         assert lengths.tolist() == [4, 1, 3]
@@ -709,7 +709,7 @@ def test_a_reduction_over_environments_is_extended_beyond_the_end(ahead):
     def f(p, c, t):
         return rlfx.series(rlfx.max(p * c, "b"))[t + ahead], jnp.tanh(c + 0.3)
 
-    args = jnp.float32(0.7), jnp.array([0.1, 0.2])
+    args = jnp.float32(0.7), jnp.array([0.1, 0.2], jnp.float32)
     got, expected = (
         jax.value_and_grad(lambda p, c, g=make(f, length=3, batch=2): g(p, c)[0], (0, 1))(*args)
         for make in (rlfx.compile, rlfx.reference)
@@ -768,7 +768,7 @@ def test_a_value_that_a_loop_computes_but_that_does_not_vary_with_time_has_no_ax
         x = rlfx.series(p * c + 0.1, end=0.0)
         return x[0] * x[t + 1], jnp.tanh(x[0] + 0.5 * c), x[0]
 
-    args = jnp.float32(0.7), jnp.array([0.3, -0.2])
+    args = jnp.float32(0.7), jnp.array([0.3, -0.2], jnp.float32)
     for length in (1, 2, 5):
         fn, reference = (make(f, length=length, batch=2) for make in (rlfx.compile, rlfx.reference))
         got, expected = (jax.value_and_grad(g, (0, 1), has_aux=True)(*args) for g in (fn, reference))

@@ -125,3 +125,23 @@ def test_blocks_of_ordinary_losses(dtype):
     got = jax.grad(lambda w: loss(w, jnp.ones(2048, dtype)).astype(jnp.float32))(jnp.ones((), dtype))
     assert got.dtype == dtype
     assert got == 2048
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+def test_a_python_number_as_a_boundary_does_not_widen(x64):
+    """Neither bfloat16 to float32, nor float32 to float64 where that is enabled."""
+    with jax.enable_x64(x64):
+        for dtype in (*NARROW, jnp.float32, *([jnp.float64] if x64 else [])):
+            x = jnp.linspace(0, 1, 3).astype(dtype)
+
+            def f(_, c, t, x=x):
+                at = rlfx.inputs(x)[t]
+                past = rlfx.solve(lambda a: at + 0.5 * a[t - 1], start=0.0)
+                future = rlfx.solve(lambda a: at + 0.5 * a[t + 1], end=1)
+                pair = rlfx.solve(lambda a: (at * a[t - 1][1], a[t - 1][0] - at), start=(0, 1.0))
+                return c, (past, future, *pair, rlfx.mean(at), rlfx.series(at, start=0.3)[t - 1])
+
+            for make in (rlfx.unroll, lambda f, length: rlfx.reference(f, length=length, loss=False)):
+                out = make(f, length=3)(None, None)[1]
+                assert [o.dtype for o in out] == [jnp.dtype(dtype)] * 6
+            np.testing.assert_allclose(np.asarray(out[1], np.float64), [0.625, 1.25, 1.5], rtol=1e-2)

@@ -142,7 +142,7 @@ def test_the_first_timesteps_of_blocks_are_not_those_of_the_episode():
     expected = np.mean([np.log(X[t, b]) + 1 / (2.0 * X[t, b]) + 1 / (3.5 - t) for t, b in alive])
     for plan in (Plan("blocks", 1), Plan("blocks", 4), Plan("blocks", 2, 2), Plan()):
         fn = rlfx.compile(f, length=T, batch=B, until=end, plan=plan)
-        got = jax.jit(jax.grad(lambda p, fn=fn: fn(p, carry)[0]), compiler_options=QUICK)(2.0)
+        got = jax.jit(jax.grad(lambda p, fn=fn: fn(p, carry)[0]), compiler_options=QUICK)(jnp.float32(2.0))
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
@@ -161,7 +161,7 @@ def test_gradients_through_the_carry_and_to_data():
         return loss, {"x": x - 1.0, "h": jnp.where(x <= 1.0, 0.0 * h, h * p["w"])}
 
     params = {"w": jnp.float32(1.2), "data": data}
-    carry = {"x": jnp.asarray(X0[:batch], jnp.float32), "h": jnp.linspace(0.4, 0.8, batch)}
+    carry = {"x": jnp.asarray(X0[:batch], jnp.float32), "h": jnp.linspace(0.4, 0.8, batch, dtype=jnp.float32)}
 
     def run(make):
         fn = make(f, length=length, batch=batch, until=end)
@@ -191,10 +191,10 @@ def test_on_a_mesh():
         each = [p[i] / getattr(rlfx, op)(c["x"] + 0.1 * p[i], "b") for i, op in enumerate(REDUCTIONS)]
         return sum(each[1:], start=each[0]), {"x": c["x"] - 1.0}
 
-    carry = {"x": jnp.asarray([1.0, 1.0, 3.0, 2.0])}
+    carry = {"x": jnp.asarray([1.0, 1.0, 3.0, 2.0], jnp.float32)}
     got, expected = (
         jax.jit(jax.grad(lambda p, kw=kw: rlfx.compile(f, length=T, batch=B, until=end, **kw)(p, carry)[0]))(
-            jnp.ones(4)
+            jnp.ones(4, jnp.float32)
         )
         for kw in ({"mesh": mesh}, {})
     )

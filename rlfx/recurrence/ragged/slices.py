@@ -23,7 +23,7 @@ def _dynamic_slice(point: Point, equation: Equation, operand: Part, *indices: Pa
             data = lax.dynamic_slice_in_dim(data, index.data, size, axis)
         elif not J.is_symbolic(size):
             start = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
-            within = jnp.clip(index.data, 0, jnp.maximum(point.value(shape[axis]) - size, 0))
+            within = jnp.clip(index.data.astype(jnp.int32), 0, jnp.maximum(point.value(shape[axis]) - size, 0))
             data, starts[axis] = lax.dynamic_slice_in_dim(data, start + within, size, axis), None
         elif str(size) != str(shape[axis]):
             raise unsupported(equation, "A dynamic slice of a slice whose length depends on t must have a fixed length")
@@ -66,7 +66,7 @@ def _gather(point: Point, equation: Equation, operand: Part, indices: Part) -> l
             sizes[axis] = operand.data.shape[axis]
             index = index.at[..., column].set(0)
         else:
-            within = jnp.clip(index[..., column], 0, jnp.maximum(point.value(shape[axis]) - size, 0))
+            within = jnp.clip(index[..., column].astype(jnp.int32), 0, jnp.maximum(point.value(shape[axis]) - size, 0))
             index = index.at[..., column].set(within.astype(index.dtype) + jnp.asarray(point.value(first), index.dtype))
     bound = {k: v for k, v in params.items() if k != "rlfx_static_indices"} | {"slice_sizes": tuple(map(int, sizes))}
     (out,) = J.bind(equation.op, bound, operand.data, index)
