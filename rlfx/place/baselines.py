@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
@@ -85,7 +86,7 @@ def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.
 
 def critical_path(problem: Problem, key: jax.Array, runs: int = 50) -> tuple[Assignment, float]:
     """The best of ``runs`` randomised critical-path schedules (the paper's baseline), ``runs`` simulator calls."""
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))).tolist())
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
     return best(problem, [list_schedule(problem, rng) for _ in range(runs)])
 
 
@@ -146,6 +147,27 @@ def random_assignment(problem: Problem, rng: np.random.Generator) -> Assignment:
     return Assignment(
         rng.integers(0, problem.devices, problem.tasks).astype(np.int32), run_order(problem, "critical-path")
     )
+
+
+def roomy(problem: Problem, rng: np.random.Generator, greedy: float = 1.0) -> Assignment:
+    """Task after task where the largest share of the memory stays free: where memory binds, a search begins with what fits.
+
+    A task needs its result there, copies of what it reads, and its input blocks, each once. With probability
+    ``1 - greedy``, a task goes to a random device, by free memory.
+    """
+    memory = problem.memory.astype(np.float64)
+    free = memory - problem.held
+    device, there = np.zeros(problem.tasks, np.int32), np.zeros((problem.tasks, problem.devices), bool)
+    loaded = np.zeros((len(problem.input_bytes), problem.devices), bool)
+    for v in range(problem.tasks):
+        preds, inputs = np.flatnonzero(problem.adjacency[:, v]), np.flatnonzero(problem.input_reads[:, v])
+        need = problem.nbytes[v] + problem.nbytes[preds] @ ~there[preds] + problem.input_bytes[inputs] @ ~loaded[inputs]
+        left = (free - need) / memory
+        chance = np.maximum(free, 0.0) + 1e-9
+        d = int(np.argmax(left)) if rng.random() < greedy else int(rng.choice(problem.devices, p=chance / chance.sum()))
+        device[v], free[d] = d, free[d] - need[d]
+        there[preds, d] = there[v, d] = loaded[inputs, d] = True
+    return Assignment(device, run_order(problem, "critical-path"))
 
 
 def topological_order(problem: Problem) -> np.ndarray:

@@ -97,7 +97,7 @@ def rollout(
     """
     V, D = f.exec_time.shape
     once: Any = None if policy.per_step else policy.apply(params, f, method="encode")
-    uniform = jax.random.uniform(key, (V, batch, 2))
+    uniform = jax.random.uniform(key, (V, batch, 2), jnp.float32)
     lanes = jnp.arange(batch)
     depends = f.adjacency.astype(jnp.int32)
 
@@ -167,15 +167,15 @@ def rollout(
         )
         return carry, (v, d, relative)
 
-    zeros = jnp.zeros((batch, V))
+    zeros = jnp.zeros((batch, V), jnp.float32)
     carry = (
-        jnp.broadcast_to(depends.sum(axis=0)[None], (batch, V)),
+        jnp.broadcast_to(depends.sum(axis=0, dtype=jnp.int32)[None], (batch, V)),
         jnp.zeros((batch, V), jnp.int32),
         zeros,
         zeros,
-        jnp.zeros((batch, D)),
-        jnp.zeros((batch, D)),
-        jnp.zeros((batch, D, policy.hidden)),
+        jnp.zeros((batch, D), jnp.float32),
+        jnp.zeros((batch, D), jnp.float32),
+        jnp.zeros((batch, D, policy.hidden), jnp.float32),
     )
     force = None if forced is None else (forced[0].T, forced[1].T)
     _, (task, device, state) = jax.lax.scan(step, carry, (uniform, force), length=V)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx.errors import PlacementError, located
@@ -49,10 +50,15 @@ def critical_path(problem: Problem, key: jax.Array, budget: int) -> Result:
 
 
 def heuristic_starts(problem: Problem, key: jax.Array, budget: int) -> tuple[list[Assignment], np.ndarray]:
-    """Critical path (up to 50), HEFT, EnumerativeOptimizer and one device, with their costs: where searches start."""
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,))).tolist())
+    """Critical path (up to 50), HEFT, EnumerativeOptimizer and one device, with their costs: where searches start.
+
+    Those spread time evenly. Where memory may bind, as many that spread memory instead.
+    """
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
     fixed = [baselines.heft(problem), baselines.enumerative(problem), baselines.one_device(problem)]
     paths = [baselines.list_schedule(problem, rng) for _ in range(max(0, min(50, budget // 8)))]
+    if problem.memory_may_bind:
+        paths += [baselines.roomy(problem, rng, greedy=1.0 - i / (len(paths) + 1)) for i in range(len(paths) + 1)]
     starts = [*fixed, *paths][: max(1, budget)]
     return starts, baselines.evaluate(problem, starts)
 
@@ -77,6 +83,12 @@ local_search = _annealed(0.0, 0.0)
 annealing = _annealed(3e-3, 1e-4)
 
 
+def fits(problem: Problem, cost: float) -> bool:
+    """Whether an assignment with this objective fits into memory."""
+    return not problem.memory_may_bind or cost < 10.0 * float(problem.one_device().max())
+
+
+FITTING = 32  # simulator calls between looks at whether something fits
 GUIDED = search.Moves(device=1.0, follow=2.0, swap=1.0, order=1.0, ahead=1.0, critical=0.8)
 
 
@@ -85,14 +97,21 @@ def polish(problem: Problem, key: jax.Array, starts: list[Assignment], costs: np
 
     One chain. Four moves in five begin at a task of the critical chain, and a task may be run before the one that held
     it up, as in searches for job shops (Nowicki and Smutnicki, 1996). Temperatures are 1% to 0.1% of what can still be
-    gained, the best start's distance from the lower bound: where heuristics are nearly optimal, steps are fine.
+    gained, the best start's distance from the lower bound: where heuristics are nearly optimal, steps are fine. While
+    nothing fits into memory, what is critical does not matter: any task may move.
     """
-    state = search.initial(problem, starts, costs, 1)
+    state, calls = search.initial(problem, starts, costs, 1), budget
+    while budget > FITTING and not fits(problem, float(state.best_cost.min())):
+        key, k_fit = jax.random.split(key)
+        state, _ = search.anneal(problem, k_fit, state, FITTING, moves=search.DEVICES)
+        budget -= FITTING
     if budget > 0:
-        gain = max(0.0, 1.0 - problem.lower_bound() / float(costs.min()))
-        state, _ = search.anneal(problem, key, state, budget, hot=1e-2 * gain, cold=1e-3 * gain, moves=GUIDED)
+        guided = fits(problem, float(state.best_cost.min()))
+        gain = max(0.0, 1.0 - problem.lower_bound() / float(state.best_cost.min())) if guided else 0.0
+        state, _ = search.anneal(problem, key, state, budget, hot=1e-2 * gain, cold=1e-3 * gain,
+                                 moves=GUIDED if guided else search.DEVICES)  # fmt: skip
     assignment, cost = search.winner(state)
-    return Result(assignment, cost, budget)
+    return Result(assignment, cost, calls)
 
 
 def polished_heuristics(problem: Problem, key: jax.Array, budget: int) -> Result:
@@ -173,7 +192,7 @@ def solve(problem: Problem, method: str, key: jax.Array, budget: int) -> Result:
         )
     result = METHODS[method](problem, key, budget)
     worst = float(problem.one_device().max())
-    if problem.memory_may_bind and result.cost >= 10.0 * worst:
+    if not fits(problem, result.cost):
         over = result.cost / (10.0 * worst) - 1.0
         raise PlacementError(
             located(

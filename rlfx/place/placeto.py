@@ -67,14 +67,15 @@ class Policy(nn.Module):
         V = g.nodes.shape[0]
         position = jnp.arange(V)
         flags = jnp.stack([position == current, position < current], axis=1).astype(jnp.float32)
-        h = nn.Dense(self.hidden)(jnp.concatenate([g.nodes, flags, jax.nn.one_hot(device, self.devices)], axis=1))
+        placed = jax.nn.one_hot(device, self.devices, dtype=jnp.float32)
+        h = nn.Dense(self.hidden)(jnp.concatenate([g.nodes, flags, placed], axis=1))
         ways = []
         for table in (g.above, g.below):
             e = h
             for _ in range(self.rounds):
-                sent = jnp.concatenate([nn.relu(nn.Dense(self.hidden)(e)), jnp.zeros((1, self.hidden))])
+                sent = jnp.concatenate([nn.relu(nn.Dense(self.hidden)(e)), jnp.zeros((1, self.hidden), jnp.float32)])
                 e = h + nn.relu(nn.Dense(self.hidden)(jnp.sum(sent[table], axis=1)))
-            padded = jnp.concatenate([e, jnp.zeros((1, self.hidden))])
+            padded = jnp.concatenate([e, jnp.zeros((1, self.hidden), jnp.float32)])
             ways += [e[current], jnp.sum(padded[table[current]], axis=0)]
         pooled = jnp.concatenate([*ways, jnp.mean(h, axis=0)])
         return nn.Dense(self.devices)(nn.relu(nn.Dense(self.hidden)(pooled)))

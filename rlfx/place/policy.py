@@ -70,13 +70,13 @@ class DualPolicy(nn.Module):
         """
         V = f.nodes.shape[0]
         if self.per_step:
-            now = jnp.zeros((V, 2)) if progress is None else progress.astype(jnp.float32)
+            now = jnp.zeros((V, 2), jnp.float32) if progress is None else progress.astype(jnp.float32)
             f = f._replace(nodes=jnp.concatenate([f.nodes, now], axis=1))
         h = self.embed(f.nodes)
-        degree = jnp.zeros((V, 1)).at[f.receivers].add(1.0)
+        degree = jnp.zeros((V, 1), jnp.float32).at[f.receivers].add(1.0)
         for message, update in zip(self.message, self.update, strict=True):
             sent = message(jnp.concatenate([h[f.senders], h[f.receivers], f.edges], axis=-1))
-            total = jnp.zeros((V, self.hidden)).at[f.receivers].add(sent) / jnp.maximum(degree, 1.0)
+            total = jnp.zeros((V, self.hidden), jnp.float32).at[f.receivers].add(sent) / jnp.maximum(degree, 1.0)
             h = nn.leaky_relu(update(jnp.concatenate([h, total], axis=-1))) + h
         z = self.own(f.nodes)
         select = self.select(jnp.concatenate([h, f.entry_paths @ h, f.exit_paths @ h, z], axis=-1))[:, 0]
@@ -96,9 +96,9 @@ class DualPolicy(nn.Module):
     def __call__(self, f: Features, x: Array) -> tuple[Encoding, Array]:
         """Touch every layer, for initialisation."""
         encoding = self.encode(f)
-        return encoding, self.devices(encoding.task[0], jnp.zeros((x.shape[0], self.hidden)), x)
+        return encoding, self.devices(encoding.task[0], jnp.zeros((x.shape[0], self.hidden), jnp.float32), x)
 
 
 def initialise(key: jax.Array, f: Features, policy: DualPolicy = DualPolicy()) -> Any:
     """Parameters for problems with any number of tasks and devices."""
-    return policy.init(key, f, jnp.zeros((f.exec_time.shape[1], 6)))
+    return policy.init(key, f, jnp.zeros((f.exec_time.shape[1], 6), jnp.float32))

@@ -64,18 +64,20 @@ def _propose(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves
     V = device.shape[0]
     k_kind, k_v, k_u, k_d, k_near, k_critical, k_same = jax.random.split(key, 7)
     kind = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves[:5], jnp.float32)))
-    u = jax.random.randint(k_u, (), 0, V)
+    u = jax.random.randint(k_u, (), 0, V, jnp.int32)
     on = hold.on.astype(jnp.float32)
     share = moves.critical * on / jnp.sum(on) + (1.0 - moves.critical) / V
     v = jnp.where(
-        moves.critical > 0.0, jax.random.categorical(k_critical, jnp.log(share)), jax.random.randint(k_v, (), 0, V)
+        moves.critical > 0.0,
+        jax.random.categorical(k_critical, jnp.log(share)),
+        jax.random.randint(k_v, (), 0, V, jnp.int32),
     )
-    fresh = (device[v] + jax.random.randint(k_d, (), 1, max(D, 2))) % D
-    neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1])]
+    fresh = (device[v] + jax.random.randint(k_d, (), 1, max(D, 2), jnp.int32)) % D
+    neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1], jnp.int32)]
     one = jnp.where(kind == 0, fresh, device[neighbour])
     moved = device.at[v].set(one)
     meanwhile = (state.start < state.finish[v]) & (state.finish > state.start[v]) & (device != device[v])
-    partner = jnp.argmax(jnp.where(meanwhile, jax.random.uniform(k_same, (V,)), -1.0))
+    partner = jnp.argmax(jnp.where(meanwhile, jax.random.uniform(k_same, (V,), jnp.float32), -1.0))
     partner = jnp.where(jnp.any(meanwhile), partner, v)
     swapped = device.at[v].set(device[partner]).at[partner].set(device[v])
     other = jnp.where(kind == 4, hold.before[v], u)
@@ -115,7 +117,7 @@ def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, tem
         chains = state.cost.shape[0]
         device, order = jax.vmap(lambda k, s: _changed(k, s, near, D, moves))(jax.random.split(k_move, chains), state)
         cost, schedules = judged(problem, device, order, limited=limited)
-        threshold = -temperature * jnp.log(jax.random.uniform(k_accept, (chains,), minval=1e-12))
+        threshold = -temperature * jnp.log(jax.random.uniform(k_accept, (chains,), jnp.float32, minval=1e-12))
         take = cost <= state.cost + threshold
         better = cost < state.best_cost
         hold = jax.vmap(lambda d, s: chain(problem, d, s))(device, schedules) if guided else state.hold

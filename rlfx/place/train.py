@@ -85,7 +85,7 @@ def _imitate(policy: DualPolicy, learner: Learner, f: Features, episodes: Episod
     count = episodes.task.shape[0]
 
     def step(learner: Learner, key: Array) -> tuple[Learner, None]:
-        picks = jax.random.randint(key, (batch,), 0, count)
+        picks = jax.random.randint(key, (batch,), 0, count, jnp.int32)
         chosen = jax.tree.map(lambda x: x[picks], episodes)
 
         def loss(params: dict) -> Array:
@@ -133,7 +133,7 @@ def imitate_critical_path(policy: DualPolicy, learner: Learner, problem: Problem
                           teachers: int = 16) -> Learner:  # fmt: skip
     """Stage I as in the paper: the teacher is the randomised critical path."""
     k_teach, k_learn = jax.random.split(key)
-    rng = np.random.default_rng(np.asarray(jax.random.bits(k_teach, (4,))).tolist())
+    rng = np.random.default_rng(np.asarray(jax.random.bits(k_teach, (4,), jnp.uint32)).tolist())
     schedules = [list_schedule(problem, rng) for _ in range(teachers)]
     return imitate(policy, learner, problem, schedules, k_learn, steps=steps)
 

@@ -11,6 +11,7 @@ import pytest
 from rlfx.errors import PlacementError
 from rlfx.place import baselines, hardware, methods, search, simulate, workloads
 from rlfx.place.problem import Problem, build
+from tests.place.test_simulate import batch, random_problem
 
 
 def valid(problem, assignment):
@@ -153,6 +154,35 @@ def test_memory_restricted_devices_get_a_fitting_assignment():
     assert peak.max() <= 2.2e9
     with pytest.raises(PlacementError, match=r"(?s)No assignment that one-device found in 1 simulator calls fits"):
         methods.solve(problem, "one-device", jax.random.key(0), 1)
+
+
+def tight(seed, unequal):
+    """A problem of which 3% of random assignments fit into memory."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, tasks=24)
+    device, order = batch(rng, problem, 500)
+    room = np.array([1.0, 0.6, 0.3]) if unequal else np.ones(3)
+    run = simulate.simulate(problem, device, order)
+    peak = np.asarray(peak_memory(problem, device, run)) / room
+    return replace(problem, memory=(room * np.quantile(peak.max(axis=1), 0.03)).astype(np.float32))
+
+
+peak_memory = jax.jit(simulate.peak_memory)
+
+
+def test_searches_begin_with_what_fits():
+    """50 problems where 3% of random assignments fit, on equal and on unequal devices."""
+    found = []
+    for seed in range(50):
+        problem = tight(seed, unequal=seed % 2 == 1)
+        starts, costs = methods.heuristic_starts(problem, jax.random.key(seed), 64)
+        assert len(starts) <= 64
+        found.append(methods.fits(problem, float(costs.min())))
+    assert sum(found) >= 45  # the search finds the rest
+    for seed in (0, 1, *np.flatnonzero(~np.array(found))):
+        result = methods.solve(tight(seed, unequal=seed % 2 == 1), "polish", jax.random.key(seed), 256)
+        valid(problem, result.assignment)
+        assert result.calls == 256
 
 
 def test_unequal_devices_bound():
