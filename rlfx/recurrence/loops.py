@@ -14,6 +14,7 @@ from rlfx.recurrence import reads
 from rlfx.recurrence.access import is_shift, reach_in
 from rlfx.recurrence.host import to_host
 from rlfx.recurrence.index import Lookup, Point, Slice
+from rlfx.recurrence.primitives import reduce_p
 from rlfx.recurrence.program import NO_DIMS, Equation, Var
 from rlfx.recurrence.schedule import REGISTER, Loop
 from rlfx.recurrence.sections import Section, advance_in_sections, tiled_series
@@ -93,7 +94,8 @@ class RunningLoop:
         """What the body uses from outside: what varies with t, and what does not."""
         defined = {v for e in self.loop.body for v in e.outputs}
         used = [v for e in self.loop.body for v in e.point_inputs if isinstance(v, Var)]
-        used += [self.run.program.alive] if self._holds else []
+        if self._holds or (self.run.program.alive is not None and any(e.op is reduce_p for e in self.loop.body)):
+            used.append(self.run.program.alive)  # of its environments only those count that have not ended
         outside = [v for v in dict.fromkeys(used) if v not in defined]
         varies = [v for v in outside if v is self.run.program.now or "t" in self.run.env[v].dims]
         return varies, [v for v in outside if v not in varies]

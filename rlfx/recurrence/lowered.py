@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from rlfx.errors import ScheduleError, located
@@ -171,7 +172,7 @@ class Lowered:
         loss, carry, aux, _ = cotangents
         rest_is_zero = all(map(is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
         if self.program.loss is not None and rest_is_zero:
-            grads = None if is_zero(loss) else [loss.astype(g.dtype) * g for g in kept]
+            grads = None if is_zero(loss) else [_scaled(g, loss) for g in kept]
         else:
             learner = self.learner(perturbed, True)
             by_var = sum_by_var(self.program, loss, carry, aux)
@@ -365,3 +366,9 @@ class _Static:
     """A Python value that travels among residuals."""
 
     value: Any
+
+
+def _scaled(gradient: Any, loss: Any) -> Any:
+    """A gradient times the loss' cotangent, in the gradient's own dtype."""
+    wide = np.promote_types(np.promote_types(np.float32, gradient.dtype), loss.dtype)
+    return (gradient.astype(wide) * loss.astype(wide)).astype(gradient.dtype)

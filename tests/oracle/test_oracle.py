@@ -1,0 +1,143 @@
+"""Generated trees against NumPy loops in float64, with central differences for gradients.
+
+A few here; five thousand with ``-m slow``. A tree that is wrong prints its program; ``python -m tests.oracle.sweep SEED
+SEED+1 --shrink`` makes it small.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.oracle import driver, found, grow, loops, printed, shrink
+from tests.oracle.features import FEATURES, ON
+from tests.oracle.forms import FORMS
+from tests.oracle.tree import Node, Tree, nodes, numbers
+
+#: Few, since each is compiled twice; every kind of `grow.chosen` is among them.
+SEEDS = (4, 13, 6, 8)
+SLOW = range(10_000, 15_000)
+CHUNK = 50
+#: Of the trees of a sweep. Refusals are legal, and a comparison can be too close: but then nothing was tested.
+MOST_UNTESTED = 0.1
+
+
+def sweep(seeds) -> None:
+    untested = 0
+    for seed in seeds:
+        tree = grow.chosen(seed)
+        verdict = driver.check(tree, reference=seed % 50 == 0)
+        text = f"python -m tests.oracle.sweep {seed} {seed + 1} --shrink\n{printed.source(tree)}"
+        assert not verdict.wrong, "\n".join([text, *verdict.wrong])
+        untested += verdict.outcome != "right"
+    assert untested <= max(1, MOST_UNTESTED * len(seeds)), f"{untested} of {len(seeds)} trees were not compared"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_some_trees(seed: int):
+    sweep([seed])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SLOW[::CHUNK])
+def test_five_thousand_trees(first: int):
+    sweep(range(first, first + CHUNK))
+
+
+@pytest.mark.parametrize("name", found.FOUND)
+def test_what_was_wrong_once(name: str):
+    verdict = driver.check(found.FOUND[name], reference="16-bit" in name)
+    assert verdict.outcome == "right", [*verdict.wrong, *verdict.refused]
+
+
+# -- the oracle itself ------------------------------------------------------------------------------------------------
+
+
+def test_the_numpy_side_imports_nothing_of_ours():
+    """import-linter sees what is imported as a package; this reads the files themselves."""
+    alone = {
+        "tree",
+        "form",
+        "forms",
+        "forms_of_values",
+        "forms_of_slices",
+        "features",
+        "grow",
+        "shrink",
+        "found",
+        "loops",
+    }
+    alone |= {"written_loops", "written_models"}
+    for name in sorted(alone):
+        for statement in ast.walk(ast.parse((Path(__file__).parent / f"{name}.py").read_text())):
+            modules: set[str] = set()
+            if isinstance(statement, ast.Import):
+                modules = {a.name for a in statement.names}
+            elif isinstance(statement, ast.ImportFrom):
+                inside = statement.module == "tests.oracle"
+                modules = {f"tests.oracle.{a.name}" for a in statement.names} if inside else {str(statement.module)}
+            ours = {m.removeprefix("tests.oracle.") for m in modules if m.startswith("tests")}
+            assert ours <= alone, f"{name} imports {ours}"
+            others = {m.split(".")[0] for m in modules if not m.startswith("tests")}
+            assert others <= {"numpy", "__future__"} | sys.stdlib_module_names, f"{name} imports {others}"
+
+
+def test_the_same_seed_is_the_same_tree():
+    assert grow.chosen(5) == grow.chosen(5)
+    assert len({grow.chosen(seed) for seed in range(40)}) == 40
+
+
+def test_every_form_is_written():
+    """Each form that is on appears in the first trees of a sweep, and each of the others once it is switched on."""
+    for on in (ON, frozenset(FEATURES)):
+        written = {n.form for seed in range(800) for n in nodes(grow.chosen(seed, on))}
+        expected = {f.name for f in FORMS.values() if {f.feature, f.until} - {""} <= on}
+        assert expected <= written
+
+
+def test_a_wrong_value_and_a_wrong_gradient_are_found(monkeypatch):
+    """The comparison itself: a program that is off by 1%, in value or in derivative, does not pass."""
+    tree = Tree((Node("tanh", (Node("h"),)),), found.IDLE, length=2, batch=None)
+    assert not driver.check(tree, plans=0).wrong
+    right = printed.source(tree)
+    for wrong, what in (
+        (right.replace("1.3 *", "1.32 *"), "root 0"),
+        (right.replace("jnp.tanh(1.3 * v0)", "(lambda x: x + 0.02 * (v0 - jax.lax.stop_gradient(v0)))(jnp.tanh(1.3 * v0))"),
+         "the derivative along carry['h']"),
+    ):  # fmt: skip
+        monkeypatch.setattr(printed, "source", lambda tree, wrong=wrong: wrong)
+        assert any(what in w for w in driver.check(tree, plans=0).wrong), wrong
+
+
+def test_close_comparisons_are_skipped():
+    """Where rounding could decide, nothing is compared: a kink 1e-9 away."""
+    tree = Tree((Node("relu", (Node("a"),)),), found.IDLE, length=1, batch=None)
+    params, carry = numbers(tree)
+    for a, close in ((-0.05 + 1e-9, True), (0.4, False)):
+        tape = loops.Tape({})
+        loops.run(tree, {**params, "a": a}, carry, 0, tape)
+        assert (tape.closest < loops.MARGIN) == close
+
+
+def test_numbers_by_hand():
+    """The NumPy side against arithmetic: a discounted sum of what is ahead, its derivative, and an end."""
+    tree = Tree((Node("discounted", (Node("slice", (Node("h"),), ("t:",)),)),), found.IDLE, length=3, batch=1, until=2)
+    params, carry = numbers(tree)
+    carry |= {"h": np.array([0.5]), "n": np.array([0])}
+    tape = loops.Tape({})
+    result = loops.run(tree, params, carry, 0, tape)
+    np.testing.assert_allclose(result.aux[0][:, 0], [0.5 * 1.7, 0.5, 0.0])
+    assert result.ends == [2]
+    slopes = loops.slopes(tree, params, carry, 0, tape, {("carry", "h"): np.array([1.0])}, False)
+    np.testing.assert_allclose(slopes["carry", "h"], (1.7 + 1) / 2)
+
+
+def test_shrinking_keeps_the_failure_and_little_else():
+    big = next(t for t in map(grow.chosen, range(300)) if any(n.form == "discounted" for n in nodes(t)))
+    small = shrink.shrink(big, lambda t: any(n.form == "discounted" for r in t.roots for n in nodes(Tree((r,), ()))))
+    assert [n.form for r in small.roots for n in nodes(Tree((r,), ()))] == ["h", "slice", "discounted"]
+    assert (small.length, small.batch, small.until) == (1, None, None)
