@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import socket
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -292,7 +293,19 @@ def scope_of(equation: Any) -> str:
 
 def here() -> str:
     """``file.py:12 (function)`` of the user's frame that is running now."""
-    return short_source(source_info_util.summarize(source_info_util.current()))
+    found = short_source(source_info_util.summarize(source_info_util.current()))
+    return _caller_of_init(found) if "__create_fn__" in found else found
+
+
+def _caller_of_init(found: str) -> str:
+    """Where a dataclass is made, for the line of the ``__init__`` that Python has written for it."""
+    frame: Any = sys._getframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("__init__", "<string>"):
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return found
+    code = frame.f_back.f_code
+    return f"{os.path.basename(code.co_filename)}:{frame.f_back.f_lineno} ({code.co_qualname})"
 
 
 def short_source(summary: str) -> str:

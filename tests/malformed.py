@@ -84,9 +84,6 @@ class Takes:
     def __or__(self, other: Takes) -> Takes:
         return Takes(self.names | other.names, f"{self.reason}; {other.reason}", self.unasked | other.unasked)
 
-    def __sub__(self, names: str) -> Takes:
-        return Takes(self.names - _names(names), self.reason, self.unasked)
-
 
 def takes(names: str, reason: str, unasked: str = "") -> Takes:
     return Takes(_names(names), reason, _names(unasked))
@@ -95,17 +92,18 @@ def takes(names: str, reason: str, unasked: str = "") -> Takes:
 NOTHING = takes("", "")
 OPTIONAL = takes("None", "may be left out")
 COUNT = takes("1 | np.int64", "a positive int32, NumPy's too")
-BYTES = takes("2**40", "more than an int32") | COUNT
-NATURAL = takes("0", "zero, too") | BYTES
+BYTES = COUNT | takes("2**40", "more than an int32")
+NATURAL = BYTES | takes("0", "zero, too")
 FLAG = takes("True | np.bool_", "a boolean, NumPy's too")
+NAME = takes("a name", "any name")
 FUNCTION = takes("", "what a function of the user's raises is the user's", unasked="class | mesh")
-NUMBER = takes(
-    "0 | 1 | -1 | 2.5 | nan | inf | np.int64 | np.float64", "arithmetic: any real number; a traced one is not known"
-)
+ANY_FUNCTION = takes("lambda: | lambda 7 | class | mesh", "a function of whatever it is called with")
+FLOATS = takes("2.5 | nan | inf | np.float64", "of the dtype that is there")
+NUMBER = takes("0 | 1 | -1 | np.int64", "arithmetic: any real number; of a traced one nothing is known") | FLOATS
+ENDS = NUMBER | takes("True | np.bool_", "promoted as in jax")
 SHAPED = takes("[5] | i32[5] | [2, 7]", "arrays broadcast")
-SCALAR = NUMBER | takes("True | np.bool_ | 1j", "any scalar")
-ARRAY = SCALAR | SHAPED
-TREE = ARRAY | takes("None | () | [1, 2, 3] | {} | dict", "a pytree of arrays")
+BROADCAST = NUMBER | SHAPED
+TREE = BROADCAST | takes("True | np.bool_ | 1j | None | () | [1, 2, 3] | {} | dict", "a pytree of arrays")
 KEYED = TREE | takes("key", "keys are arrays")
 
 
@@ -114,10 +112,9 @@ class Signature:
     """A function and one valid call of it.
 
     Attributes:
-      valid: the arguments of the valid call by name; inside of a program a function of ``t``.
+      valid: the arguments of the valid call by name; for a call inside of a per-timestep program, a function of its t.
       takes: for each argument that is varied, what it takes.
       positional: names of the arguments that are given by position, in order.
-      inside: whether it is called inside of a per-timestep program.
     """
 
     name: str
@@ -125,7 +122,6 @@ class Signature:
     valid: Any
     takes: dict[str, Takes] = field(default_factory=dict)
     positional: tuple[str, ...] = ()
-    inside: bool = False
 
     def malformed(self) -> Iterator[tuple[str, str]]:
         """Which argument has which value."""
@@ -146,7 +142,7 @@ class Signature:
 
     def outcomes(self, calls: list[tuple[str, str]]) -> list[str]:
         """What each call gives: "accepted", the error of rlfx, or what else was raised."""
-        if not self.inside:
+        if not callable(self.valid):
             return [outcome(lambda c=c: self.call({**self.valid, c[0]: WRONG[c[1]]})) for c in calls]
         found: list[str] = []
 

@@ -16,6 +16,7 @@ from rlfx._checks import INT32, POSITIVE, expect, function, optional, shown
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.prng import seeded
 from rlfx.recurrence.domain import Domain
+from rlfx.recurrence.operands import to_array
 from rlfx.recurrence.program import Program
 from rlfx.recurrence.time import as_integer
 from rlfx.recurrence.trace import unwrap_shared
@@ -167,7 +168,7 @@ def _array(leaf: Any, name: str) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     try:
-        return jnp.asarray(leaf)
+        return to_array(leaf)
     except (TypeError, ValueError, OverflowError):
         fix = "Keep what is no array out of the arguments: close over it, or make it a static field of the pytree."
         fact = f"{name} is {type(leaf).__name__} ({shown(leaf)}), not an array."
@@ -194,7 +195,7 @@ def as_key(key: Any) -> Any:
     if key is None:
         return None
     try:
-        key = key if isinstance(key, jax.ShapeDtypeStruct) else jnp.asarray(key)
+        key = key if isinstance(key, jax.ShapeDtypeStruct) else to_array(key)
     except (TypeError, ValueError, OverflowError):
         raise _no_key(shown(key)) from None
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

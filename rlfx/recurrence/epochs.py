@@ -94,7 +94,7 @@ def minibatch_epochs(
     update, given = fast_contractions(update), update
 
     def epoch(carry, epoch_key):
-        order = _permutation(shuffle(epoch_key, sequences), sequences).reshape(minibatches, size)
+        order = _permutation(shuffle(epoch_key, sequences), sequences, shuffle).reshape(minibatches, size)
 
         def one(carry, indices):
             indices = place(mesh_axis)(indices)
@@ -141,12 +141,12 @@ def _flatten(data: Any, axis: str) -> tuple[Any, int]:
     return tree.tree_map(lambda x: jnp.reshape(x, (t * b, *jnp.shape(x)[2:])), data), t * b
 
 
-def _permutation(order: Any, n: int) -> Any:
+def _permutation(order: Any, n: int, shuffle: Callable) -> Any:
     """What the caller's ``shuffle`` returned, if it can be a permutation."""
-    found = type_of(order, "What shuffle returns")
+    found = type_of(order, "What shuffle returns", where := J.function_source(shuffle))
     if found.shape != (n,) or not jnp.issubdtype(found.dtype, jnp.integer):
         fact = f"shuffle(key, {n}) returned {J.short_dtype(found.dtype)}{list(found.shape)}."
-        raise DomainError(located(fact, where=J.here(), fix=f"Return a permutation of 0 .. {n - 1}: int32[{n}]."))
+        raise DomainError(located(fact, where=where, fix=f"Return a permutation of 0 .. {n - 1}: int32[{n}]."))
     return jnp.asarray(order)
 
 
@@ -156,5 +156,13 @@ def _updated(result: Any, carry: Any, update: Callable) -> tuple[Any, Any]:
         fact = f"update returned {type(result).__name__}, not (carry, aux)."
         raise ProgramError(located(fact, where=J.function_source(update), fix="Return (carry, aux)."))
     fix = "Return the carry with the structure, shapes and dtypes that it was given with."
-    same_type(result[0], carry, "The carry that update returns", "the carry that it was given", fix, promoted=True)
+    same_type(
+        result[0],
+        carry,
+        "The carry that update returns",
+        "the carry that it was given",
+        fix,
+        where=J.function_source(update),
+        promoted=True,
+    )
     return result

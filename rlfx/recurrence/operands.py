@@ -24,6 +24,17 @@ def not_an_array() -> ProgramTypeError:
     return ProgramTypeError(located(fact, where=J.here(), fix="Write x[t]."))
 
 
+def to_array(leaf: Any) -> Any:
+    """``jnp.asarray``, which warns about some strings before it refuses them.
+
+    Raises:
+      TypeError, ValueError, OverflowError: for what is no array.
+    """
+    if isinstance(leaf, (str, bytes)):
+        raise TypeError
+    return jnp.asarray(leaf)
+
+
 def as_array(leaf: Any, what: str) -> Any:
     """A leaf that ``what`` was given, as an array.
 
@@ -34,14 +45,14 @@ def as_array(leaf: Any, what: str) -> Any:
     if isinstance(leaf, Symbol):
         raise not_an_array()
     try:
-        return jnp.asarray(leaf)
+        return to_array(leaf)
     except RlfxError:
         raise
     except (TypeError, ValueError, OverflowError):
         raise _no_array(what, leaf) from None
 
 
-def type_of(leaf: Any, what: str) -> Any:
+def type_of(leaf: Any, what: str, where: str | None = None) -> Any:
     """Shape and dtype of a leaf that ``what`` was given, and whether they are those of a number of Python's.
 
     Raises: as :func:`as_array`.
@@ -53,18 +64,19 @@ def type_of(leaf: Any, what: str) -> Any:
     except RlfxError:
         raise
     except (TypeError, ValueError, OverflowError):
-        raise _no_array(what, leaf) from None
+        raise _no_array(what, leaf, where) from None
 
 
-def _no_array(what: str, leaf: Any) -> ProgramError:
-    fact = f"{what} takes arrays, got {shown(leaf)}."
-    return ProgramError(located(fact, where=J.here(), fix="Give numbers, arrays, or a pytree of them."))
+def _no_array(what: str, leaf: Any, where: str | None = None) -> ProgramError:
+    fact = f"{what} must be arrays, got {shown(leaf)}." if where else f"{what} takes arrays, got {shown(leaf)}."
+    return ProgramError(located(fact, where=where or J.here(), fix="Give numbers, arrays, or a pytree of them."))
 
 
-def same_type(value: Any, like: Any, what: str, other: str, fix: str, *, promoted: bool = False) -> None:
+def same_type(value: Any, like: Any, what: str, other: str, fix: str, *, where: str, promoted: bool = False) -> None:
     """Check that two pytrees have the structure, shapes and dtypes of each other.
 
     Args:
+      where: the user's line; inside of a branch or a loop there may be none any more.
       promoted: whether a number of Python's in ``like`` may become an array of another dtype, as in the carry of a scan.
 
     Raises:
@@ -73,12 +85,12 @@ def same_type(value: Any, like: Any, what: str, other: str, fix: str, *, promote
     structures = tree.tree_structure(value), tree.tree_structure(like)
     if structures[0] != structures[1]:
         fact = f"{what} has the structure {structures[0]}, {other} has {structures[1]}."
-        raise ProgramError(located(fact, where=J.here(), fix=fix))
+        raise ProgramError(located(fact, where=where, fix=fix))
     for (path, a), b in zip(tree.tree_flatten_with_path(value)[0], tree.tree_leaves(like), strict=True):
         at = tree.keystr(path)
-        a, b = type_of(a, what + at), type_of(b, other + at)
+        a, b = type_of(a, what + at, where), type_of(b, other + at, where)
         same_shape = len(a.shape) == len(b.shape) and all(map(J.equal_dims, a.shape, b.shape))
         if not same_shape or (a.dtype != b.dtype and not (promoted and b.weak_type)):
             types = [f"{J.short_dtype(x.dtype)}{list(x.shape)}" for x in (a, b)]
             fact = f"{what + at} is {types[0]}, {other + at} is {types[1]}."
-            raise ProgramError(located(fact, where=J.here(), fix=fix))
+            raise ProgramError(located(fact, where=where, fix=fix))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import jax
 
 from rlfx import _jaxpr as J
-from rlfx.errors import ProgramError, UnsupportedSliceOp, located
+from rlfx.errors import ProgramError, RlfxError, UnsupportedSliceOp, located
 from rlfx.recurrence.arguments import Arguments
 from rlfx.recurrence.program import Program
 from rlfx.recurrence.trace import Signature, trace_program
@@ -23,8 +23,12 @@ def trace_arguments(f: Callable, sig: Signature, arguments: Arguments) -> Progra
     """
     try:
         return trace_program(f, sig, arguments.point_avals, arguments.key_aval)
-    except (TypeError, ValueError, UnsupportedSliceOp) as error:
-        found = _without_batch(error, f, sig, arguments) or _with_all_timesteps(error, sig.domain.length)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        found = (
+            _without_batch(error, f, sig, arguments)
+            or _with_all_timesteps(error, sig.domain.length)
+            or _unheard_of(error)
+        )
         if found is None:
             raise
         raise found from error.__cause__ or error
@@ -50,6 +54,16 @@ def _without_batch(error: Exception, f: Callable, sig: Signature, arguments: Arg
     fact = f"Every leaf of the carry has a leading axis of {batch}, which without batch= is no axis of environments: {fact}"
     fix = f"Give batch={batch}, if they are environments." + (f" If not: {fix}" if fix else "")
     return ProgramError(located(fact, where=rest[0] if rest else J.source_in_traceback(error), fix=fix))
+
+
+def _unheard_of(error: Exception) -> Exception | None:
+    """jax's refusal of an axis of symbolic length, which is no error of a type or value, as ours."""
+    text = str(error).partition("\n")[0]
+    if isinstance(error, RlfxError) or not isinstance(error, NotImplementedError) or "non-constant size" not in text:
+        return None
+    fact = f"An operation has no meaning on a slice whose length depends on t: {text.partition(':')[0]}."
+    fix = "Read a window of fixed length instead, x.window(lo, hi, fill=v), or reduce the slice first."
+    return UnsupportedSliceOp(located(fact, where=J.source_in_traceback(error), fix=fix))
 
 
 def _with_all_timesteps(error: Exception, length: int) -> Exception | None:

@@ -111,12 +111,12 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
     current_domain("rlfx.every")
     n = expect("n", n, POSITIVE, of="rlfx.every")
     expect("fn", fn, function(), ProgramError, of="rlfx.every")
-    otherwise = without_time(otherwise)
+    otherwise, where = without_time(otherwise), J.here()
 
     def run() -> Any:
         value = without_time(fn())
         fix = "Return a value like otherwise from fn, in structure, shapes and dtypes (astype)."
-        same_type(value, otherwise, "What fn of rlfx.every returns", "otherwise", fix)
+        same_type(value, otherwise, "What fn of rlfx.every returns", "otherwise", fix, where=where)
         return value
 
     return jax.lax.cond(now_p.bind() % np.int32(n) == 0, run, lambda: otherwise)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx._checks import shown
 from rlfx.errors import ProgramError, ProgramTypeError, UnsupportedSliceOp, located
-from rlfx.recurrence.operands import Symbol
+from rlfx.recurrence.operands import Symbol, to_array
 
 tree = jax.tree_util
 
@@ -59,7 +59,7 @@ def as_returned(leaf: Any, f: Callable) -> Any:
         fact = "The program returned a Series, which is not an array: it stands for its values at all timesteps."
         raise ProgramTypeError(located(fact, where=J.function_source(f), fix="Return its value at t, x[t]."))
     try:
-        value = jnp.asarray(leaf)
+        value = to_array(leaf)
     except (TypeError, ValueError, OverflowError):
         fact = f"The program returned {type(leaf).__name__}, which is not an array: {shown(leaf)}."
         fix = "Return arrays, or a pytree of them."

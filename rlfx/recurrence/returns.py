@@ -141,11 +141,12 @@ def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
         if current_domain("rlfx.next_value").batch is None
         else reduce_p.bind(truncated, op="any", over=("b",))
     )
+    where = J.here()
 
     def at_end() -> Any:
         last = critic(step.final_obs)
         fix = "Give critic(obs) as value: both of one observation, with the same shape."
-        same_type(last, following, "What critic returns on step.final_obs", "value", fix)
+        same_type(last, following, "What critic returns on step.final_obs", "value", fix, where=where)
         return last
 
     last = jax.lax.cond(some, at_end, lambda: jnp.zeros_like(following))

@@ -88,7 +88,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         stop = [stop_of(sig.until, sig.carry_tree, leaves)] if sig.until else []
         aux_leaves, aux_tree = tree.tree_flatten(aux)
         out.update(aux_tree=aux_tree, n_aux=len(aux_leaves))
-        flat_loss = [] if loss is None else [check_loss(loss, f)]
+        flat_loss = [check_loss(loss, f)] if sig.has_loss else []
         return [*flat_loss, *leaves, *(as_returned(leaf, f) for leaf in aux_leaves), *stop]
 
     _refuse_ragged(avals, out["where"])
@@ -154,7 +154,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     check_lookups(
         equations, {flat.now, *(v for v, known in zip(const_vars, known_values(consts), strict=True) if known)}
     )
-    _check_shared(equations, named, sig, dims)
+    _check_shared(equations, named, sig, dims, out["where"])
     return Program(
         name=name,
         domain=sig.domain,
@@ -237,7 +237,7 @@ def _check_inputs(equations, dims: dict) -> None:
             )
 
 
-def _check_shared(equations, named: list[Var], sig: Signature, dims: dict) -> None:
+def _check_shared(equations, named: list[Var], sig: Signature, dims: dict, where: str) -> None:
     for path_and_leaf, var, is_shared in zip(
         tree.tree_flatten_with_path(tree.tree_unflatten(sig.carry_tree, list(range(len(named)))))[0],
         named,
@@ -251,7 +251,7 @@ def _check_shared(equations, named: list[Var], sig: Signature, dims: dict) -> No
                 located(
                     f"carry{tree.keystr(path_and_leaf[0])} is Shared by all environments, but its next value varies with "
                     "the environment.",
-                    where=culprit.where,
+                    where=where if culprit.where == "carry" else culprit.where,
                     fix='Reduce it over the batch, rlfx.mean(x, over="b"), or compute it once with rlfx.shared(fn, ...).',
                 )
             )

@@ -1,0 +1,245 @@
+"""One valid call of every public function, and what each of its arguments takes: see tests/malformed.py."""
+
+import collections
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+import rlfx
+import rlfx.profile
+import rlfx.transforms.incrementalize
+from tests.malformed import (
+    ANY_FUNCTION,
+    BROADCAST,
+    BYTES,
+    COUNT,
+    ENDS,
+    FLAG,
+    FLOATS,
+    FUNCTION,
+    KEYED,
+    NAME,
+    NATURAL,
+    NOTHING,
+    NUMBER,
+    OPTIONAL,
+    SHAPED,
+    TREE,
+    WRONG,
+    Signature,
+    takes,
+)
+
+KEY = jax.random.key(0)
+
+# -- valid arguments --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Step:
+    reward: Any
+    terminated: Any
+    truncated: Any
+    final_obs: Any
+
+
+def program(p, c, t):
+    return c, c
+
+
+def idle(p, c, t):
+    return jnp.float32(0.0), c
+
+
+def batch_loss(w, x):
+    return jnp.mean(x * w)
+
+
+def step_of(t):
+    return Step(1.0 * t, t > 2, t > 1, jnp.float32(1.0))
+
+
+def returns_of(t):
+    return {"step": step_of(t), "next_value": 1.0 * t, "gamma": 0.9}
+
+
+def data_of(t):
+    return {"rewards": rlfx.series(1.0 * t)[t:], "discount": 0.9}
+
+
+def shapes_of(fn):
+    """``fn`` traced, and not compiled."""
+    return lambda *args, **given: jax.eval_shape(lambda: fn(*args, **given))
+
+
+def shuffled(**given):
+    return jax.eval_shape(lambda: rlfx.shuffle(**given))
+
+
+class Started(Exception):
+    """The capture began: its arguments were accepted."""
+
+
+def captured(**options):
+    with mock.patch("jax.profiler.start_trace", side_effect=Started), contextlib.suppress(Started):
+        rlfx.profile.capture(**options).__enter__()
+
+
+TRACED = rlfx.trace(idle, jnp.float32(1.0), jnp.zeros(3), length=4, batch=3)
+COMPILED = rlfx.compile(idle, length=4, batch=3)
+REFERENCE = rlfx.reference(idle, length=1, batch=3)
+IN_BLOCKS = rlfx.incrementalize(lambda w, x: x.sum(), block_size=2)
+REPORT = rlfx.profile.Report([], {}, {}, collections.Counter(), {}, [], [])
+JAXPR = jax.make_jaxpr(batch_loss)(1.0, jnp.ones(6))
+F = {"f": program, "length": 4}
+PLAIN = {"params": jnp.float32(1.0), "carry": jnp.zeros(3)}
+CALLED = {**PLAIN, "key": KEY, "t0": 0}
+EPOCHS = {
+    "update": lambda c, x: (c, None),
+    "carry": 0.0,
+    "data": jnp.ones((4, 2)),
+    "epochs": 1,
+    "minibatches": 2,
+    "key": KEY,
+}
+
+# -- what arguments take ----------------------------------------------------------------------------------------------
+
+MESH = {"mesh": OPTIONAL, "mesh_axis": NAME}  # without a mesh the name is not looked for
+ITS_DEFAULT = takes("1", "its default, as if it was not given")
+A_KEY = takes("key", "a key")
+NO_LEAVES = takes("None | () | {}", "no leaves, whose shapes could be wrong")
+LEVEL = takes("1 | np.int64", "one of the levels")
+DOMAIN = {"length": COUNT, "batch": COUNT | OPTIONAL, "until": OPTIONAL | FUNCTION}
+PROGRAM = {**MESH, "mesh_axis": NAME | OPTIONAL, "transform": OPTIONAL | FUNCTION, "prng": OPTIONAL}
+PLAN = {
+    "plan": OPTIONAL | takes("Plan", "a plan"),
+    "memory_budget": OPTIONAL | BYTES | takes("2.5 | np.float64", "a number of bytes"),
+    "autotune": FLAG,
+}
+POINT = {"params": KEYED, "carry": NO_LEAVES, "key": A_KEY | OPTIONAL}
+TIMES = takes("0 | 1 | -1 | np.int64", "any int32: it is the absolute time of the first timestep")
+ARGNUMS = NATURAL | takes("() | set | [1, 2, 3]", "positions; that there are such arguments is seen in the call")
+HOSTED = {"names": takes("()", "no names"), "min_bytes": NATURAL}
+CAPTURE = {"process": OPTIONAL | NAME, "python_tracer": FLAG, "host_level": LEVEL}
+
+# -- the table ----------------------------------------------------------------------------------------------------------
+
+# fmt: off
+COMPILER = [
+    Signature("compile", rlfx.compile, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, **PROGRAM, **PLAN}),
+    Signature("unroll", rlfx.unroll, F, {"f": FUNCTION, **DOMAIN, **PROGRAM}),
+    Signature("reference", rlfx.reference, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, "loss": FLAG | OPTIONAL}),
+    Signature("trace", rlfx.trace, {"f": idle, **PLAIN, "length": 4},
+              {"f": FUNCTION, **POINT, "carry": KEYED, "length": COUNT, "batch": OPTIONAL | takes("", "3 are given"),
+               "reduce": NOTHING, "until": OPTIONAL | FUNCTION, "loss": FLAG}),
+    Signature("lower", rlfx.lower, {"program": TRACED}, {"program": NOTHING, **MESH, "mesh_axis": NAME | OPTIONAL}),
+    Signature("compiled", shapes_of(COMPILED), CALLED, {**POINT, "t0": TIMES}),
+    Signature("referred", REFERENCE, CALLED, {**POINT, "t0": TIMES}),
+    Signature("lowered", shapes_of(rlfx.lower(TRACED)), CALLED,
+              {"params": FLOATS, "carry": NOTHING, "key": A_KEY | OPTIONAL, "t0": TIMES}),
+    Signature("compiled.trace", COMPILED.trace, PLAIN, POINT),
+    Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "measure": FLAG}),
+    Signature("compiled.plan", COMPILED.plan, PLAIN, POINT),
+    Signature("Plan", rlfx.Plan, {"form": "blocks", "block": 2},
+              {"form": NOTHING, "block": COUNT, "environments": COUNT | OPTIONAL, "offload": BYTES | OPTIONAL, "cached": FLAG}),
+    Signature("Plan.from_json", rlfx.Plan.from_json, {"text": rlfx.Plan().to_json()}, {"text": NOTHING}),
+    Signature("use_all_cores", rlfx.use_all_cores, {"count": 1},
+              {"count": takes("None | 1", "as many as there are in a test", unasked="np.int64"), "batch": COUNT | OPTIONAL}),
+    Signature("shuffle", shuffled, {"key": KEY, "n": 5},
+              {"key": A_KEY, "n": COUNT,
+               "positions": OPTIONAL | takes("0 | 1 | -1 | np.int64 | [1, 2, 3] | i32[5]", "integers: they wrap")}),
+    Signature("minibatch_epochs", shapes_of(rlfx.minibatch_epochs), EPOCHS,
+              {"update": FUNCTION, "carry": KEYED, "data": takes("[2, 7]", "an array of two axes"), "epochs": COUNT,
+               "minibatches": COUNT, "key": A_KEY, "axis": NOTHING, "shuffle": FUNCTION, **MESH}),
+]
+
+TRANSFORMS = [
+    Signature("vectorize", rlfx.vectorize, {"target": program}, {"target": FUNCTION, "over": NOTHING}),
+    Signature("vectorize a program", rlfx.vectorize, {"target": TRACED}, {"over": NOTHING}),
+    Signature("incrementalize", rlfx.incrementalize, {"target": batch_loss, "block_size": 2},
+              {"target": ANY_FUNCTION, "over": OPTIONAL, "batch_argnums": ARGNUMS, "block_size": COUNT, "strict": FLAG}),
+    Signature("incrementalize into blocks", rlfx.incrementalize, {"target": batch_loss, "blocks": 2}, {"blocks": COUNT}),
+    Signature("incrementalize a program", rlfx.incrementalize, {"target": TRACED, "over": "t", "block_size": 2},
+              {"over": OPTIONAL, "block_size": COUNT, "batch_argnums": ITS_DEFAULT, "blocks": OPTIONAL, "strict": NOTHING}),
+    Signature("incrementalize t and b", rlfx.incrementalize, {"target": program, "over": "tb", "block_size": (2, 1)},
+              {"target": FUNCTION, "over": NOTHING, "block_size": NOTHING}),
+    Signature("incrementalize_jaxpr", rlfx.transforms.incrementalize.incrementalize_jaxpr,
+              {"jaxpr": JAXPR, "batched": [False, True], "block_size": 2},
+              {"jaxpr": NOTHING, "batched": NOTHING, "block_size": COUNT, "blocks": OPTIONAL}),
+    Signature("in blocks", shapes_of(IN_BLOCKS), {"w": jnp.float32(1.0), "x": jnp.ones(6)},
+              {"w": KEYED, "x": SHAPED}, ("w", "x")),
+    Signature("offload", rlfx.offload, {"target": batch_loss, "block_size": 2},
+              {"target": ANY_FUNCTION, "batch_argnums": ARGNUMS, "block_size": COUNT, "form": NOTHING}),
+    Signature("offload stored values", rlfx.offload, {"target": program, "min_bytes": 1},
+              {"target": FUNCTION, **HOSTED, "batch_argnums": ITS_DEFAULT, "block_size": OPTIONAL, "blocks": OPTIONAL,
+               "form": NOTHING}),
+    Signature("offload of a program", rlfx.offload, {"target": TRACED, "min_bytes": 1}, HOSTED),
+]
+
+PROFILE = [
+    Signature("operation", rlfx.profile.operation, {"name": "a"}, {"name": NAME}),
+    Signature("phase", rlfx.profile.phase, {"name": "a"}, {"name": NAME}),
+    Signature("capture", captured, {}, {"directory": OPTIONAL | NAME, "steps": NATURAL, **CAPTURE}),
+    Signature("sampled", rlfx.profile.sampled, {"function": batch_loss},
+              {"function": ANY_FUNCTION, "directory": OPTIONAL | NAME, "calls": COUNT, "skip": NATURAL, "steps": NATURAL,
+               **CAPTURE, "no_such_option": NOTHING}),
+    Signature("read", rlfx.profile.read, {"directory": "."}, {"directory": NOTHING}),
+    Signature("Report.total", REPORT.total, {}, {"host": takes("|".join(WRONG), "no row has it"), "no_such_field": NOTHING}),
+    Signature("Report.by", REPORT.by, {"key": "host"}, {"key": NOTHING}, ("key",)),
+    Signature("Report.within", REPORT.within, {"operation": "a"}, {"operation": NAME}),
+    Signature("Report.device_within", REPORT.device_within, {"operation": "a"}, {"operation": NAME}),
+    Signature("Report.count", REPORT.count, {"source": "python", "target": "backend"},
+              {"source": NOTHING, "target": NOTHING, "operation": OPTIONAL | NAME}),
+    Signature("Report.text", REPORT.text, {}, {"depth": takes("", "of rows", unasked="None | 0 | 1 | np.int64 | 2**40")}),
+    Signature("Report.corrected", REPORT.corrected, {}, {"overhead": takes("", "what this machine has", unasked="None")}),
+    Signature("Report.compare", REPORT.compare, {}, {"after": NOTHING}),
+]
+
+LANGUAGE = [
+    Signature("series", rlfx.series, lambda t: {"value": 1.0 * t}, {"value": KEYED}),
+    Signature("series with ends", rlfx.series, lambda t: {"value": 1.0 * t, "start": 0.0, "end": 0.0},
+              {"start": ENDS | OPTIONAL, "end": ENDS | OPTIONAL}),
+    Signature("inputs", rlfx.inputs, lambda t: {"xs": jnp.ones((4, 3))}, {"xs": NO_LEAVES, "axes": NOTHING}),
+    Signature("solve", rlfx.solve, lambda t: {"fn": lambda x: x[t - 1] + 1.0, "start": 0.0},
+              {"fn": FUNCTION, "end": ENDS | OPTIONAL}),
+    *(Signature(name, getattr(rlfx, name), lambda t: {"x": 1.0 * t}, {"x": TREE, "over": NOTHING})
+      for name in ("sum", "mean", "max", "min", "std")),
+    Signature("last", rlfx.last, lambda t: {"x": 1.0 * t}, {"x": KEYED, "over": NOTHING}),
+    Signature("every", rlfx.every, lambda t: {"n": 2, "fn": lambda: 1.0, "otherwise": 0.0},
+              {"n": COUNT, "fn": FUNCTION, "otherwise": FLOATS}),
+    Signature("shared", rlfx.shared, lambda t: {"fn": lambda x: 0.0, "x": 1.0 * t}, {"fn": FUNCTION, "x": KEYED}, ("fn", "x")),
+    Signature("discounted_sum", rlfx.discounted_sum, data_of,
+              {"rewards": SHAPED | takes("() | [1, 2, 3]", "a list is an array"), "discount": NUMBER}),
+    Signature("next_value", rlfx.next_value, lambda t: {"critic": lambda obs: obs, "step": step_of(t), "value": 1.0 * t},
+              {"critic": FUNCTION, "step": NOTHING, "value": FLOATS}),
+    Signature("gae", rlfx.gae, lambda t: {**returns_of(t), "value": 0.0, "lam": 0.9},
+              {"step": NOTHING, **dict.fromkeys(("value", "next_value", "gamma", "lam"), BROADCAST)}),
+    Signature("lambda_return", rlfx.lambda_return, lambda t: {**returns_of(t), "lam": 0.9},
+              {"step": NOTHING, **dict.fromkeys(("next_value", "gamma", "lam"), BROADCAST)}),
+    Signature("n_step_return", rlfx.n_step_return, lambda t: {**returns_of(t), "n": 2},
+              {"step": NOTHING, "next_value": BROADCAST, "gamma": BROADCAST, "n": COUNT}),
+    Signature("vtrace", rlfx.vtrace, lambda t: {**returns_of(t), "value": 0.0, "log_rho": 0.0},
+              {"step": NOTHING,
+               **dict.fromkeys(("value", "next_value", "log_rho", "gamma", "lam", "clip_rho", "clip_c"), BROADCAST)}),
+]
+# fmt: on
+
+SIGNATURES = [*COMPILER, *TRANSFORMS, *PROFILE, *LANGUAGE]
+
+#: Public names whose malformed calls are elsewhere, or are no calls.
+ELSEWHERE = {
+    "History": "tests of histories",
+    "Shared": "wraps anything",
+    "minimum": "index expressions, and arrays as jnp.minimum",
+    "maximum": "index expressions, and arrays as jnp.maximum",
+    "fuse_steps": "tests/transforms/test_fuse_steps.py",
+    "ProfileWarning": "a warning",
+    "Report": "made by read",
+    "Sampled": "made by sampled",
+    "Session": "made by capture",
+}
