@@ -12,10 +12,10 @@ import jax
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, ProgramTypeError, RlfxError, UnsupportedSliceOp, located
 from rlfx.recurrence.python_use import CHOOSE, COUNT, NOT_PYTHON, ONCE, TRUTH
+from rlfx.recurrence.series import Series
 from rlfx.recurrence.time import Time
 
 _WINDOW = "Read a window of fixed length instead, x.window(lo, hi, fill=v), or a slice that is never empty."
-_SYMBOLIC = re.compile(r"\btau\b|_DimExpr|process_primitive")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def _says(fact: str) -> Callable[[Exception], str]:
     return lambda error: fact
 
 
-_TYPE, _ANY = (TypeError, ValueError, AttributeError), (Exception,)
+_TYPE = (TypeError, ValueError, AttributeError)
 #: In order: the first that matches.
 RULES = (
     Rule(
@@ -83,8 +83,8 @@ RULES = (
     Rule(_TYPE, r"(?s)Shapes must be.*Time", _says(NOT_PYTHON["index"][0]), COUNT),
     Rule(
         _TYPE,
-        r"__jax_array__|(?<!\w)Time\b",
-        lambda e: f"t is given to an operation that takes an array or a number, or comes back from one that computes with it"
+        r"__jax_array__|'Time'|not Time\b|time\.Time\b|\bTime\(|Time\.__",
+        lambda e: "t is given to an operation that takes an array or a number, or comes back from one that computes with it"
         f"{_of(e)}.",
         "Give its value, t.now; to read a value at another time, name it: rlfx.series(v)[t + 1].",
     ),
@@ -99,7 +99,7 @@ RULES = (
     # jax 0.11 iterates over an array of symbolic length until it trips over itself.
     Rule(
         _TYPE,
-        _SYMBOLIC.pattern,
+        r"\btau\b|_DimExpr|process_primitive",
         lambda e: f"An operation has no meaning on a slice whose length depends on t: {_in_t(e)}",
         _WINDOW,
         UnsupportedSliceOp,
@@ -141,7 +141,8 @@ def _indexed_with_time(error: Exception) -> tuple[str, str] | None:
         return None
     for node in ast.walk(root) if anywhere else (root,):
         if isinstance(node, ast.Subscript) and _has_time(node.slice, names) and not _is_series(node.value, names):
-            return ast.unparse(node.value), ast.unparse(node.slice).removeprefix("(").removesuffix(")")
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return ast.unparse(node.value), ", ".join(map(ast.unparse, parts))
     return None
 
 
@@ -150,9 +151,17 @@ def _has_time(node: ast.AST, names: dict) -> bool:
 
 
 def _is_series(node: ast.expr, names: dict) -> bool:
-    if isinstance(node, ast.Name):
-        return type(names.get(node.id)).__name__ == "Series"
-    return any(isinstance(n, ast.Attribute) and n.attr in ("series", "inputs") for n in ast.walk(node))
+    """Whether an expression is surely a Series: a name, an attribute of one, or a call that makes a Series."""
+    path: list[str] = []
+    while isinstance(node, ast.Attribute):
+        path.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Call):
+        return not path and ast.unparse(node.func).split(".")[-1] in ("series", "inputs")
+    value = names.get(node.id) if isinstance(node, ast.Name) else None
+    for attribute in reversed(path):
+        value = getattr(value, attribute, None)
+    return isinstance(value, Series)
 
 
 def _named(value: str) -> str:
@@ -165,11 +174,12 @@ def _in_t(error: Exception) -> str:
 
 
 def _asks(error: Exception) -> str:
-    found = re.search(r"arose in (the \S+ argument \S+|\S+ argument \S+)", str(error))
-    return found[1].rstrip(".").capitalize() if found else "NumPy, a shape, int or float"
+    """Which argument of which function, where the message says so."""
+    found = re.search(r"[Tt]he (\S+ argument (?:of \S+|'\w+'))", str(error))
+    return f"The {found[1]}" if found else "NumPy, a shape, int or float"
 
 
 def _of(error: Exception) -> str:
-    """``, a branch of cond``: which operation, where the message says so."""
+    """Which operation, where the message says so."""
     found = re.match(r"(cond|switch|scan|while_loop)\b", str(error))
     return f" ({found[1]}: what it returns must be a number wherever it is one elsewhere)" if found else ""

@@ -280,7 +280,9 @@ class Execution:
         source = self.nothing(equation.source) if found.misses else env[equation.source]
         if isinstance(access, Lookup):
             source = self.extent.gathered(source) if access.across_batch else source
-            return reads.lookup(source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.sizes)
+            return reads.lookup(
+                source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.domain, self.sizes
+            )
         if isinstance(access, Slice):
             return reads.read_slice(source, equation, self.domain, self.sizes)
         n = self.length if found.future or found.after_end else self.domain.length

@@ -155,7 +155,7 @@ def _filled(value: Value, positions: Any, dims: frozenset, fill: Value, domain: 
     return Value(jnp.where(mask_like(inside, wide), wide, pad), all_dims)
 
 
-def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t0: Any, sizes) -> Value:
+def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t0: Any, domain: Domain, sizes) -> Value:
     """``x[i]``, ``x[i, b]`` with absolute times i: what has happened, and outside of it as the access says."""
     if "t" not in source.dims:
         source = expand(source, source.dims | {"t"}, sizes)
@@ -171,7 +171,7 @@ def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t
         if access.outside == "clip":
             return found
         inside = (i >= t0) & (i <= now)
-        return filled(inside & (b[0] >= 0) & (b[0] < sizes["b"]) if b else inside, found)
+        return filled(inside & (b[0] >= 0) & (b[0] < (domain.batch or 1)) if b else inside, found)
 
     dims = own | t.dims | frozenset().union(*(v.dims for v in operands))
     fn = at

@@ -20,7 +20,7 @@ from rlfx.recurrence.lookups import check_outside, environments, filled, times
 from rlfx.recurrence.nesting import check_program
 from rlfx.recurrence.operands import Symbol, as_array, not_an_array
 from rlfx.recurrence.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
-from rlfx.recurrence.time import index_of, without_time
+from rlfx.recurrence.time import as_integer, index_of, without_time
 
 tree = jax.tree_util
 
@@ -101,13 +101,14 @@ class Series(Symbol):
         Raises:
           DomainError: unless ``lo < hi`` are integers.
         """
-        if not (isinstance(lo, int) and isinstance(hi, int) and lo < hi):
+        first, stop = as_integer(lo), as_integer(hi)
+        if first is None or stop is None or first >= stop:
             raise DomainError(
                 located(f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}.", where=J.here(), fix="Give both.")
             )
         check_program(self._depth)
         fills = boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
-        return self._bind(Window(lo, hi), hi - lo, [(f,) for f in fills])
+        return self._bind(Window(first, stop), stop - first, [(f,) for f in fills])
 
     def _slice(self, index: slice) -> Any:
         if index.step is not None:

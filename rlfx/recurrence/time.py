@@ -150,7 +150,7 @@ class _Form:
         self.expr, self.context, self._now = expr, context, J.weakly(now)
 
     def is_of(self, now: Any) -> bool:
-        return self._now() is now
+        return now is not None and self._now() is now
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Form) and self.context is other.context

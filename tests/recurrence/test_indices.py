@@ -4,6 +4,7 @@ import itertools
 import math
 import operator
 import time
+import types
 
 import islpy as isl
 import jax
@@ -98,6 +99,19 @@ def test_integers_of_every_kind_in_an_index(run):
 
     x = 2.0 ** np.arange(T)
     np.testing.assert_array_equal(run(f, length=T)(None, None)[1], [[at(x, g(t)) for _, g in forms] for t in range(T)])
+
+
+def test_numpys_integers_in_windows_and_periods():
+    def f(p, c, t):
+        x = rlfx.series(1.0 * t)
+        return c, (x.window(np.int64(-1), np.int8(1)), rlfx.every(np.int32(2), lambda: 1.0 * t, otherwise=-1.0))
+
+    window, every = rlfx.unroll(f, length=3)(None, None)[1]
+    np.testing.assert_array_equal(window, [[0, 0], [0, 1], [1, 2]])
+    np.testing.assert_array_equal(every, [0, -1, 2])
+    for n in (True, 0, -1, 1.5, np.float32(2), jnp.arange(2)):
+        refused(DomainError, lambda p, c, t: rlfx.every(n, lambda: 1.0, otherwise=0.0))
+        refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t).window(n, n))
 
 
 def test_time_in_arithmetic_is_a_strong_int32():
@@ -322,6 +336,24 @@ def test_the_value_of_another_environment_at_a_time():
             np.testing.assert_array_equal(got, [[want(when(t), other[t, e]) for e in range(B)] for t in range(T)])
 
 
+def test_lookups_on_a_mesh():
+    """Environments are numbered over all devices, also where what is read does not vary with them."""
+
+    def f(p, c, t):
+        x, same, i, b = rlfx.inputs(p["x"]), rlfx.series(1.0 * t), rlfx.inputs(p["i"])[t], rlfx.inputs(p["b"])[t]
+        return c, (x[i, b], same[i, b], x[t, b], same[t, b])
+
+    rng = np.random.default_rng(4)
+    p = {"x": jnp.asarray(rng.normal(size=(T, 4)), jnp.float32)}
+    p |= {"i": jnp.asarray(rng.integers(-1, T, (T, 4))), "b": jnp.asarray(rng.integers(-1, 5, (T, 4)))}
+    alone = rlfx.unroll(f, length=T, batch=4)(p, None)[1]
+    together = rlfx.unroll(f, length=T, batch=4, mesh=jax.make_mesh((2,), ("b",)))(p, None)[1]
+    jax.tree.map(np.testing.assert_array_equal, alone, together)
+    there = np.asarray((p["b"] >= 0) & (p["b"] < 4))
+    np.testing.assert_array_equal(np.isnan(alone[2]), ~there)
+    np.testing.assert_array_equal(np.isnan(alone[1]), ~(there & (p["i"] >= 0) & (p["i"] <= np.arange(T)[:, None])))
+
+
 def test_environments_that_are_not_there():
     for b in (-1, B, np.int64(-1), np.int8(B), np.array(7)):
         message = refused(DomainError, lambda p, c, t: rlfx.series(c)[t, b], carry=jnp.zeros(B), batch=B)
@@ -410,6 +442,8 @@ IN_PYTHON = [
     (lambda p, c, t: complex(t), "complex(t)", "t.astype(jnp.complex64)"),
     (lambda p, c, t: math.sqrt(t), "float(t)", "t.astype(jnp.float32)"),
     (lambda p, c, t: float(t.now), "asks for the value of an array", "jnp in the place of np"),
+    (lambda p, c, t: jnp.arange(t.now), "The jnp.arange argument", "t.length"),
+    (lambda p, c, t: jnp.nonzero(jnp.ones(3) * c), "The size argument of jnp.nonzero", "jnp in the place of np"),
     (lambda p, c, t: np.asarray(t.now), "asks for the value of an array", "jnp in the place of np"),
     (lambda p, c, t: jax.lax.fori_loop(0, t, lambda i, s: s + 1, 0), "counts", "jax.lax.fori_loop(0, t.now, ...)"),
 ]  # fmt: skip
@@ -433,6 +467,7 @@ BARE = [
     (lambda p, obs, t: obs[t:], "obs[t:] indexes", "rlfx.series(obs)[t:]"),
     (lambda p, obs, t: obs[: t + 1], "obs[:t + 1] indexes", "rlfx.series(obs)[:t + 1]"),
     (lambda p, obs, t: obs[t - 2 : t], "obs[t - 2:t] indexes", "rlfx.series(obs)[t - 2:t]"),
+    (lambda p, obs, t: obs[(t + 1) // 2], "obs[(t + 1) // 2] indexes", "rlfx.series(obs)[(t + 1) // 2]"),
     (lambda p, obs, t: obs.at[t].set(0.0), "obs.at[t] indexes", "rlfx.series(obs)[t]"),
     (lambda p, obs, t: jnp.arange(4.0)[t], "jnp.arange(4.0)[t] indexes", "t.now"),
     (lambda p, obs, t: np.arange(4.0)[t], "np.arange(4.0)[t] indexes", "t.now"),
@@ -461,8 +496,19 @@ def test_a_bare_value_indexed_with_time():
 
 def test_other_uses_of_a_condition_are_not_blamed_on_an_index():
     x = lambda c, t: rlfx.series(c, start=0.0)  # noqa: E731
-    for use in (lambda p, c, t: 1.0 if x(c, t)[t - 1] else 0.0, lambda p, c, t: not x(c, t)[t - 1] > 0):
+    for use in (
+        lambda p, c, t: 1.0 if rlfx.series(c, start=0.0)[t - 1] else 0.0,
+        lambda p, c, t: not x(c, t)[t - 1] > 0,
+        lambda p, c, t: (lambda own: 1.0 if own.x[t - 1] else 0.0)(types.SimpleNamespace(x=x(c, t))),
+        lambda p, c, t: (lambda y: 1.0 if y[(t + 1) // 2] else 0.0)(x(c, t)),
+    ):
         assert "indexes an array" not in refused(ProgramError, use, carry=jnp.float32(0.0))
+
+    def own_error(p, c, t):
+        raise ValueError("Time limit: none")
+
+    with pytest.raises(ValueError, match="Time limit: none"):
+        traced(own_error)
 
 
 def test_time_through_transformations_of_jax():
