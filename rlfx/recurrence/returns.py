@@ -19,6 +19,7 @@ from rlfx.errors import DomainError, ProgramError, located
 from rlfx.recurrence.domain import current_domain
 from rlfx.recurrence.index import TIME, Point
 from rlfx.recurrence.operands import as_array, same_type, type_of
+from rlfx.recurrence.precision import wide
 from rlfx.recurrence.primitives import discounted_sum_p, reduce_p
 from rlfx.recurrence.series import Series, series, solve
 
@@ -64,7 +65,7 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
         dtype = jnp.result_type(rewards, discount)
     # What jnp.sum of such numbers gives: of small integers and booleans, wider ones.
     dtype = jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((1,), dtype)).dtype
-    rewards, discount = rewards.astype(dtype), jnp.asarray(discount).astype(dtype)
+    rewards, discount = rewards.astype(wide(dtype)), jnp.asarray(discount).astype(wide(dtype))
     if discount.ndim not in (0, rewards.ndim) or (discount.ndim and str(discount.shape[0]) != str(rewards.shape[0])):
         raise DomainError(
             located(
@@ -74,7 +75,7 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
                 fix="Slice both alike: discounted_sum(reward[t:], discount[t:]).",
             )
         )
-    return discounted_sum_p.bind(rewards, jnp.broadcast_to(discount, rewards.shape))
+    return discounted_sum_p.bind(rewards, jnp.broadcast_to(discount, rewards.shape)).astype(dtype)
 
 
 def _check_step(step: Any, name: str) -> None:

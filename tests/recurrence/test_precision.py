@@ -119,6 +119,20 @@ def test_the_share_of_a_point_is_not_rounded_to_float32():
         assert abs(grad - x.mean()) < 1e-15
 
 
+def test_returns_are_accumulated_in_float32():
+    def f(_, c, t):
+        one = rlfx.series(jnp.ones((), jnp.bfloat16) + 0 * c)
+        return c, [
+            rlfx.discounted_sum(one[t:], 1),
+            one[t:].sum(),
+            rlfx.sum(one[t], "t"),
+            rlfx.discounted_sum(one[:], 1),
+        ]
+
+    out = jax.jit(lambda c: rlfx.unroll(f, length=512)(None, c)[1], compiler_options=QUICK)(jnp.bfloat16(1))
+    assert [(x.dtype, float(x[0])) for x in out] == [(jnp.bfloat16, 512.0)] * 4
+
+
 @pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float16"])
 def test_blocks_of_ordinary_losses(dtype):
     loss = rlfx.incrementalize(lambda w, x: jnp.sum(w * x), batch_argnums=1, block_size=1)
