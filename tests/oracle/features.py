@@ -16,7 +16,7 @@ class Feature:
 
 FEATURES: dict[str, Feature] = {
     "beyond": Feature(True),
-    "results of scans over slices": Feature(False, "not tried"),
+    "results of scans over slices": Feature(True),
     "infinities outside": Feature(False, "they leak into products over slices"),
     "NumPy integers": Feature(False, "an index with one is a traced lookup"),
     "concatenations": Feature(False, "of slices: wrong where the lengths add up to a constant; refused with shapes"),

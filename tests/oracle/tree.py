@@ -81,17 +81,24 @@ def filled(template: str, node: Node, value: dict[Node, str], series: dict[Node,
 def numbers(tree: Tree) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """``(params, carry)``: float64 and integers, with the environments' axis also where the program has no batch.
 
-    Numbers are multiples of 1/64 below 2: they are the same in every float dtype.
+    No two of the floats are equal: at a tie, a difference would decide what the program does not. What is kept in 16 bits
+    is a multiple of 1/128 below 2, the same in every float dtype.
     """
     rng = np.random.default_rng(tree.data)
     t, b = tree.length * tree.calls, tree.batch or 1
 
     def floats(*shape: int) -> np.ndarray:
-        return rng.integers(-70, 70, shape) / 64.0
+        return rng.uniform(-1, 1, shape)
 
     def distinct(*shape: int) -> np.ndarray:
+        """At least 1.6 / size apart: maxima and comparisons among them are clear."""
         size = math.prod(shape)
-        return (rng.permutation(size) / max(size - 1, 1) * 1.7 - 0.8).round(6).reshape(shape)
+        if size == 1:
+            return floats(*shape)
+        return (rng.permutation(size) + rng.uniform(0, 0.1)).reshape(shape) / (size - 1) * 1.6 - 0.8
+
+    def short(*shape: int) -> np.ndarray:
+        return rng.permutation(511)[: math.prod(shape)].reshape(shape) / 128 - 2
 
     params = {
         "a": floats(),
@@ -102,8 +109,8 @@ def numbers(tree: Tree) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         "us": distinct(t, b, 2),
         "ts": distinct(t),
         "bs": distinct(b),
-        "q": floats(),  # bfloat16
-        "lo": floats(t, b),  # bfloat16
+        "q": short(1)[0],  # bfloat16
+        "lo": short(t, b) if t * b < 512 else floats(t, b),  # bfloat16
         "rw": rng.integers(-3, 4, (t, b)),  # int8
     }
     carry = {
