@@ -84,7 +84,7 @@ def test_no_row_becomes_negative(made, tmp_path):
 def test_a_report_is_corrected_once(made, tmp_path):
     made.gpu_space(1).write(tmp_path)
     corrected = read(tmp_path).corrected(Overhead("anywhere", COSTS, ""))
-    with pytest.raises(ProfileError, match="corrected already: correct the one that `read` returned"):
+    with pytest.raises(ProfileError, match=r"corrected already\.\n  Fix: Correct the one that `read` returned"):
         corrected.corrected(Overhead("anywhere", COSTS, ""))
 
 

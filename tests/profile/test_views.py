@@ -259,7 +259,10 @@ def test_run_ends_the_capture_a_second_after_the_last_compilation(tmp_path):
 def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
     done = outside(tmp_path, "print(1)")
     assert done.returncode == 1
-    assert done.stderr == "rlfx.profile: The script ended before the capture began: it ran nothing of jax.\n"
+    assert done.stderr == (
+        "rlfx.profile: The script ended before the capture began: it ran nothing of jax.\n"
+        "  Fix: Give a smaller --start, or a script that computes with jax.\n"
+    )
     own = (
         "import jax.numpy as jnp\nfrom rlfx.profile import capture\nwith capture('own'):\n    print(jnp.ones(3) + 1)\n"
     )
