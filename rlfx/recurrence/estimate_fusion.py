@@ -287,26 +287,28 @@ class _Pass:
                     bits |= above[self.position[id(value.node)]]
             above.append(bits)
         single: set[int] = set()
-        known: dict[tuple[int, int], bool] = {}
 
-        def everywhere(node: Node, user: Node) -> bool:
-            """Whether an operation can be fused into one of its readers along all paths."""
-            if user is node:
-                return True
-            key = id(node), id(user)
-            if key not in known:
-                bit = 1 << self.position[id(node)]
-                between = [v.node for v in user.ins if v.node is not None and above[self.position[id(v.node)]] & bit]
-                known[key] = all(
-                    id(v) not in single and self._fusible_alone(user, v) and everywhere(node, v) for v in between
-                )
-            return known[key]
+        def everywhere(node: Node) -> bool:
+            """Whether an operation can be fused into its readers along all paths."""
+            bit = 1 << self.position[id(node)]
+            todo = [user for user in self.consumers[id(node)] if user is not node]
+            seen = set(map(id, todo))
+            while todo:
+                user = todo.pop()
+                for v in (value.node for value in user.ins):
+                    if v is None or not above[self.position[id(v)]] & bit:
+                        continue
+                    if id(v) in single or not self._fusible_alone(user, v):
+                        return False
+                    if v is not node and id(v) not in seen:
+                        seen.add(id(v))
+                        todo.append(v)
+            return True
 
         for node in reversed(self.nodes):
             if _is_unary(node) or _elements(node.ins) <= _elements(node.outs):
                 continue
-            outside = None in self.users[id(node)]
-            if outside or not all(everywhere(node, user) for user in self.consumers[id(node)]):
+            if None in self.users[id(node)] or not everywhere(node):
                 single.add(id(node))
         return single
 
@@ -358,7 +360,9 @@ def _aligned(loop: _Loop) -> set[int]:
     elsewhere: set[int] = set()
     seen: set[tuple[int, bool]] = set()
 
-    def visit(node: Node, aligned: bool) -> None:
+    todo = [(loop.root, True)]
+    while todo:
+        node, aligned = todo.pop()
         aligned = aligned and (node.op in IN_PLACE or node.op in LOOPS or node.op is _SORT)
         for value in node.ins:
             if value.node is None or id(value.node) not in loop.members:
@@ -366,9 +370,7 @@ def _aligned(loop: _Loop) -> set[int]:
                     elsewhere.add(id(value))
             elif (id(value.node), aligned) not in seen:
                 seen.add((id(value.node), aligned))
-                visit(value.node, aligned)
-
-    visit(loop.root, True)
+                todo.append((value.node, aligned))
     if loop.root.op not in LOOPS:
         elsewhere |= {id(v) for v in loop.operands.values() if v.node is not None and v.node.op in LOOPS}
     return set(loop.operands) - elsewhere

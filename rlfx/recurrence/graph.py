@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from rlfx.recurrence.program import Atom, Equation, Program, Var
 #: The scope under which environments step: such an equation is never evaluated beyond the rollout.
 ENV_STEP = "rlfx.env.step"
 
-_PREVIOUS = Point(TIME - 1)
+_PREVIOUS, _SAME = Point(TIME - 1), Point(TIME)
 HERE, PAST, FUTURE = "0", "-", "+"
 _EVERYWHERE = frozenset({HERE, PAST, FUTURE})
 
@@ -46,7 +46,7 @@ class Extension:
     """How a value is evaluated at t = T: equations in order, from the last values of carried series.
 
     Attributes:
-      equations: pointwise, in program order.
+      equations: of that timestep alone, in program order.
       last: series of which the value at T - 1 is needed.
       tails: given values of which the value at T is needed from elsewhere.
     """
@@ -242,7 +242,7 @@ class Graph:
     @cached_property
     def components(self) -> list[tuple[Equation, ...]]:
         """Strongly connected components in an order of execution, members in program order."""
-        place = {e: i for i, e in enumerate(self.program.equations)}
+        place = self.program.places
         condensed = nx.condensation(self.nx)
         members = nx.get_node_attributes(condensed, "members")
         order = nx.lexicographical_topological_sort(condensed, key=lambda c: min(place[e] for e in members[c]))
@@ -277,6 +277,8 @@ def first_operands(equation: Equation) -> tuple[Atom, ...]:
         return equation.inputs
     if equation.is_read and equation.access == _PREVIOUS and equation.start is not None:
         return (equation.start,)
+    if equation.is_read and equation.access == _SAME:
+        return (equation.source,)
     if equation.op is inputs_p:
         return equation.inputs
     raise BoundaryError(
@@ -289,8 +291,19 @@ def first_operands(equation: Equation) -> tuple[Atom, ...]:
     )
 
 
+def in_order(equations: Collection[Equation], operands: Callable, program: Program) -> tuple[Equation, ...]:
+    """Equations of one timestep, each after those whose outputs are among its ``operands``."""
+    definition = program.definitions()
+    found = nx.DiGraph()
+    found.add_nodes_from(equations)
+    for e in equations:
+        sources = (definition.get(v) for v in operands(e))
+        found.add_edges_from((source, e) for source in sources if source in found)
+    return tuple(nx.lexicographical_topological_sort(found, key=program.places.__getitem__))
+
+
 def _why_not_at_the_end(equation: Equation, domain: Domain) -> str | None:
-    if equation.is_read:
+    if equation.is_read and equation.access != _SAME:
         return f"it depends on another timestep, x[{equation.access}]"
     if equation.op is inputs_p:
         return "it depends on data given from outside, rlfx.inputs"

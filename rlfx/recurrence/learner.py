@@ -14,7 +14,7 @@ from rlfx.recurrence.cost import bytes_of
 from rlfx.recurrence.graph import Graph
 from rlfx.recurrence.index import Point
 from rlfx.recurrence.primitives import across_p, inputs_p, reduce_p, whole_p
-from rlfx.recurrence.program import Equation, Program, Var
+from rlfx.recurrence.program import Equation, Program, Var, users_of
 from rlfx.recurrence.schedule import Schedule, schedule
 from rlfx.recurrence.storage import minimum_cut
 
@@ -26,17 +26,14 @@ def is_float(var: Var) -> bool:
 
 def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
     """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
+    users = users_of(program.equations)
     reached = set(perturbed)
-    changed = True
-    while changed:
-        changed = False
-        for e in program.equations:
-            if e.op in J.STOP_GRADIENT or not any(v in reached for v in e.inputs):
-                continue
-            for v in e.outputs:
-                if is_float(v) and v not in reached:
-                    reached.add(v)
-                    changed = True
+    todo = list(perturbed)
+    while todo:
+        for e in users.get(todo.pop(), ()):
+            new = [v for v in e.outputs if e.op not in J.STOP_GRADIENT and is_float(v) and v not in reached]
+            reached.update(new)
+            todo += new
     definition = program.definitions()
     leading: set[Equation] = set()
     todo = [v for v in targets if v in reached]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -111,13 +111,14 @@ class Builder:
 
 def lift(program: Program) -> Program:
     """Rewrite the reductions of the table above. Meaning-preserving up to reassociation; idempotent."""
-    definition = program.definitions()
+    spans = _spans(program)
     rewritten: list[Equation] = []
     changed = False
     builder = Builder(program)
+    points = _Points(program, builder)
     for equation in program.equations:
         builder.equations = []
-        result = _lift_one(equation, program, definition, builder)
+        result = _lift_one(equation, spans, points, builder)
         if result is None:
             rewritten.append(equation)
             continue
@@ -149,7 +150,7 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     return tuple(e for e in equations if e in seen)
 
 
-def _lift_one(equation: Equation, program: Program, definition: dict, build: Builder) -> Atom | None:
+def _lift_one(equation: Equation, spans_of: Mapping, points_of: _Points, build: Builder) -> Atom | None:
     """The value of a reduction at one point, from equations that ``build`` received; None if it is not lifted."""
     if equation.op is discounted_sum_p:
         operands = equation.inputs
@@ -161,18 +162,19 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: Bui
         operands = equation.inputs
     else:
         return None
-    spans: set[Span] = set()
-    known = all(isinstance(o, Var) and _positionwise(o, program, definition, spans) for o in operands)
-    if not known or len(spans) != 1:
+    if not all(o in spans_of for o in operands):
+        return None
+    spans = frozenset().union(*(spans_of[o] for o in operands))
+    if len(spans) != 1:
         return None
     (span,) = spans
     extreme = equation.op in _EXTREMES
     if (equation.op is discounted_sum_p and span.sign < 0) or (extreme and span.count is not None):
         return None
-    points = [_at_point(o, definition, build, {}) for o in operands]
+    points = [points_of(o) for o in operands]
     if extreme:
         return _extreme(points[0], span, equation, build)
-    if equation.op is discounted_sum_p and not _is_finite(operands[1], definition):
+    if equation.op is discounted_sum_p and not _is_finite(operands[1], points_of.definition):
         points[1] = _unless_last(points[1], equation, build)
     if equation.op is _SUM:
         axes = tuple(a - 1 for a in equation.params["axes"] if a)
@@ -181,54 +183,76 @@ def _lift_one(equation: Equation, program: Program, definition: dict, build: Bui
     return scanned(points, span, equation, build)
 
 
-def _positionwise(var: Var, program: Program, definition: dict, spans: set[Span]) -> bool:
-    """Whether a ragged value is, position by position, a function of slices of the same span; collects the spans."""
-    equation = definition.get(var)
-    if equation is None:
-        return False
-    if equation.is_read:
-        span = span_of(equation.access, program.domain.length)
-        spans.add(span)  # type: ignore[arg-type]
-        return span is not None
-    if equation.op is _BROADCAST:
-        source = equation.inputs[0]
-        kept = 0 not in equation.params["broadcast_dimensions"]
-        return kept and len(equation.inputs) == 1 and "t" not in program.dims_of(source)
-    if equation.op not in J.ELEMENTWISE and equation.op is not series_p:
-        return False
-    for operand in equation.inputs:
-        if len(operand.shape) == len(var.shape) and isinstance(operand, Var):
-            if not _positionwise(operand, program, definition, spans):
-                return False
-        elif len(operand.shape) or "t" in program.dims_of(operand):
-            return False
-    return True
+def _spans(program: Program) -> dict[Var, frozenset[Span]]:
+    """The values that are, position by position, functions of slices, with the spans of these slices."""
+    found: dict[Var, frozenset[Span]] = {}
+    for e in program.equations:
+        if e.is_read:
+            span = span_of(e.access, program.domain.length)
+            spans = None if span is None else frozenset({span})
+        elif e.op is _BROADCAST:
+            source, *more = e.inputs
+            kept = 0 not in e.params["broadcast_dimensions"]
+            spans = frozenset() if kept and not more and "t" not in program.dims_of(source) else None
+        elif e.op in J.ELEMENTWISE or e.op is series_p:
+            spans = _joint_spans(e, program, found)
+        else:
+            spans = None
+        if spans is not None:
+            found.update(dict.fromkeys(e.outputs, spans))
+    return found
 
 
-def _at_point(atom: Atom, definition: dict, build: Builder, memo: dict) -> Atom:
-    """The element of a position-wise slice at the reader's own time."""
-    if atom in memo:
-        return memo[atom]
-    equation = definition[atom]
-    if equation.is_read:
-        out: Atom = build.read(equation.source, TIME, equation)
-    elif equation.op is _BROADCAST:
-        shape = tuple(equation.params["shape"][1:])
-        where = tuple(d - 1 for d in equation.params["broadcast_dimensions"])
-        out = build.call(lambda x: jax.lax.broadcast_in_dim(x, shape, where), equation.inputs, equation)
-    else:
+def _joint_spans(equation: Equation, program: Program, known: Mapping[Any, frozenset]) -> frozenset[Span] | None:
+    """The spans of an elementwise operation on slices, and on scalars that are the same at every timestep."""
+    rank = len(equation.outputs[0].shape)
+    wide = [o for o in equation.inputs if len(o.shape) == rank and isinstance(o, Var)]
+    others = [o for o in equation.inputs if not (len(o.shape) == rank and isinstance(o, Var))]
+    if any(len(o.shape) or "t" in program.dims_of(o) for o in others) or not all(o in known for o in wide):
+        return None
+    return frozenset().union(*(known[o] for o in wide))
+
+
+class _Points:
+    """The elements of position-wise slices at the reader's own time, each of them made once."""
+
+    def __init__(self, program: Program, build: Builder):
+        self.definition, self.order, self.build = program.definitions(), program.places, build
+        self.made: dict[Atom, Atom] = {}
+
+    def __call__(self, atom: Atom) -> Atom:
+        needed: set[Equation] = set()
+        todo = [atom]
+        while todo:
+            v = todo.pop()
+            if v not in self.made and (equation := self.definition[v]) not in needed:
+                needed.add(equation)
+                todo += self._elementwise(equation)
+        for equation in sorted(needed, key=self.order.__getitem__):
+            self.made[equation.outputs[0]] = self._make(equation)
+        return self.made[atom]
+
+    def _elementwise(self, equation: Equation) -> list[Var]:
+        """The operands of which an element is the operand of the element."""
+        if equation.is_read or equation.op is _BROADCAST:
+            return []
         rank = len(equation.outputs[0].shape)
-        inputs = [
-            _at_point(a, definition, build, memo) if isinstance(a, Var) and len(a.shape) == rank else a
-            for a in equation.inputs
-        ]
+        return [a for a in equation.inputs if isinstance(a, Var) and len(a.shape) == rank]
+
+    def _make(self, equation: Equation) -> Atom:
+        build = self.build
+        if equation.is_read:
+            return build.read(equation.source, TIME, equation)
+        if equation.op is _BROADCAST:
+            shape = tuple(equation.params["shape"][1:])
+            where = tuple(d - 1 for d in equation.params["broadcast_dimensions"])
+            return build.call(lambda x: jax.lax.broadcast_in_dim(x, shape, where), equation.inputs, equation)
+        own = set(self._elementwise(equation))
+        inputs = tuple(self.made[a] if a in own else a for a in equation.inputs)
         result = build.var(equation.outputs[0].shape[1:], equation.outputs[0].dtype)
-        build.equations.append(
-            Equation(equation.op, equation.params, tuple(inputs), (result,), equation.where, equation.scope)
-        )
-        out = result
-    memo[atom] = out
-    return out
+        made = Equation(equation.op, equation.params, inputs, (result,), equation.where, equation.scope)
+        build.equations.append(made)
+        return result
 
 
 def _is_finite(discount: Atom, definition: dict) -> bool:

@@ -15,9 +15,11 @@ from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.across import SPECIAL
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.extent import Extent, whole_extent
+from rlfx.recurrence.graph import first_operands, in_order
 from rlfx.recurrence.held import first_of, held, seen_after_ends
 from rlfx.recurrence.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.loops import Iterate, LoopRunner, RunningLoop, scan, while_going
+from rlfx.recurrence.primitives import inputs_p
 from rlfx.recurrence.products import share_products
 from rlfx.recurrence.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ragged import evaluate_ragged
@@ -158,20 +160,29 @@ class Execution:
         assert self.program.alive is not None
         return env[self.program.alive]
 
-    def last(self, var: Var) -> Value:
-        """The value at the last timestep."""
+    def final(self, var: Var) -> Value:
+        """The value after all timesteps."""
         if var in self.finals:
             return self.finals[var]
         value = self.env[var]
         if "t" not in value.dims:
             return value
-        # Under `until=` the carry, and the count of timesteps, stay what they are after an environment's end.
-        ends = self.program.ends
-        counts = ends is not None and self.program.definitions()[ends].source is var
-        frozen = counts or (var in self.program.next_carry and self.unseen is None)
-        n = None if frozen else self.length
-        if not isinstance(n, Value):
+        if self.unseen is None or var not in self.program.next_carry:
             return Value(value.data[-1], value.dims - {"t"})
+        return self._at_end(value)  # the learner's values stay nothing after an end
+
+    def last(self, var: Var) -> Value:
+        """The value at the last timestep, of each environment's own."""
+        if not self.program.ends_apart(var):
+            return self.final(var)
+        value = self.env[var]
+        return self._at_end(value) if "t" in value.dims else value
+
+    def _at_end(self, value: Value) -> Value:
+        """Of a value of all timesteps, that before the end of each environment; of what they share, before the last end."""
+        n = self.length
+        if "b" in n.dims - value.dims:
+            n = Value(self.extent.over_devices("max", jnp.max(n.data)), n.dims - {"b"})
         wide = expand(value, value.dims | n.dims, self.sizes)
         picked = map_over(lambda x, i: x[i], n.dims, [n.dims, n.dims])
         data = jnp.moveaxis(wide.data, 0, 1) if "b" in n.dims else wide.data
@@ -191,28 +202,45 @@ class Execution:
         for e in self.program.equations:
             if e.is_read and e.access == _PREVIOUS and e.source in extension.last:
                 env[e.outputs[0]] = self.last(e.source)
-        self.sequence(extension.equations, env, end, self._no_reads)
+        ordered = in_order(extension.equations, lambda e: e.inputs, self.program)
+        self.sequence(ordered, env, end, lambda e, env, t: env[e.source])
         return env[var]
 
     def first(self, atom: Atom) -> Value:
         """The value at t = 0."""
+        known = self._known_first(atom)
+        if known is not None:
+            return known
+        env = {v: x for v, x in self.env.items() if "t" not in x.dims}
+        needed: set[Equation] = set()
+        todo = [atom]
+        while todo:
+            v = todo.pop()
+            known = self._known_first(v)
+            if known is None and (equation := self.program.definitions()[v]) not in needed:
+                needed.add(equation)
+                todo += first_operands(equation)
+            elif known is not None and isinstance(v, Var):
+                env[v] = known
+        read = lambda e, env, t: of_atom(first_operands(e)[0], env)  # noqa: E731
+        self.sequence(in_order(needed, first_operands, self.program), env, Value(jnp.int32(0)), read)
+        return of_atom(atom, env)
+
+    def _known_first(self, atom: Atom) -> Value | None:
+        """The value at t = 0 of what is an input, or was evaluated before; None of anything else."""
         if isinstance(atom, Lit) or "t" not in self.program.dims_of(atom):
             return of_atom(atom, self.env)
-        if atom in self.env and "t" in self.env[atom].dims and atom is not self.program.now:
-            return Value(self.env[atom].data[0], self.env[atom].dims - {"t"})
         if atom is self.program.now:
             return Value(jnp.asarray(self.t0))
+        if atom in self.env and "t" in self.env[atom].dims:
+            return Value(self.env[atom].data[0], self.env[atom].dims - {"t"})
         equation = self.program.definitions()[atom]
-        if equation.is_read:
-            assert equation.start is not None
-            return self.first(equation.start)
-        env = {v: x for v, x in self.env.items() if "t" not in x.dims}
-        env |= {v: self.first(v) for v in equation.inputs if isinstance(v, Var)}
-        self.sequence((equation,), env, Value(jnp.int32(0)), self._no_reads)
-        return env[atom]
-
-    def _no_reads(self, equation: Equation, env, t):
-        raise AssertionError(f"a read in a pointwise evaluation: {equation}")
+        if equation.op is inputs_p:
+            whole = self.extent.own(
+                Value(of_atom(equation.inputs[0], self.env).data, frozenset(equation.params["axes"]))
+            )
+            return Value(whole.data[0], whole.dims - {"t"})
+        return None
 
     def end_value(self, equation: Equation) -> Value:
         """What a read beyond the end gives."""

@@ -24,7 +24,7 @@ def target_of(run: Execution, var: Var) -> Any:
     if var is program.loss:
         return narrowed(loss_sum(run) * share_of_mean(run), var.dtype)
     if var in set(program.next_carry):
-        return expand(run.last(var), carry_dims(program, var), run.sizes).data
+        return expand(run.final(var), carry_dims(program, var), run.sizes).data
     return _padded(run, expand(run.env[var], aux_dims(program, var), run.sizes)).data
 
 
@@ -82,7 +82,7 @@ def _padded(run: Execution, value: Value) -> Value:
 def returned(run: Execution) -> tuple:
     """``(carry leaves, aux leaves, lengths or None)``."""
     program = run.program
-    carry = [expand(run.last(v), carry_dims(program, v), run.sizes).data for v in program.next_carry]
+    carry = [expand(run.final(v), carry_dims(program, v), run.sizes).data for v in program.next_carry]
     aux = [_padded(run, expand(of_atom(v, run.env), aux_dims(program, v), run.sizes)).data for v in program.aux]
     if not program.domain.until:
         return carry, aux, None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,6 +197,12 @@ class Program:
         """Which of t and b a value varies with."""
         return self.dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS
 
+    def ends_apart(self, var: Var) -> bool:
+        """Whether a series goes on after an environment's end, so that its last value is another one for each."""
+        frozen = var in self.next_carry and not self.shared[self.next_carry.index(var)]
+        counts = self.ends is not None and self._definitions[self.ends].source is var
+        return self.domain.until and not (frozen or counts)
+
     def definitions(self) -> dict[Var, Equation]:
         """The equation that defines each value."""
         return self._definitions
@@ -203,6 +210,11 @@ class Program:
     @functools.cached_property
     def _definitions(self) -> dict[Var, Equation]:
         return {v: e for e in self.equations for v in e.outputs}
+
+    @functools.cached_property
+    def places(self) -> dict[Equation, int]:
+        """Where each equation stands."""
+        return {e: i for i, e in enumerate(self.equations)}
 
     def reads(self) -> Iterator[Equation]:
         """The equations that reach other timesteps."""
@@ -252,28 +264,39 @@ def _type(var: Var) -> str:
 
 
 def infer_dims(
-    equations: tuple[Equation, ...], given: Mapping[Var, frozenset], alive: Var | None = None
+    equations: Sequence[Equation], given: Mapping[Var, frozenset], alive: Var | None = None
 ) -> dict[Var, frozenset]:
     """The least fixed point of ``dims(output) = union of dims(inputs)`` over operands, reads and recurrences.
 
     ``alive``: under ``until=``, on which every reduction depends: only points before an environment's end count.
     """
-    dims = dict(given)
+    dims = dict.fromkeys((v for e in equations for v in e.outputs), NO_DIMS) | dict(given)
 
     def of(atom: Atom) -> frozenset:
         return dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS
 
-    changed = True
-    while changed:
-        changed = False
-        for equation in equations:
-            found = _dims_rule(equation, of, NO_DIMS if alive is None else of(alive))
-            for out in equation.outputs:
-                if not found <= dims.get(out, NO_DIMS):
-                    dims[out] = found | dims.get(out, NO_DIMS)
-                    changed = True
-                dims.setdefault(out, NO_DIMS)
+    users = users_of(equations)
+    todo, waiting = deque(equations), set(equations)
+    while todo:
+        equation = todo.popleft()
+        waiting.discard(equation)
+        found = _dims_rule(equation, of, NO_DIMS if alive is None else of(alive))
+        for out in equation.outputs:
+            if not found <= dims[out]:
+                dims[out] |= found
+                again = [e for e in (equations if out is alive else users.get(out, ())) if e not in waiting]
+                todo.extend(again)
+                waiting.update(again)
     return dims
+
+
+def users_of(equations: Iterable[Equation]) -> dict[Var, list[Equation]]:
+    """The equations that have a value among their inputs."""
+    users: dict[Var, list[Equation]] = {}
+    for e in equations:
+        for v in dict.fromkeys(v for v in e.inputs if isinstance(v, Var)):
+            users.setdefault(v, []).append(e)
+    return users
 
 
 def _dims_rule(equation: Equation, of, alive: frozenset) -> frozenset:

@@ -97,11 +97,9 @@ def schedule(graph: Graph, *, barred: frozenset[Var] = frozenset()) -> Schedule:
             done.update(ordered)
 
     inline = _inlined(graph, levels)
-    outside_users = _users(graph)
+    only_in_loops = _only_in_loops(graph, inline, frozenset().union(*recurrent))
     for i, loop in enumerate(loops):
-        # Equations that only loops use are evaluated inside of them.
-        before = [e for e, l in levels.items() if l == 2 * i - 1]
-        parallel(e for e in before if e not in inline or not _only_in_loops(e, inline, recurrent, outside_users, graph))
+        parallel(e for e, l in levels.items() if l == 2 * i - 1 and e not in only_in_loops)
         made, after = _loop(graph, loop.direction, recurrent[i], in_loop[i], inline, barred)
         stages.append(made)
         done.update(recurrent[i])
@@ -169,18 +167,22 @@ def _inlined(graph: Graph, levels: dict) -> frozenset[Equation]:
     return frozenset(inline)
 
 
-def _only_in_loops(equation: Equation, inline, recurrent, users, graph: Graph) -> bool:
-    """Whether every use of an inlined equation is by a loop or by another such equation."""
-    if any(v in graph.complete for v in equation.outputs):
-        return False
-    everywhere = frozenset().union(*recurrent)
-    if any(user.is_read and user.end is v for v in equation.outputs for user in users.get(v, ())):
-        return False  # a boundary value is taken at the last timestep, when the loop may not have got there
-    return all(
-        user in everywhere or (user in inline and _only_in_loops(user, inline, recurrent, users, graph))
-        for v in equation.outputs
-        for user in users.get(v, ())
-    )
+def _only_in_loops(graph: Graph, inline: frozenset, recurrent: frozenset) -> frozenset[Equation]:
+    """The inlined equations of which every use is by a loop, or by another such equation: loops evaluate them."""
+    users = _users(graph)
+    found: set[Equation] = set()
+
+    def stays(v: Var) -> bool:
+        # A boundary value is taken at the last timestep, when the loop may not have got there.
+        mine = users.get(v, ())
+        return v not in graph.complete and all(
+            (e in recurrent or e in found) and not (e.is_read and e.end is v) for e in mine
+        )
+
+    for e in reversed(graph.equations):  # the users of one that is inlined come later in the program
+        if e in inline and all(map(stays, e.outputs)):
+            found.add(e)
+    return frozenset(found)
 
 
 def _loop(graph: Graph, direction: str, recurrent, in_loop, inline, barred) -> tuple[Loop, list[Equation]]:
@@ -192,14 +194,12 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline, barred) -> t
     movable = {e for e in in_loop - body if e.is_simultaneous and not e.is_ragged}
     movable = _closed(movable, in_loop - body - movable, graph)
     outside = in_loop - body - movable
-    last = {v for e in in_loop for v in e.outputs if v in graph.wanted_last} | _needed_last(graph, in_loop)
-    # Only the carry is frozen when an environment ends: the last value of another series is picked from all of them.
-    frozen = set(program.next_carry) if program.domain.until else last
-    if program.ends is not None and program.ends in graph.definition:
-        frozen.add(graph.definition[program.ends].source)
+    last = {v for e in in_loop for v in e.outputs if v in graph.wanted_last}
+    needed = needed_last(graph, in_loop)
+    picked = {v for v in needed if program.ends_apart(v)}  # from the values at all timesteps
+    last |= needed - picked
     if direction == "backward":  # which ends at the first timestep
-        frozen = set()
-    unfrozen, last = last - frozen, last & frozen
+        last, picked = set(), last | picked
     for v in list(last):  # a series whose last value is needed is computed in the loop
         _pull(graph.definition[v], graph, in_loop, inline, body)
     for e in in_loop:
@@ -208,7 +208,7 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline, barred) -> t
     movable -= body
     outside -= body
     owned = {v for e in (*body, *movable) for v in e.outputs}
-    wanted = _wanted_outside(graph, body | movable, owned, inline) | unfrozen
+    wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
     cut = minimum_cut(
         program,
         [e for e in program.equations if e in body or e in movable],
@@ -236,18 +236,13 @@ def _loop(graph: Graph, direction: str, recurrent, in_loop, inline, barred) -> t
     return loop, after
 
 
-def _closed(movable: set, outside: frozenset | set, graph: Graph) -> set:
-    """Drop from ``movable`` what depends at its own timestep on equations that run after the loop."""
-    changed = True
+def _closed(movable: set, outside: set, graph: Graph) -> set:
+    """``movable`` without what depends at its own timestep on equations that run after the loop."""
     outside = set(outside)
-    while changed:
-        changed = False
-        for e in list(movable):
-            if any(graph.definition.get(edge.value) in outside for edge in graph.edges(e)):
-                movable.discard(e)
-                outside.add(e)
-                changed = True
-    return movable
+    for e in (e for component in graph.components for e in component):
+        if e in movable and any(graph.definition.get(edge.value) in outside for edge in graph.edges(e)):
+            outside.add(e)
+    return movable - outside
 
 
 def _pull(equation: Equation, graph: Graph, in_loop, inline, body: set) -> None:
@@ -261,10 +256,10 @@ def _pull(equation: Equation, graph: Graph, in_loop, inline, body: set) -> None:
         todo += [d for edge in graph.edges(e) if (d := graph.definition.get(edge.value)) is not None]
 
 
-def _needed_last(graph: Graph, in_loop) -> set[Var]:
-    """Series of this loop of which the value at T - 1 is needed, by a read beyond the end or for the final carry."""
+def needed_last(graph: Graph, equations: Iterable[Equation]) -> set[Var]:
+    """Series of some equations of which the value at T - 1 is needed, by a read beyond the end or for the final carry."""
     found: set[Var] = set()
-    mine = {v for e in in_loop for v in e.outputs}
+    mine = {v for e in equations for v in e.outputs}
     for v in graph.wanted_tails:
         found |= graph.extension(v, None).last & mine
     for e in graph.equations:
@@ -290,7 +285,6 @@ def _wanted_outside(graph: Graph, producers: set, owned: set[Var], inline) -> se
 
 def _order(graph: Graph, body: set, reads: frozenset) -> tuple[Equation, ...]:
     """Execution order inside one iteration: reads of earlier iterations first, then by dependence."""
-    place = {e: i for i, e in enumerate(graph.program.equations)}
     now = nx.DiGraph()
     now.add_nodes_from(body)
     for reader in body:
@@ -303,7 +297,7 @@ def _order(graph: Graph, body: set, reads: frozenset) -> tuple[Equation, ...]:
                 and not (reader in reads and len(edge.signs) == 3)
             ):
                 now.add_edge(source, reader)
-    return tuple(nx.lexicographical_topological_sort(now, key=place.__getitem__))
+    return tuple(nx.lexicographical_topological_sort(now, key=graph.program.places.__getitem__))
 
 
 def _depth(var: Var, reads: Iterable[Equation], program: Program) -> int:

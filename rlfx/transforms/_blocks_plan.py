@@ -174,34 +174,39 @@ class Analysis:
 
     def level(self, slot: Slot | Const) -> int:
         """How many loops are complete before a value can be read (whole), or the loop in which it is computed (part)."""
-        if isinstance(slot, Const):
-            return 0
-        if slot not in self.levels:
-            self.levels[slot] = self._level(slot)
-        return self.levels[slot]
+        todo = [slot]
+        while todo:
+            one = todo[-1]
+            if isinstance(one, Const) or one in self.levels:
+                todo.pop()
+                continue
+            reads, more = self._reads(one)
+            known = [self.levels.get(r) for r in reads if not isinstance(r, Const)]
+            if None in known:
+                todo += [r for r in reads if r not in self.levels]
+            else:
+                self.levels[one] = max((n for n in known if n is not None), default=0) + more
+        return 0 if isinstance(slot, Const) else self.levels[slot]
 
-    def _level(self, slot: Slot) -> int:
+    def _reads(self, slot: Slot) -> tuple[Sequence[Slot | Const], int]:
+        """What a value is computed from, and how many loops that takes."""
         equation = self.maker.get(slot.value)
         if equation is None:
-            return 0
+            return (), 0
         rule, own = self.rules[equation], self.axes[slot.value]
         if isinstance(slot, Sum):
             assert rule is not None
-            return max(map(self.level, self.slots(equation, rule)))
+            return self.slots(equation, rule), 0
         if isinstance(slot, Whole):
             if own is not None:
-                return self.level(Part(slot.value, own)) + 1
-            if rule is None:
-                return max((self.level(v) for v in _wholes(equation)), default=0)
-            return max(map(self.level, self.slots(equation, rule))) + 1
+                return (Part(slot.value, own),), 1
+            return (_wholes(equation), 0) if rule is None else (self.slots(equation, rule), 1)
         if slot.axis == own and rule is not None:
-            return max(map(self.level, self.slots(equation, rule)))
+            return self.slots(equation, rule), 0
         if slot.value in self.same:
-            return self.level(Sum(slot.value, True))
+            return (Sum(slot.value, True),), 0
         again = self.again(slot)
-        if again is None:
-            return self.level(Whole(slot.value))
-        return max(map(self.level, self.slots(equation, again)), default=0)
+        return ((Whole(slot.value),), 0) if again is None else (self.slots(equation, again), 0)
 
     def again(self, slot: Part) -> Blockwise | None:
         """A rule that computes a block of a value without the batch, instead of slicing it."""

@@ -87,18 +87,35 @@ class _Schedule:
     # -- what is needed
 
     def need_whole(self, atom: Atom, before: int) -> None:
+        todo = [(atom, before)]
+        while todo:
+            value, deadline = todo.pop()
+            equation = self.completed(value, deadline)
+            if equation is not None:
+                todo += self.operands(equation, self.deadlines[value])
+
+    def need_equation(self, equation: Equation, before: int) -> None:
+        for value, deadline in reversed(self.operands(equation, before)):
+            self.need_whole(value, deadline)
+
+    def operands(self, equation: Equation, before: int) -> list[tuple[Atom, int]]:
+        """What an equation on whole values needs before a loop, the first operand last."""
+        self.positions[equation] = min(before, self.positions.get(equation, before))
+        return [(value, before) for value in reversed(equation.ins)]
+
+    def completed(self, atom: Atom, before: int) -> Equation | None:
+        """Have a value completed by the loop before; the equation that makes it, if that takes no loop."""
         found = self.found
         if isinstance(atom, Const) or atom not in found.maker:
-            return
+            return None
         deadline = self.deadlines[atom] = min(before, self.deadlines.get(atom, before))
         if atom in self.placed:
-            return
+            return None
         self.placed.add(atom)
         equation = found.maker[atom]
         rule = found.rules[equation]
         if found.axes[atom] is None and rule is None:
-            self.need_equation(equation, deadline)
-            return
+            return equation
         loop = self.loops[deadline - 1]
         if found.axes[atom] is not None:
             loop.kept.append(atom)
@@ -106,11 +123,7 @@ class _Schedule:
             loop.sums.append(Sum(atom, rule.outs[equation.outs.index(atom)] is SAME))
         elif rule is not None and not any(step.equation is equation for step in loop.folds):
             loop.folds.append(Step(rule, found.slots(equation, rule), tuple(map(Whole, equation.outs)), equation))
-
-    def need_equation(self, equation: Equation, before: int) -> None:
-        self.positions[equation] = min(before, self.positions.get(equation, before))
-        for value in equation.ins:
-            self.need_whole(value, before)
+        return None
 
     def need_part(self, slot: Part | Sum, i: int) -> None:
         """Add to loop ``i`` the steps that compute a block."""
