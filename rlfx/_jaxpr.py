@@ -6,6 +6,7 @@ place. Tested on the oldest and the newest supported jax.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import linecache
 import os
@@ -19,7 +20,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import core, custom_batching, dispatch, dtypes, profiler, source_info_util, xla_bridge
+from jax._src import (
+    callback,
+    config,
+    core,
+    custom_batching,
+    custom_derivatives,
+    debugging,
+    dispatch,
+    dtypes,
+    profiler,
+    shard_map,
+    source_info_util,
+    xla_bridge,
+)
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
@@ -94,7 +108,11 @@ class Staged(Primitive):
             return core.jaxpr_as_fun(jaxpr)(*args)
 
         def jvp(primals, tangents, **params):
-            return jax.jvp(functools.partial(run, **params), primals, [ad.instantiate_zeros(t) for t in tangents])
+            tangents = [ad.instantiate_zeros(t) for t in tangents]
+            outs, dots = jax.jvp(functools.partial(run, **params), list(primals), tangents)
+            return outs, [
+                zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)
+            ]
 
         def batch(axis, args, dims, **params):
             varies = tuple(d is not None for d in dims)
@@ -278,6 +296,65 @@ def is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+# -- jax.shard_map ---------------------------------------------------------------------------------------------------
+
+
+def varying_axes(values: Sequence) -> tuple:
+    """The axes of a mesh over which any of the values varies by its type: inside ``jax.shard_map`` with ``check_vma``."""
+    types = [core.typeof(x) for x in values]  # under another name before jax 0.10.2
+    found = (t.mat.varying if hasattr(t, "mat") else getattr(t, "vma", frozenset()) for t in types)
+    return tuple(sorted(frozenset().union(*found)))
+
+
+def varying(values: Any, axes: tuple) -> Any:
+    """The values with types that vary over ``axes``: then the gradient of what all devices share is summed over them."""
+    missing = lambda x: tuple(a for a in axes if a not in varying_axes([x]))  # noqa: E731
+    return jax.tree.map(lambda x: core.pvary(x, missing(x)), values)
+
+
+def unchecked(fn: Callable, axes: tuple) -> Callable:
+    """``fn`` without jax's check of what varies over a mesh; with any ``axes``, all of its results vary over these.
+
+    What is traced once, for one timestep, has no such types.
+    """
+    if not axes:
+        return fn
+
+    def untyped(x: Any) -> Any:
+        if isinstance(x, custom_derivatives.CustomVJPPrimal):
+            return dataclasses.replace(x, value=untyped(x.value))
+        return x if isinstance(x, jax.custom_derivatives.SymbolicZero) else _retyped(x, ())
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        args = jax.tree.map(untyped, args)
+        with config._check_vma(False):
+            outs = fn(*args)
+        return jax.tree.map(lambda x: _retyped(x, axes), outs)
+
+    return call
+
+
+def _retyped(x: Any, axes: tuple) -> Any:
+    """The value with a type that varies over exactly ``axes``. Unlike ``jax.lax.pvary``, it means nothing."""
+    before = varying_axes([x])
+    return x if before == axes else _retype_p.bind(x, before=before, axes=axes)
+
+
+def _retype_aval(aval: Any, *, before: tuple, axes: tuple) -> Any:
+    if hasattr(aval, "mat"):
+        return aval.update(manual_axis_type=core.ManualAxisType(varying=frozenset(axes)))
+    return aval.update(vma=frozenset(axes))
+
+
+_retype_p = Primitive("retype")
+_retype_p.def_impl(lambda x, **_: x)
+_retype_p.def_abstract_eval(_retype_aval)
+mlir.register_lowering(_retype_p, lambda ctx, x, **_: [x])
+ad.deflinear(_retype_p, lambda t, *, before, axes: [_retyped(t, before)])
+batching.primitive_batchers[_retype_p] = lambda args, dims, **params: (_retype_p.bind(*args, **params), dims[0])
+
+
 # -- source lines ----------------------------------------------------------------------------------------------------
 
 
@@ -453,6 +530,31 @@ def random_by_loop(equation: Any) -> bool:
 def short_dtype(dtype: Any) -> str:
     """``f32``, ``i32``, ``bool``, ``key``."""
     return "key" if jnp.issubdtype(dtype, jax.dtypes.prng_key) else dtypes.short_dtype_name(dtype)
+
+
+#: Primitives that run Python functions of the user's.
+CALLBACKS = frozenset(
+    p
+    for module, names in (
+        (callback, ("pure_callback_p", "io_callback_p")),
+        (debugging, ("debug_callback_p", "debug_print_p")),
+    )
+    for n in names
+    if (p := getattr(module, n, None)) is not None
+)
+SHARD_MAP = frozenset({shard_map.shard_map_p})
+
+
+def contains(op: Any, params: dict, primitives: frozenset) -> bool:
+    """Whether an equation is one of some primitives, or has a body in which one is."""
+    inside = (eqn for body, _ in sub_jaxprs(params) for eqn in body.eqns)
+    return op in primitives or any(contains(eqn.primitive, eqn.params, primitives) for eqn in inside)
+
+
+def surroundings() -> tuple:
+    """What a trace depends on beside its arguments: named axes, the mesh, jax's options. Hashable."""
+    env = core.get_axis_env()
+    return config.trace_context(), tuple(env.axis_sizes.items())
 
 
 #: Calls whose body may be inlined at the price of their special rule (custom derivative or batching, rematerialisation).

@@ -44,8 +44,6 @@ class Arguments:
 PROGRAM = function("params", "carry", "t")
 _TARGET = replace(PROGRAM, words=f"a program, or {PROGRAM.words}")
 
-#: Of an int32: the absolute time of the first timestep.
-
 
 def validate_domain(length: Any, batch: Any, until: Any) -> Domain:
     """The domain of a program, or a DomainError that names the argument."""
@@ -134,7 +132,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any
     """
     bare, shared = unwrap_shared(carry)
     flat_params = [_array(leaf, f"params{tree.keystr(path)}") for path, leaf in tree.tree_flatten_with_path(params)[0]]
-    flat_carry, avals = [], [_struct(x, x.shape) for x in flat_params]
+    flat_carry, avals = [], [_struct(x, x.shape, weak_type=x.weak_type) for x in flat_params]
     for (path, leaf), is_shared in zip(tree.tree_flatten_with_path(bare)[0], shared, strict=True):
         name = f"carry{tree.keystr(path)}"
         leaf = _array(leaf, name)
@@ -158,7 +156,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any
     signature = (
         tree.tree_structure(params),
         tree.tree_structure(carry),
-        tuple((a.shape, a.dtype) for a in avals),
+        tuple((a.shape, a.dtype, a.weak_type) for a in avals),
         None if key is None else key.dtype,
     )
     return Arguments(flat_params, flat_carry, key, avals, key_aval, signature)
@@ -170,13 +168,17 @@ def _array(leaf: Any, name: str) -> Any:
     try:
         return to_array(leaf)
     except (TypeError, ValueError, OverflowError):
-        fix = "Keep what is no array out of the arguments: close over it, or make it a static field of the pytree."
+        fix = (
+            "Keep what is no array out of the arguments: close over it, make it a static field of the pytree, or for "
+            "an equinox module, params, static = eqx.partition(model, eqx.is_array), and eqx.combine(params, static) "
+            "inside the program."
+        )
         fact = f"{name} is {type(leaf).__name__} ({shown(leaf)}), not an array."
         raise ProgramError(located(fact, where=J.here(), fix=fix)) from None
 
 
-def _struct(leaf: Any, shape: tuple) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+def _struct(leaf: Any, shape: tuple, *, weak_type: bool = False) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=weak_type)
 
 
 def _seeded(key: Any, prng: Any) -> Any:

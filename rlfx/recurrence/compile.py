@@ -220,7 +220,8 @@ class Compiled:
 
     def _prepare(self, params: Any, carry: Any, key: Any) -> tuple[Lowered, list, Arguments]:
         arguments = check_arguments(params, carry, key, self.domain, self.prng)
-        known = self._programs.get(arguments.signature)
+        traced_for = arguments.signature, J.surroundings()
+        known = self._programs.get(traced_for)
         if known is not None:
             return (*known, arguments)
         program = _traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
@@ -233,7 +234,7 @@ class Compiled:
         consts = list(program.const_values)
         lowered = Lowered(replace(program, const_values=()), self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
-            self._programs[arguments.signature] = (lowered, consts)
+            self._programs[traced_for] = (lowered, consts)
         return lowered, consts, arguments
 
 
@@ -293,7 +294,7 @@ def compile(
       memory_budget: temporary bytes of one device that the loss and its gradient may take: the fastest plan that fits
         is found when it is first called (and compiled once, to compare with XLA's own number).
       autotune: compile the few best plans when it is first called, time them (on small numbers of the same shapes), and take
-        the fastest. Save it: ``compiled.plan(...).to_json()``.
+        the fastest. Save it: ``compiled.plan(...).to_json()``. A program with callbacks is not timed, for that would run them.
       prng: the generator of all the program's random numbers, as ``jax.random.key(seed, impl=prng)`` takes it; the key
         given seeds it. ``rlfx.envs.fast_prng`` is two to five times as fast on a CPU. None, the default: the generator of
         the key given, which is threefry for ``jax.random.key(seed)``.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from rlfx import _jaxpr as J
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.across import environment_axes
 from rlfx.recurrence.budget import fit, within
@@ -81,6 +82,17 @@ class Lowered:
                 )
             )
 
+        nested = [e for e in self.program.equations if J.contains(e.op, dict(e.params), J.SHARD_MAP)]
+        if self.sharding is not None and nested:
+            raise ScheduleError(
+                located(
+                    f"{self.program.name} is split over the mesh axis {self.sharding.axis!r}, and calls what is itself split "
+                    "over a mesh: jax.shard_map, or a program with mesh=.",
+                    where=nested[0].where,
+                    fix="Give mesh= to one of them alone.",
+                )
+            )
+
     # -- plans
 
     @property
@@ -127,12 +139,15 @@ class Lowered:
     def __call__(self, flat: Sequence[Any], t0: Any) -> tuple:
         """``(loss or None, carry leaves, aux leaves, lengths or None)`` from the program's flat inputs."""
 
-        @jax.custom_vjp
-        def call(flat, t0):
+        axes = J.varying_axes([*flat, t0])  # inside a jax.shard_map of the user's
+
+        def forward(flat, t0):
             return self._on_mesh(self._forward, self._flat_specs(), self._output_specs())(flat, t0)
 
-        call.defvjp(self._forward_rule, self._backward_rule, symbolic_zeros=True)
-        return call(list(flat), t0)
+        call = jax.custom_vjp(J.unchecked(forward, axes))
+        rules = (J.unchecked(rule, axes) for rule in (self._forward_rule, self._backward_rule))
+        call.defvjp(*rules, symbolic_zeros=True)
+        return call(*J.varying((list(flat), t0), axes))
 
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self._extent()
@@ -174,6 +189,7 @@ class Lowered:
         if self.program.loss is not None and rest_is_zero:
             grads = None if is_zero(loss) else [_scaled(g, loss) for g in kept]
         else:
+            self._refuse_plans()
             learner = self.learner(perturbed, True)
             by_var = sum_by_var(self.program, loss, carry, aux)
             targets = [by_var(v) for v in learner.targets]
@@ -184,6 +200,20 @@ class Lowered:
         order = self._ordered(perturbed)
         found = {} if grads is None else {v: narrowed(g, v.dtype) for v, g in zip(order, grads, strict=True)}
         return [found.get(v) for v in self.flat_inputs], None
+
+    def _refuse_plans(self) -> None:
+        """Raise a ScheduleError if a plan or a budget was asked for: the gradient of all outputs is computed without."""
+        asked = next((k for k in ("memory_budget", "plan") if k in self.program.directives), None)
+        if self.program.loss is not None and asked is not None:
+            raise ScheduleError(
+                located(
+                    f"{asked}= holds for the gradient of the loss alone; here a gradient flows through the carry or aux "
+                    f"that {self.program.name} returns, too, which would be computed without it.",
+                    where=self.program.where,
+                    fix="Put what is differentiated into the loss, stop the gradient of the rest (jax.lax.stop_gradient), or "
+                    f"compile without {asked}=.",
+                )
+            )
 
     def _pull_all(self, learner: Learner, perturbed: frozenset[Var], arguments: Any, cotangents: list) -> list:
         """Run again, and pull back the cotangents of every output."""
@@ -291,6 +321,16 @@ class Lowered:
         if self.sharding is None:
             return fn
         specs = (in_specs, PartitionSpec(), *(() if more is None else (more,)))
+        around = jax.sharding.get_abstract_mesh()
+        if around.manual_axes:
+            raise ScheduleError(
+                located(
+                    f"{self.program.name} is split over the mesh axis {self.sharding.axis!r}, but is called inside a "
+                    f"jax.shard_map over {list(around.manual_axes)}.",
+                    where=self.program.where,
+                    fix="Compile it without mesh=, for the environments of one device; or call it outside of the shard_map.",
+                )
+            )
         return jax.shard_map(fn, mesh=self.sharding.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
 
     def _spec(self, dims: frozenset) -> PartitionSpec:

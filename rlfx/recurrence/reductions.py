@@ -107,6 +107,7 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
 
     Raises:
       DomainError: if ``n`` is not a positive integer.
+      ProgramError: if ``fn()`` and ``otherwise`` differ in structure, shapes or dtypes.
     """
     current_domain("rlfx.every")
     n = expect("n", n, POSITIVE, of="rlfx.every")
@@ -126,7 +127,8 @@ def shared(fn: Callable, *args: Any) -> Any:
     """Call ``fn`` once for all environments, on arguments with their leading ``[B]`` axis.
 
     Its results do not vary with the environment, so they may become the next value of a :class:`Shared` carry. What
-    ``fn`` closes over must not vary with the environment either. Without a batch it is ``fn(*args)``.
+    ``fn`` closes over must not vary with the environment either (a ProgramError when the program is traced): that is what
+    ``args`` are for. Without a batch it is ``fn(*args)``.
     """
     domain = current_domain("rlfx.shared")
     arguments = [f"x{i}" for i in range(len(args))]

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, expect, one_of, optional
@@ -175,7 +176,8 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
     final = []
     for i in range(len(whole.next_carry)):
         each = [out(lambda p, i=i: p.next_carry[i], stops[b] - 1, b) for b in range(batch)]
-        final.append(each[0] if whole.shared[i] or domain.batch is None else jnp.stack(each))
+        latest = each[int(np.argmax(stops))]  # what environments share goes on until the last of them ends
+        final.append(latest if whole.shared[i] or domain.batch is None else jnp.stack(each))
     aux = [_collect(run, out, whole, i) for i in range(len(whole.aux))]
     out_carry = rewrap_shared(tree.tree_unflatten(whole.trees["carry"], final), carry)
     out_aux = tree.tree_unflatten(whole.trees["aux"], aux)

@@ -69,6 +69,9 @@ def find_stream(learner: Learner) -> Stream | str:
     delayed = _delayed(after, program)
     if any(reach_in(e.access, program.domain).past for e in after if e.is_read):
         return "what is learned from reads the past after the loop"
+    delay = _delay(delayed, program)
+    if delay >= program.domain.length:
+        return f"what is learned from is {delay} timesteps ahead, and there are {program.domain.length}"
     prompt = tuple(e for e in after if e not in delayed)
     produced = {*loop.stacked, *(v for e in prompt for v in e.outputs)}
     used = {v for e in delayed for v in e.inputs if isinstance(v, Var)} | set(learner.stored)
@@ -78,7 +81,7 @@ def find_stream(learner: Learner) -> Stream | str:
         loop,
         prompt,
         tuple(e for e in after if e in delayed),
-        _delay(delayed, program),
+        delay,
         tuple(v for v in order if v in produced and v in used and "t" in program.dims_of(v)),
     )
 
@@ -179,8 +182,10 @@ def streamed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
         shapes = jax.eval_shape(lambda s: act(s, 0, 1)[1], state)
         buffer = [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in shapes]
     whole, rest = divmod(length - delay, chunk)
-    firsts = jnp.arange(whole, dtype=jnp.int32) * chunk
-    (state, buffer, sums), _ = jax.lax.scan(step, (state, buffer, p.zero), firsts)
+    sums = p.zero
+    if whole:  # else the first window would reach beyond T
+        firsts = jnp.arange(whole, dtype=jnp.int32) * chunk
+        (state, buffer, sums), _ = jax.lax.scan(step, (state, buffer, sums), firsts)
     if rest:
         state, fresh = act(state, length - rest, rest)
         buffer = [jnp.concatenate([x, y]) for x, y in zip(buffer, fresh, strict=True)]

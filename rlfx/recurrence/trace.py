@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
+from rlfx.recurrence.access import reach_in
 from rlfx.recurrence.domain import Domain, depth
 from rlfx.recurrence.explained import explained
 from rlfx.recurrence.flatten import Flattener
@@ -118,7 +119,6 @@ def _refuse_ragged(arrays: Sequence, where: str) -> None:
 
 def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, has_key: bool) -> Program:
     n_params, n_carry = sig.params_tree.num_leaves, sig.carry_tree.num_leaves
-    int32 = J.ShapedArray((), jnp.dtype("int32"))
     flat = Flattener(now=Var(0, (), jnp.dtype("int32")))
     next(flat.ids)
     const_vars = tuple(flat.var(v.aval) for v in jaxpr.constvars)
@@ -135,13 +135,13 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     aux = tuple(outputs[has_loss + n_carry : has_loss + n_carry + out["n_aux"]])
     ends = alive = None
     if sig.until is not None:
-        next_carry, ends, alive = _freeze(flat, carried, next_carry, outputs[-1], int32)
+        next_carry, ends, alive = _freeze(flat, carried, next_carry, outputs[-1], sig)
     named = [flat.emit(series_p, {}, [v], [_aval_of(c)])[0] for v, c in zip(next_carry, carried, strict=True)]
     first = [
         Equation(read_p, _previous, (source, start), (var,), "carry")
         for source, start, var in zip(named, carry0, carried, strict=True)
     ]
-    equations = (*first, *flat.tied())
+    equations = tuple(_within_reach(e, sig.domain) for e in (*first, *flat.tied()))
     _check_lengths(equations)
     batch = {"b"} if sig.domain.batch is not None else set()
     given = {v: frozenset() for v in (*params, *const_vars)}
@@ -151,6 +151,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         given[key] = frozenset()
     dims = infer_dims(equations, given, alive)
     _check_inputs(equations, dims)
+    _check_closures(equations, dims)
     check_lookups(
         equations, {flat.now, *(v for v, known in zip(const_vars, known_values(consts), strict=True) if known)}
     )
@@ -182,21 +183,39 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
 _previous = {"access": Point(TIME - 1), "size": None, "start": True, "end": False}
 
 
+def _within_reach(equation: Equation, domain: Domain) -> Equation:
+    """The read without a boundary value that no timestep reads: nothing depends on that."""
+    if not equation.is_read or (equation.start is None and equation.end is None):
+        return equation
+    found = reach_in(equation.access, domain)
+    start = equation.start if found.before_start else None
+    end = equation.end if found.after_end else None
+    params = {**equation.params, "start": start is not None, "end": end is not None}
+    kept = (a for a in (start, end) if a is not None)
+    return replace(equation, params=params, inputs=(equation.source, *kept))
+
+
 def _aval_of(var: Var) -> Any:
     return J.ShapedArray(var.shape, var.dtype)
 
 
-def _freeze(flat: Flattener, carried: list, proposed: list, stop: Atom, int32: Any) -> tuple[list[Atom], Var, Var]:
-    """Under ``until=``: an environment that has stopped keeps its carry, and counts its own timesteps."""
-    boolean = J.ShapedArray((), jnp.dtype("bool"))
+def _freeze(flat: Flattener, carried: list, proposed: list, stop: Atom, sig: Signature) -> tuple[list[Atom], Var, Var]:
+    """Under ``until=``: an environment that has stopped keeps its carry, and counts its own timesteps.
+
+    What all environments share is kept when the last of them has stopped.
+    """
+    boolean, int32 = J.ShapedArray((), jnp.dtype("bool")), J.ShapedArray((), jnp.dtype("int32"))
     alive, count = flat.var(boolean), flat.var(int32)
 
     def emit(op: str, inputs: list, aval: Any, **params) -> Var:
         return flat.emit(J.primitive(op), params, inputs, [aval])[0]
 
+    any_alive = alive
+    if any(sig.shared) and sig.domain.batch is not None:
+        (any_alive,) = flat.emit(reduce_p, {"op": "max", "over": ("b",)}, [alive], [boolean])
     frozen: list[Atom] = []
-    for old, new in zip(carried, proposed, strict=True):
-        frozen.append(emit("select_n", [alive, old, new], _aval_of(old)))
+    for old, new, is_shared in zip(carried, proposed, sig.shared, strict=True):
+        frozen.append(emit("select_n", [any_alive if is_shared else alive, old, new], _aval_of(old)))
     goes_on = emit("and", [alive, emit("not", [stop], boolean)], boolean)
     as_int = emit("convert_element_type", [alive], int32, new_dtype=np.dtype("int32"), weak_type=False, sharding=None)
     counted = emit("add", [count, as_int], int32)
@@ -237,6 +256,20 @@ def _check_inputs(equations, dims: dict) -> None:
             )
 
 
+def _check_closures(equations, dims: dict) -> None:
+    for e in equations:
+        closed_over = e.inputs[: e.params["num_consts"]] if e.op is whole_p else ()
+        if any("b" in dims[v] for v in closed_over if isinstance(v, Var)):
+            raise ProgramError(
+                located(
+                    "The function given to rlfx.shared is called once for all environments, but closes over a value of one "
+                    "of them.",
+                    where=e.where,
+                    fix="Give it as an argument, rlfx.shared(lambda a, c: ..., a, c): arguments have all environments.",
+                )
+            )
+
+
 def _check_shared(equations, named: list[Var], sig: Signature, dims: dict, where: str) -> None:
     for path_and_leaf, var, is_shared in zip(
         tree.tree_flatten_with_path(tree.tree_unflatten(sig.carry_tree, list(range(len(named)))))[0],
@@ -260,6 +293,7 @@ def _check_shared(equations, named: list[Var], sig: Signature, dims: dict, where
 def _first_varying(var: Var, definitions: dict, dims: dict) -> Equation:
     """The user's last equation on the way to ``var`` that brings in the environment."""
     equation = definitions[var]
-    while equation.op is series_p and equation.inputs[0] in definitions:
-        equation = definitions[equation.inputs[0]]
+    # Through names, and what stops the carry when environments end.
+    while (equation.op is series_p or not equation.where) and equation.inputs[-1] in definitions:
+        equation = definitions[equation.inputs[-1]]
     return equation

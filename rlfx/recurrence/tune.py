@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from rlfx import _jaxpr as J
 from rlfx.recurrence.caching import is_wide
 from rlfx.recurrence.choose import why_not, why_not_environments
 from rlfx.recurrence.learner import Learner
@@ -27,7 +28,11 @@ def tune(trial: Trial, learner: Learner, best: Plan, fits: Callable[[Plan], bool
     Args:
       best: the plan that is taken without measurement; it stays unless another is clearly faster.
       fits: whether a plan is within the memory budget.
+
+    Callbacks would see made-up numbers: a program that has any, or another effect, keeps its ``best`` plan, and nothing is run.
     """
+    if any(e.has_effects or J.contains(e.op, dict(e.params), J.CALLBACKS) for e in trial.program.equations):
+        return best
     platform = platform_of(trial.platform)
     others = sorted(
         set(neighbours(learner, trial.order, best, trial.batch)) - {best},
