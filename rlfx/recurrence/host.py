@@ -15,6 +15,7 @@ from rlfx.recurrence.cost import bytes_of, points
 from rlfx.recurrence.learner import Learner
 from rlfx.recurrence.plan import Plan
 from rlfx.recurrence.program import Program, Var
+from rlfx.recurrence.schedule import Loop, needed_last
 from rlfx.recurrence.values import Value
 
 NAME = J.primitive("name")
@@ -71,7 +72,7 @@ def hosted(learner: Learner, hosting: Hosting | None) -> frozenset[Var]:
     named = frozenset().union(*(names_of(program).get(n, frozenset()) for n in hosting.names))
     in_acting = {v for e in learner.acting.graph.equations if e.is_read or not e.is_pointwise for v in e.inputs}
     stacked = {v for loop in learner.acting.loops for v in loop.stacked}
-    later = _used_after_loops(learner)
+    later = _used_elsewhere(learner)
 
     def large(v: Var) -> bool:
         size = bytes_of(v, domain) * points(program.dims_of(v), domain)
@@ -80,12 +81,15 @@ def hosted(learner: Learner, hosting: Hosting | None) -> frozenset[Var]:
     return frozenset(v for v in learner.stored if v in stacked - later - in_acting and (v in named or large(v)))
 
 
-def _used_after_loops(learner: Learner) -> set[Var]:
-    """What the acting pass itself reads at all timesteps."""
-    loops = {e for loop in learner.acting.loops for e in loop.body}
-    rest = [e for e in learner.acting.graph.equations if e not in loops]
-    aux = {v for v in learner.program.aux if isinstance(v, Var)}
-    return aux | {v for e in rest for v in e.inputs if isinstance(v, Var)}
+def _used_elsewhere(learner: Learner) -> set[Var]:
+    """What the acting pass itself uses after the loop that stacks it: other stages, and what is evaluated beyond the end."""
+    found = {v for v in learner.program.aux if isinstance(v, Var)}
+    graph = learner.acting.graph
+    found |= needed_last(graph, graph.equations)
+    for stage in learner.acting.stages:
+        own = stage.stacked if isinstance(stage, Loop) else ()
+        found |= {v for e in stage.equations for v in e.inputs if isinstance(v, Var) and v not in own}
+    return found
 
 
 def hosting_of(program: Program, plan: Plan) -> Hosting | None:

@@ -195,8 +195,8 @@ class RunningLoop:
     def going(self) -> Callable | None:
         """Under ``until=``: whether an environment takes the next timestep, from the register that says so."""
         program = self.run.program
-        if program.alive is None:
-            return None
+        if program.alive is None or any(v in self.run.on_host for v in self.loop.stacked):
+            return None  # what is left out would be filled in where no computation is
         goes_on = program.definitions()[program.alive].source
         if self.loop.depth.get(goes_on) != REGISTER:
             return None
