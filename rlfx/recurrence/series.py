@@ -208,7 +208,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
       end: what reads at indices >= T give. Without it, a read beyond the end is evaluated from the final carry where
         the equations of ``value`` allow that (see the language's page on demand extension).
       history: a ring buffer from the carry, into which this timestep's value is written; ``x.history`` is its next
-        value, and ``x[i]`` then reaches ``history.capacity`` steps back, across calls.
+        value, and ``x[i]`` and ``x.lookup(t - n)`` then reach ``history.capacity`` steps back, across calls.
 
     Returns:
       The Series.
