@@ -11,11 +11,11 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.domain import Domain
-from rlfx.recurrence.index import Index, Slice, Window
+from rlfx.recurrence.index import TIME, Index, Slice, Window
 from rlfx.recurrence.lookups import filled
 from rlfx.recurrence.program import NO_DIMS, Equation
 from rlfx.recurrence.ragged import widest
-from rlfx.recurrence.values import Value, axis_of, expand, mask_like
+from rlfx.recurrence.values import NOTHING, OTHERS, Value, axis_of, expand, mask_like
 
 
 def choose(mask: Value, yes: Value, no: Value, sizes: Mapping[str, int]) -> Value:
@@ -113,7 +113,14 @@ def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, 
 
 
 def _slice_value(
-    data: Any, dims: frozenset, access: Slice, size: Any, domain: Domain, width: int, first: int | None
+    data: Any,
+    dims: frozenset,
+    access: Slice,
+    size: Any,
+    domain: Domain,
+    width: int,
+    first: int | None,
+    raw: int = OTHERS,
 ) -> Value:
     """The slice that an array stands for, of ``width`` positions from ``first`` on, or from each reader's own."""
     if not J.is_symbolic(size):
@@ -125,7 +132,7 @@ def _slice_value(
     else:
         start = lo - first
     others = data.ndim - len(dims) - 1
-    return Value(data, dims, (start,) + (None,) * others, clean=False, raw=True)
+    return Value(data, dims, (start,) + (None,) * others, clean=False, raw=raw)
 
 
 def _behind_b(data: Any, dims: frozenset) -> Any:
@@ -209,7 +216,9 @@ def read_ring_slice(ring: Value, depth: int, access: Slice, size: Any, domain: D
         slots = ring_slot(base + np.arange(width, dtype=np.int32), depth, domain.length)
         data, first = jnp.take(ring.data, slots, axis=0), None
     data = _behind_b(data, ring.dims)
-    return _slice_value(data, ring.dims, access, size, domain, width, first)
+    # A loop over one's own past has written what is valid, and nothing else.
+    own = access.first == Index() and access.stop == TIME + 1 and first == 0 and not domain.until
+    return _slice_value(data, ring.dims, access, size, domain, width, first, NOTHING if own else OTHERS)
 
 
 def read_ring_window(

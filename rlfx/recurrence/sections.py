@@ -21,7 +21,7 @@ from rlfx.recurrence.index import TIME, Index, Slice
 from rlfx.recurrence.program import Equation, Program, Var
 from rlfx.recurrence.ragged.tiles import Tiles
 from rlfx.recurrence.schedule import Loop
-from rlfx.recurrence.values import Value, zeros
+from rlfx.recurrence.values import NOTHING, Value, zeros
 
 #: A section compiles the loop's body once more; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
@@ -92,7 +92,7 @@ class Section:
         """All tiles: what has been written before, and in this section."""
         pieces = (*self.complete[equation.source], tile.data)
         ndim = tile.data.ndim - len(tile.dims)
-        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), clean=False, raw=True)
+        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), clean=False, raw=NOTHING)
 
 
 def advance_in_sections(

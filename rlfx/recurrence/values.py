@@ -17,6 +17,9 @@ from rlfx.threefry import draw
 
 AXES = ("t", "b")
 
+#: What positions of a slice hold that are not valid: what was computed there, data of other timesteps as they are, or zeros.
+COMPUTED, OTHERS, NOTHING = range(3)
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -28,14 +31,14 @@ class Value:
       starts: for each axis of the point's shape, where the valid positions begin: None on ordinary axes; None as a whole
         for ordinary values. See :mod:`rlfx.recurrence.ragged`.
       clean: whether positions that are not valid hold copies of valid data.
-      raw: whether they hold data of other timesteps.
+      raw: what else they hold: COMPUTED, OTHERS, NOTHING.
     """
 
     data: Any
     dims: frozenset = NO_DIMS
     starts: tuple | None = None
     clean: bool = True
-    raw: bool = False
+    raw: int = COMPUTED
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Any:

@@ -11,6 +11,7 @@ from jax import lax
 from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged.halves import reduced
+from rlfx.recurrence.ragged.infinite import of_valid
 from rlfx.recurrence.ragged.part import Part, Point, align_contracted, may_be_empty
 from rlfx.recurrence.ragged.tiles import in_one, pieces_along
 
@@ -44,8 +45,10 @@ def attend(point: Point, equation: Equation, scores: Part, values: Part) -> list
         divisor = reduced(jnp.add, jnp.sum, weights, axis)
     if empty is not None:
         divisor = jnp.where(empty, 1, divisor)
-    # The weights are 0 where the values are of other timesteps; elsewhere these may be infinite.
-    kept = [v.data if v.raw else point.masked(v, values_shape, 0) for v in vs]
-    operands = zip(*((weights, kept) if side == 0 else (kept, weights)), strict=True)
-    out = functools.reduce(jnp.add, [J.bind(_DOT, product, *pair)[0] for pair in operands])
+    # The weights are 0 where the values are of other timesteps.
+    kept = [v if v.raw else replace(v, data=point.masked(v, values_shape, 0)) for v in vs]
+    products = [
+        of_valid(point, product, w, v, side, along, values_shape[along]) for w, v in zip(weights, kept, strict=True)
+    ]
+    out = functools.reduce(jnp.add, products)
     return [Part(out / lax.broadcast_in_dim(divisor, out.shape, axes), (None,) * out.ndim)]

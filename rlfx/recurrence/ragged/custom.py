@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.derivatives import Custom, Function, with_derivative
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point
+from rlfx.recurrence.ragged.part import Part, Point
 from rlfx.recurrence.values import evaluate
 
 
@@ -28,7 +28,7 @@ def custom_rule(rule_of: Callable[[Equation], Callable[..., list[Part]]]) -> Cal
 
     def apply(point: Point, equation: Equation, *parts: Part) -> list[Part]:
         custom: Custom = equation.params["custom"]
-        operands = [_settled(point, p, v.shape) for p, v in zip(parts, equation.inputs, strict=True)]
+        operands = [point.settled(p, v.shape) for p, v in zip(parts, equation.inputs, strict=True)]
         if not point.perturbed:
             return run(point, custom.primal, operands)
         data, where = [p.data for p in operands], (point.t, point.n)
@@ -64,14 +64,6 @@ def custom_rule(rule_of: Callable[[Equation], Callable[..., list[Part]]]) -> Cal
     return apply
 
 
-def _settled(point: Point, part: Part, shape: Sequence) -> Part:
-    """The part with a start on every ragged axis."""
-    for axis in part.ragged:
-        if part.starts[axis] == ANYWHERE:
-            part = point.aligned(part, axis, 0, point.width(shape[axis]))
-    return part
-
-
 def _only_valid(point: Point, part: Part, shape: Sequence) -> Part:
     """A cotangent that is zero where the part is not valid. (Of what all timesteps share, it is so already.)"""
     return part if point.t is None else replace(part, data=point.masked(part, shape, 0))
@@ -79,7 +71,7 @@ def _only_valid(point: Point, part: Part, shape: Sequence) -> Part:
 
 def _like(point: Point, cotangent: Part, part: Part, shape: Sequence) -> Any:
     """A cotangent of a part, at its positions."""
-    cotangent = _settled(point, cotangent, shape)
+    cotangent = point.settled(cotangent, shape)
     for axis in part.ragged:
         cotangent = point.aligned(cotangent, axis, part.starts[axis], part.data.shape[axis])
     return _only_valid(point, cotangent, shape).data

@@ -18,7 +18,7 @@ from rlfx.recurrence.ragged.attention import attend
 from rlfx.recurrence.ragged.custom import custom_rule
 from rlfx.recurrence.ragged.part import Part, Point, unsupported
 from rlfx.recurrence.ragged.tiles import joined, tiled_product, tiled_reduction, tilewise, tilewise_unperturbed
-from rlfx.recurrence.values import Value, axis_of, expand, map_over
+from rlfx.recurrence.values import COMPUTED, Value, axis_of, expand, map_over
 
 
 def evaluate_ragged(
@@ -45,7 +45,8 @@ def evaluate_ragged(
         meta[:] = [(o.starts if o.ragged else None, o.clean) for o in outs]
         return [o.data for o in outs]
 
-    raw = equation.op in _KEEPS_RAW and all(v.raw for v in values if v.starts is not None)
+    kept = (v.raw for v in values if v.starts is not None) if equation.op in _KEEPS_RAW else ()
+    raw = min(kept, default=COMPUTED)
     data = [v.data for v in values]
     dims = frozenset().union(*(v.dims for v in values)) if values else frozenset()
     # Inside a loop nothing is shared by all t: what is not valid is cleaned there, unless no derivative can come of it.

@@ -23,6 +23,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import UnsupportedSliceOp, located
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.program import Equation
+from rlfx.recurrence.values import COMPUTED
 
 #: The start of an axis along which all positions are equal.
 ANYWHERE = "anywhere"
@@ -34,13 +35,13 @@ class Part:
 
     Attributes:
       clean: positions that are not valid hold copies of valid data.
-      raw: they hold data of other timesteps: nothing infinite that these are not.
+      raw: what else they hold: COMPUTED, OTHERS, NOTHING.
     """
 
     data: Any
     starts: tuple
     clean: bool = True
-    raw: bool = False
+    raw: int = COMPUTED
 
     @property
     def ragged(self) -> tuple[int, ...]:
@@ -77,13 +78,16 @@ class Point:
             if part.starts[axis] == ANYWHERE:
                 continue
             size = part.data.shape[axis]
-            position, start = lax.iota(jnp.int32, size), part.starts[axis]
-            valid = position < self.value(start) + self.value(shape[axis])
-            if J.is_symbolic(start) or start > 0:
-                valid = valid & (position >= self.value(start))
+            valid = self.valid(part, axis, shape[axis])
             valid = lax.broadcast_in_dim(valid, (1,) * axis + (size,) + (1,) * (part.data.ndim - axis - 1), (axis,))
             mask = valid if mask is None else mask & valid
         return None if mask is None else jnp.broadcast_to(mask, part.data.shape)
+
+    def valid(self, part: Part, axis: int, dim: Any) -> Any:
+        """Which positions along a ragged axis of this symbolic length are valid: bool [W]."""
+        position, start = lax.iota(jnp.int32, part.data.shape[axis]), part.starts[axis]
+        valid = position < self.value(start) + self.value(dim)
+        return valid & (position >= self.value(start)) if J.is_symbolic(start) or start > 0 else valid
 
     def masked(self, part: Part, shape: Sequence, identity: Any) -> Any:
         """The data with ``identity`` where it is not valid."""
@@ -129,6 +133,13 @@ class Point:
         position = lax.iota(jnp.int32, width) + offset
         data = jnp.take(part.data, jnp.clip(position, 0, part.data.shape[axis] - 1), axis=axis, mode="clip")
         return Part(data, replaced(part.starts, axis, start), False, part.raw)
+
+    def settled(self, part: Part, shape: Sequence) -> Part:
+        """The part with a start on every ragged axis."""
+        for axis in part.ragged:
+            if part.starts[axis] == ANYWHERE:
+                part = self.aligned(part, axis, 0, self.width(shape[axis]))
+        return part
 
 
 def replaced(items: Sequence, index: int, item: Any) -> tuple:

@@ -13,6 +13,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.primitives import discounted_sum_p
 from rlfx.recurrence.program import Equation
 from rlfx.recurrence.ragged.halves import EXTREMES, by_halves, extreme
+from rlfx.recurrence.ragged.infinite import of_valid
 from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, align_contracted, replaced, without
 from rlfx.recurrence.values import discounted_total
 
@@ -77,12 +78,17 @@ def _dot(point: Point, equation: Equation, lhs: Part, rhs: Part) -> list[Part]:
             lhs, rhs = align_contracted(point, lhs, la, rhs, ra)
     contracted_left = tuple(s if i in lc else None for i, s in enumerate(lhs.starts))
     contracted_right = tuple(s if i in rc else None for i, s in enumerate(rhs.starts))
-    # One masked operand is enough where the other holds data of other timesteps (a mask would make a copy of it for
-    # every t); derived data may be infinite there.
-    mask_left = rhs.raw or not lhs.raw
-    left = point.masked(Part(lhs.data, contracted_left), left_shape, 0) if mask_left else lhs.data
-    right = rhs.data if rhs.raw and mask_left else point.masked(Part(rhs.data, contracted_right), right_shape, 0)
-    (out,) = J.bind(equation.op, dict(equation.params), left, right)
+    # One masked operand is enough where the other holds data of other timesteps: a mask would make a copy of it for every t.
+    ragged = [i for i, axis in enumerate(lc) if lhs.starts[axis] is not None]
+    side = next((i for i, part in ((1, rhs), (0, lhs)) if part.raw and len(ragged) == 1), None)
+    left = lhs.data if side == 0 else point.masked(Part(lhs.data, contracted_left), left_shape, 0)
+    right = rhs.data if side == 1 else point.masked(Part(rhs.data, contracted_right), right_shape, 0)
+    if side is None:
+        (out,) = J.bind(equation.op, dict(equation.params), left, right)
+    else:
+        axes, part, shape = ((lc, lhs, left_shape), (rc, rhs, right_shape))[side]
+        along = axes[ragged[0]]
+        out = of_valid(point, equation.params, (left, right)[1 - side], part, 1 - side, along, shape[along])
     batch = [lhs.starts[a] for a in lb]
     free_left = [s for i, s in enumerate(lhs.starts) if i not in (*lc, *lb)]
     free_right = [s for i, s in enumerate(rhs.starts) if i not in (*rc, *rb)]
