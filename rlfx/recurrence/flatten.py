@@ -112,8 +112,9 @@ class Flattener:
                 located(
                     f"A read of another timestep, or a definition, inside {eqn.primitive.name} cannot be moved out of it.",
                     where=where,
-                    fix=f"Read the series before the {eqn.primitive.name} and use the value inside; for rlfx.shared under "
-                    "a condition, put the condition inside: rlfx.shared(lambda x: rlfx.every(n, ...), x).",
+                    fix=f"Read the series before the {eqn.primitive.name} and use the value inside: a slice reduced, "
+                    "x[:t + 1].sum(); many lookups as one, x[indices]. For rlfx.shared under a condition, put the condition "
+                    "inside: rlfx.shared(lambda x: rlfx.every(n, ...), x).",
                 )
             )
         early: list[Atom] = []

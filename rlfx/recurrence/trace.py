@@ -230,7 +230,7 @@ def _check_lengths(equations: Sequence[Equation]) -> None:
     """A value whose length depends on t has another length at every other timestep: no equation may put them together."""
     for e in equations:
         elsewhere = e.op in (reduce_p, whole_p, across_p) or (e.is_read and e.access != Point(TIME))
-        if elsewhere and any(J.symbolic_axes(v.shape) for v in (e.inputs[:1] if e.is_read else e.inputs)):
+        if elsewhere and any(J.symbolic_axes(v.shape) for v in e.inputs):
             what = f"A read [{e.access}]" if e.is_read else f"rlfx.{e.params.get('op', e.op.name)}"
             raise UnsupportedSliceOp(
                 located(

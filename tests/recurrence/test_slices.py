@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import rlfx
 from rlfx.errors import UnsupportedSliceOp
@@ -227,3 +228,121 @@ def test_products_of_nothing_have_gradients(sizes):
     loss, gradient = jax.value_and_grad(lambda p: fn(p, carry)[0])(weights)
     np.testing.assert_array_equal(loss, 0)
     np.testing.assert_array_equal(gradient, jnp.zeros((k, m)))
+
+
+# -- what is not finite outside of a slice ------------------------------------------------------------------------------
+
+INFINITE = {
+    "ones @ x": lambda x, w: jnp.ones_like(x) @ x,
+    "x @ w": lambda x, w: x @ w,
+    "w @ x": lambda x, w: w @ x,
+    "w @ matrix": lambda x, w: jnp.max(w @ jnp.stack([x, 2.0 * x], 1)),
+    "softmax @ x": lambda x, w: jax.nn.softmax(w) @ x,
+    "x @ x": lambda x, w: x @ x,
+    "einsum": lambda x, w: jnp.einsum("i,i,i->", w, x, w),
+    "sum": lambda x, w: jnp.sum(x * w),
+    "mean": lambda x, w: jnp.mean(jnp.abs(x)),
+    "cumsum": lambda x, w: jnp.cumsum(x * w)[0],
+}
+READERS = {
+    "past": (lambda x, t: x[: t + 1], lambda t: (0, t + 1)),
+    "before": (lambda x, t: x[:t], lambda t: (0, t)),
+    "future": (lambda x, t: x[t:], lambda t: (t, T)),
+    "window": (lambda x, t: x[t - 1 : t + 1], lambda t: (max(t - 1, 0), t + 1)),
+}
+
+
+def test_what_is_not_finite_counts_only_where_it_is_read():
+    members = [m for m in itertools.product(INFINITE, READERS) if m not in (("mean", "before"), ("cumsum", "before"))]
+
+    def f(bad, c, t):
+        x = rlfx.series(jnp.where(t.now == 2, bad, c))
+        slices = {name: read(x, t) for name, (read, _) in READERS.items()}
+        weights = {name: jnp.cos(jnp.arange(s.shape[0]).astype(jnp.float32)) for name, s in slices.items()}
+        return 2.0 * c, [INFINITE[fn](slices[name], weights[name]) for fn, name in members]
+
+    run = jax.jit(rlfx.unroll(f, length=T))
+    for bad in (np.inf, -np.inf, np.nan):
+        got, x = run(jnp.float32(bad), 1.0)[1], np.where(np.arange(T) == 2, np.float32(bad), X)
+        for (fn, name), values in zip(members, got, strict=True):
+            for t in range(T):
+                part = x[slice(*READERS[name][1](t))]
+                expected = INFINITE[fn](part, jnp.cos(jnp.arange(len(part)).astype(jnp.float32)))
+                np.testing.assert_allclose(values[t], expected, rtol=1e-5, err_msg=f"{fn} of {name} at {t}")
+
+
+# -- parts of slices, and other shapes ----------------------------------------------------------------------------------
+
+TOKENS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)  # three tokens a timestep
+
+
+def _tokens(x, a, b, np):
+    return (x[a:b][:, None, None] * TOKENS[None]).reshape(-1, 2)
+
+
+#: ``(series, first, stop, numpy or jax.numpy) -> scalar``.
+SHAPES = {
+    "[-2:]": lambda x, a, b, np: np.sum(x[a:b][-2:] * 3.0),
+    "[1:-1]": lambda x, a, b, np: np.sum(x[a:b][1:-1]),
+    "[::-1]": lambda x, a, b, np: np.sum(x[a:b][::-1][:1]),
+    "[::2]": lambda x, a, b, np: np.sum(x[a:b][::2]),
+    "first tokens": lambda x, a, b, np: np.sum(_tokens(x, a, b, np)[:3] * TOKENS),
+    "all as one": lambda x, a, b, np: np.sum(
+        (x[a:b][:, None, None] * TOKENS[None]).reshape(-1)[:4] * np.arange(4.0).astype("float32")
+    ),
+    "take_along_axis": lambda x, a, b, np: np.sum(
+        np.take_along_axis(np.stack([x[a:b], 3.0 * x[a:b]], 1), np.ones_like(x[a:b])[:, None].astype(int), 1)
+    ),
+    "sorted": lambda x, a, b, np: np.sum(np.take_along_axis(x[a:b], np.argsort(-x[a:b]), 0)[:1]),
+    "padded left": lambda x, a, b, np: np.sum(
+        np.pad(x[a:b], (T - x[a:b].shape[0], 0)) * np.arange(4.0).astype("float32")
+    ),
+    "padded right": lambda x, a, b, np: np.sum(
+        np.pad(x[a:b], (0, T - x[a:b].shape[0])) * np.arange(4.0).astype("float32")
+    ),
+    "padded": lambda x, a, b, np: np.sum(np.pad(x[a:b], (1, 2))[:2] * np.arange(2.0).astype("float32")),
+    "named": lambda x, a, b, np: np.sum(x[a:b] if np is not jnp else checkpoint_name(x[a:b], "n")),
+    "arange": lambda x, a, b, np: np.sum(x[a:b] * np.arange(1, x[a:b].shape[0] + 1).astype("float32")),
+}
+ENDS = {
+    "past": (lambda t: (None, t + 1), lambda t: (0, t + 1)),
+    "future": (lambda t: (t, None), lambda t: (t, T)),
+    "around": (lambda t: (t - 1, t + 2), lambda t: (max(t - 1, 0), min(t + 2, T))),
+    "block": (lambda t: (t - t % 2, t - t % 2 + 2), lambda t: (t - t % 2, t - t % 2 + 2)),
+}
+
+
+def test_parts_and_shapes_of_slices():
+    members = {
+        (name, end): lambda x, t, name=name, end=end: SHAPES[name](x, *ENDS[end][0](t), jnp)
+        for name, end in itertools.product(SHAPES, ENDS)
+    }
+    agrees(members, lambda key, t: SHAPES[key[0]](X, *ENDS[key[1]][1](t), np))
+
+
+REFUSED = {
+    "associative_scan": lambda x, t: jax.lax.associative_scan(jnp.add, x[: t + 1]).sum(),
+    "arange": lambda x, t: jnp.sum(x[: t + 1] * jnp.arange(1.0, x[: t + 1].shape[0] + 1.0)),
+    "lookup at a slice": lambda x, t: x[rlfx.series(t.now)[: t + 1]].sum(),
+}
+
+
+@pytest.mark.parametrize("made", [rlfx.compile, rlfx.reference])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_meaning_on_a_slice_is_refused_with_its_line(name, made):
+    with pytest.raises(UnsupportedSliceOp, match=r"test_slices.py(.|\n)*Fix: "):
+        made(lambda p, c, t: (REFUSED[name](rlfx.series(c), t), c), length=3)(1.0, 1.0)
+
+
+def test_mapped_lookups_are_one():
+    def f(p, c, t):
+        x, i = rlfx.series(p * c), jnp.arange(3)
+        mapped = [
+            jax.vmap(lambda k: x[k])(i),
+            jax.vmap(lambda k: x[k, k % 2])(i),
+            jax.vmap(lambda k: x[k, jnp.int32(1)])(i),
+        ]
+        return 2.0 * c, jax.tree.map(lambda m, one: m - one, mapped, [x[i], x[i, i % 2], x[i, jnp.ones_like(i)]])
+
+    for fn in (rlfx.unroll(f, length=3, batch=2), rlfx.reference(f, length=3, batch=2, loss=False)):
+        assert not any(jnp.any(d) for d in fn(1.0, jnp.array([1.0, 10.0]))[1])

@@ -15,7 +15,7 @@ from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, unsupp
 
 #: Operations that may meet any data: their derivative does not depend on it.
 _HARMLESS = frozenset(
-    {series_p, *J.STOP_GRADIENT, *(J.primitive(n) for n in ("neg", "copy", "convert_element_type", "not"))}
+    {series_p, *J.STOP_GRADIENT, *(J.primitive(n) for n in ("neg", "copy", "convert_element_type", "not", "name"))}
 )
 
 
@@ -45,14 +45,30 @@ def _broadcast(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 def _reshape(point: Point, equation: Equation, operand: Part, *_: Part) -> list[Part]:
     before, after = equation.inputs[0].shape, equation.outputs[0].shape
     old, new = J.symbolic_axes(before), J.symbolic_axes(after)
+    times = 1
     if [str(before[i]) for i in old] != [str(after[i]) for i in new] or _products(before, old) != _products(after, new):
-        raise unsupported(
-            equation, f"A reshape from {before} to {after} merges or splits an axis whose length depends on t"
-        )
+        times = _merged(before, after, old, new)
+        if times is None:
+            raise unsupported(
+                equation, f"A reshape from {before} to {after} merges or splits an axis whose length depends on t"
+            )
+        operand = point.settled(operand, before)
     sizes, starts = list(after), [None] * len(after)
     for i, j in zip(old, new, strict=True):
-        sizes[j], starts[j] = operand.data.shape[i], operand.starts[i]
+        sizes[j] = times * operand.data.shape[i]
+        starts[j] = operand.starts[i] if times == 1 else times * operand.starts[i]
     return [Part(operand.data.reshape(sizes), tuple(starts), operand.clean)]
+
+
+def _merged(before: Sequence, after: Sequence, old: Sequence[int], new: Sequence[int]) -> int | None:
+    """How many elements of each timestep of a slice become as many of one longer axis; None if it is no such reshape."""
+    if len(old) != 1 or len(new) != 1:
+        return None
+    (first, rest), (new_first, new_rest) = _products(before, old), _products(after, new)
+    if first != new_first or not new_rest or rest % new_rest:
+        return None
+    times = rest // new_rest
+    return times if J.equal_dims(after[new[0]], times * before[old[0]]) else None
 
 
 def _products(shape: Sequence, symbolic: Sequence[int]) -> list[int]:
@@ -126,7 +142,7 @@ def _dim(point: Point, equation: Equation) -> list[Part]:
 _STACKING = {"stack": _stack, "unstack": _unstack, "tile": _tile}
 
 RULES: dict[Any, Callable[..., list[Part]]] = {
-    **dict.fromkeys((*J.ELEMENTWISE, series_p), _elementwise),
+    **dict.fromkeys((*J.ELEMENTWISE, series_p, J.primitive("name")), _elementwise),
     J.primitive("broadcast_in_dim"): _broadcast,
     J.primitive("reshape"): _reshape,
     J.primitive("squeeze"): _squeeze,
@@ -141,6 +157,7 @@ RULES: dict[Any, Callable[..., list[Part]]] = {
 #: Rules that act on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
     series_p,
+    J.primitive("name"),
     J.SPLIT,
     *(J.primitive(n) for n in ("transpose", "squeeze", "reshape", "broadcast_in_dim")),
 }

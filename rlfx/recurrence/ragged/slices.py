@@ -12,22 +12,37 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.program import Equation
-from rlfx.recurrence.ragged.part import ANYWHERE, Part, Point, align_all, replaced, unsupported
+from rlfx.recurrence.ragged.part import (
+    ANYWHERE,
+    Part,
+    Point,
+    align_all,
+    align_contracted,
+    replaced,
+    unsupported,
+)
 
 
 def _dynamic_slice(point: Point, equation: Equation, operand: Part, *indices: Part) -> list[Part]:
     sizes, shape = equation.params["slice_sizes"], equation.inputs[0].shape
-    data, starts = operand.data, list(operand.starts)
     for axis, (size, index) in enumerate(zip(sizes, indices, strict=True)):
-        if starts[axis] is None:
-            data = lax.dynamic_slice_in_dim(data, index.data, size, axis)
-        elif not J.is_symbolic(size):
-            start = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
-            within = jnp.clip(index.data.astype(jnp.int32), 0, jnp.maximum(point.value(shape[axis]) - size, 0))
-            data, starts[axis] = lax.dynamic_slice_in_dim(data, start + within, size, axis), None
-        elif str(size) != str(shape[axis]):
-            raise unsupported(equation, "A dynamic slice of a slice whose length depends on t must have a fixed length")
-    return [Part(data, tuple(starts), operand.clean)]
+        if str(size) != str(shape[axis]):  # else all of it
+            operand = _cut(point, operand, axis, shape[axis], index.data, size)
+    return [operand]
+
+
+def _cut(point: Point, operand: Part, axis: int, length: Any, index: Any, size: Any) -> Part:
+    """``size`` positions of an axis of this length, from a traced one on, within its bounds."""
+    data, start = operand.data, operand.starts[axis]
+    if start is None and not J.is_symbolic(size):
+        return replace(operand, data=lax.dynamic_slice_in_dim(data, index, size, axis))
+    within = jnp.clip(jnp.asarray(index, jnp.int32), 0, jnp.maximum(point.value(length) - point.value(size), 0))
+    first = within if start is None or start == ANYWHERE else within + point.value(start)
+    if not J.is_symbolic(size):
+        starts = replaced(operand.starts, axis, None)
+        return Part(lax.dynamic_slice_in_dim(data, first, size, axis), starts, operand.clean)
+    position = jnp.clip(first + lax.iota(jnp.int32, point.width(size)), 0, data.shape[axis] - 1)
+    return Part(jnp.take(data, position, axis=axis, mode="clip"), replaced(operand.starts, axis, 0), False)
 
 
 def _static_slice(point: Point, equation: Equation, operand: Part) -> list[Part]:
@@ -50,9 +65,14 @@ def _static_slice(point: Point, equation: Equation, operand: Part) -> list[Part]
 def _gather(point: Point, equation: Equation, operand: Part, indices: Part) -> list[Part]:
     params, shape = equation.params, equation.inputs[0].shape
     numbers, sizes = params["dimension_numbers"], list(params["slice_sizes"])
+    for axis, along in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        if operand.starts[axis] is not None or indices.starts[along] is not None:
+            operand, indices = align_contracted(point, operand, axis, indices, along)
     index, starts = indices.data, list(operand.starts)
     batch_shape = equation.inputs[1].shape[:-1]
     for axis in operand.ragged:
+        if axis in numbers.operand_batching_dims:
+            continue
         size = sizes[axis]
         column = numbers.start_index_map.index(axis) if axis in numbers.start_index_map else None
         first = 0 if starts[axis] == ANYWHERE else starts[axis]
@@ -60,9 +80,13 @@ def _gather(point: Point, equation: Equation, operand: Part, indices: Part) -> l
             sizes[axis] = operand.data.shape[axis]
         elif J.is_symbolic(size):
             offset = _static_offset(equation, column)
-            if batch_shape or offset is None:
-                raise unsupported(equation, "A slice at a traced position, of a slice whose length depends on t")
-            starts[axis] = first + offset
+            if batch_shape:
+                raise unsupported(equation, "Several slices of a slice whose length depends on t")
+            if offset is None:
+                operand = _cut(point, operand, axis, shape[axis], index[column], size)
+                starts[axis] = 0
+            else:
+                starts[axis] = first + offset
             sizes[axis] = operand.data.shape[axis]
             index = index.at[..., column].set(0)
         else:
@@ -116,23 +140,23 @@ def _concatenate(point: Point, equation: Equation, *parts: Part) -> list[Part]:
 def _pad(point: Point, equation: Equation, operand: Part, fill: Part) -> list[Part]:
     config, shape, out_shape = equation.params["padding_config"], equation.inputs[0].shape, equation.outputs[0].shape
     data, starts = operand.data, list(operand.starts)
-    if any(interior for *_, interior in config) or any(
-        starts[i] is not None and (J.is_symbolic(lo) or lo < 0) for i, (lo, _, _) in enumerate(config)
-    ):
-        raise unsupported(equation, "Padding inside, or cutting, a slice whose length depends on t")
+    moving = [
+        starts[i] is not None or any(map(J.is_symbolic, (lo, hi, out_shape[i]))) for i, (lo, hi, _) in enumerate(config)
+    ]
+    if any(interior for (*_, interior), moves in zip(config, moving, strict=True) if moves):
+        raise unsupported(equation, "Padding inside a slice whose length depends on t")
     data = point.masked(Part(data, tuple(0 if s == ANYWHERE else s for s in starts)), shape, fill.data)
-    static = [(0, 0, 0) if starts[i] is not None else c for i, c in enumerate(config)]
-    data = lax.pad(data, fill.data, static)
+    data = lax.pad(data, fill.data, [(0, 0, 0) if moves else c for c, moves in zip(config, moving, strict=True)])
     for axis, (lo, _, _) in enumerate(config):
-        if starts[axis] is None:
+        if not moving[axis]:
             continue
         width = point.width(out_shape[axis])
-        first = 0 if starts[axis] == ANYWHERE else point.value(starts[axis])
-        position = lax.iota(jnp.int32, width) - lo
+        first = 0 if starts[axis] in (None, ANYWHERE) else point.value(starts[axis])
+        position = lax.iota(jnp.int32, width) - point.value(lo)
         inside = (position >= 0) & (position < point.value(shape[axis]))
         taken = jnp.take(data, jnp.clip(position + first, 0, data.shape[axis] - 1), axis=axis, mode="clip")
         inside = inside.reshape((1,) * axis + (width,) + (1,) * (taken.ndim - axis - 1))
-        data, starts[axis] = jnp.where(inside, taken, fill.data), 0
+        data, starts[axis] = jnp.where(inside, taken, fill.data), 0 if J.is_symbolic(out_shape[axis]) else None
     return [Part(data, tuple(starts), False)]
 
 
