@@ -140,7 +140,7 @@ class Time:
     __radd__, __rmul__, __rand__ = __add__, __mul__, __and__
 
     def __repr__(self) -> str:
-        return f"Time({self.expr})"
+        return f"Time({self.now if self.expr is None else self.expr})"
 
 
 class _Form:
