@@ -18,7 +18,7 @@ from rlfx.prng import seeded
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.operands import to_array
 from rlfx.recurrence.program import Program
-from rlfx.recurrence.time import as_integer
+from rlfx.recurrence.time import as_integer, without_time
 from rlfx.recurrence.trace import unwrap_shared
 
 tree = jax.tree_util
@@ -97,6 +97,7 @@ def validate_start(t0: Any, length: int = 1) -> Any:
       DomainError: if it is no integer scalar, or a time of the program is no int32.
     """
     fix = "Give t0=n, an integer: how many timesteps were before."
+    t0 = without_time(t0)  # of the program that calls this one
     number = None if isinstance(t0, jax.Array) else as_integer(t0)  # an array on a device isn't waited for
     if number is not None:
         if not -INT32 - 1 <= number <= INT32 - length:

@@ -242,6 +242,8 @@ def test_the_first_time_is_an_integer(t0):
 def test_the_first_time_may_be_traced_and_is_not_waited_for():
     loss_fn = rlfx.compile(lambda p, c, t: (1.0 * t, c), length=2)
     assert jax.jit(lambda t0: loss_fn(None, None, t0=t0)[0])(4) == loss_fn(None, None, t0=jnp.int32(4))[0] == 4.5
+    outer = rlfx.compile(lambda p, c, t: (loss_fn(None, None, t0=t)[0], c), length=3)
+    assert outer(None, None, t0=5)[0] == 6.5
     with pytest.raises(DomainError, match=r"t0 must be an integer, got f32\[\]"):
         jax.jit(lambda t0: loss_fn(None, None, t0=t0)[0])(4.0)
 
