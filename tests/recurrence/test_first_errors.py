@@ -244,7 +244,7 @@ def test_the_first_time_may_be_traced_and_is_not_waited_for():
     assert jax.jit(lambda t0: loss_fn(None, None, t0=t0)[0])(4) == loss_fn(None, None, t0=jnp.int32(4))[0] == 4.5
     outer = rlfx.compile(lambda p, c, t: (loss_fn(None, None, t0=t)[0], c), length=3)
     assert outer(None, None, t0=5)[0] == 6.5
-    with pytest.raises(DomainError, match=r"t0 must be an integer, got f32\[\]"):
+    with pytest.raises(DomainError, match=r"t0 is the time of the first timestep, an integer; it is f32\[\]"):
         jax.jit(lambda t0: loss_fn(None, None, t0=t0)[0])(4.0)
 
 
