@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from rlfx import _jaxpr as J
+from rlfx.errors import UnsupportedSliceOp
 from rlfx.recurrence.domain import Domain
 from rlfx.recurrence.primitives import attend_p, custom_p
 from rlfx.recurrence.program import Equation
@@ -83,7 +84,10 @@ def _keeps_sharing(equation: Equation, values: Sequence[Value]) -> bool:
 
 def _acts_on_positions(equation: Equation) -> bool:
     if equation.op is custom_p:
-        return equation.params["custom"].only(shapes.POSITIONWISE)
+        try:
+            return equation.params["custom"].only(shapes.POSITIONWISE)
+        except UnsupportedSliceOp:  # it has a derivative without meaning here: raised where it is needed
+            return False
     return equation.op in shapes.POSITIONWISE
 
 
