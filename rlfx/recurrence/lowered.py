@@ -82,7 +82,8 @@ class Lowered:
                 )
             )
 
-        nested = [e for e in self.program.equations if J.contains(e.op, dict(e.params), J.SHARD_MAP)]
+        on_mesh = () if self.sharding is None else self.program.equations
+        nested = [e for e in on_mesh if J.contains(e.op, dict(e.params), J.SHARD_MAP)]
         if self.sharding is not None and nested:
             raise ScheduleError(
                 located(

@@ -183,10 +183,9 @@ def test_a_gradient_of_more_than_the_loss_does_not_drop_the_plan(asked):
         refused(
             ScheduleError,
             [f"{name}= holds for the gradient of the loss alone", f"compile without {name}="],
-            lambda pick=pick: jax.grad(lambda p: pick(fn(p, ONE)))(2.0),
+            lambda pick=pick: jax.eval_shape(jax.grad(lambda p: pick(fn(p, ONE))), 2.0),
         )
-    gradient = jax.grad(lambda p: fn(p, ONE)[0] + jax.lax.stop_gradient(fn(p, ONE)[1][0]))(2.0)
-    assert np.isfinite(gradient)
+    jax.eval_shape(jax.grad(lambda p: fn(p, ONE)[0] + jax.lax.stop_gradient(fn(p, ONE)[1][0])), 2.0)
 
 
 # -- values of one environment in a call for all ---------------------------------------------------------------------
@@ -263,7 +262,6 @@ def test_tuning_never_runs_a_callback():
             program = lambda p, c, t: (p * jax.lax.stop_gradient(wrap(effect, c)), 0.9 * c)  # noqa: E731
             tuned = rlfx.compile(program, length=4, batch=2, autotune=True)
             assert isinstance(tuned.plan(2.0, jnp.ones(2)), rlfx.Plan)
-            tuned.explain(2.0, jnp.ones(2))
     assert seen == []
     program = lambda p, c, t: (p * effects["debug.callback"](c), 0.9 * c)  # noqa: E731
     jax.grad(lambda p: rlfx.compile(program, length=4, batch=2, autotune=True)(p, jnp.ones(2))[0])(2.0)
