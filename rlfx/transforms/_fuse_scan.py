@@ -52,7 +52,7 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       >>> carry, ys.shape
       (Array([6., 6.], dtype=float32), (3, 2))
     """
-    if not isinstance(length, (int, np.integer)) or length < 1:
+    if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or length < 1:
         raise ProgramError(located(f"fuse_steps: K = {length!r} steps.", fix="Fuse at least one step."))
     check_backend(backend, tile)
 
@@ -82,7 +82,7 @@ def check_backend(backend: str, tile: int | None) -> None:
         raise ProgramError(located(f"fuse_steps: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
     if tile is None:
         return
-    whole = isinstance(tile, (int, np.integer)) and tile > 0
+    whole = isinstance(tile, (int, np.integer)) and not isinstance(tile, bool) and tile > 0
     fits, fix = _TILES.get(backend, (lambda tile: True, "A tile has at least one environment."))
     if not whole or not fits(tile):
         raise ProgramError(located(f"fuse_steps: tile={tile!r} with backend={backend!r}.", fix=fix))
@@ -99,8 +99,8 @@ _TILES: dict[str, tuple[Callable[[int], bool], str]] = {
 def batch_of(carry: Any, xs: Any, length: int) -> int:
     """N, of a carry with leaves ``[N, ...]`` and inputs with leaves ``[K, N, ...]``; or a ProgramError."""
     leaves = jax.tree.leaves(carry)
-    sizes = {x.shape[0] if x.ndim else -1 for x in leaves}
-    sizes |= {x.shape[1] if x.ndim > 1 else -1 for x in jax.tree.leaves(xs)}
+    sizes = {np.shape(x)[0] if np.ndim(x) else -1 for x in leaves}
+    sizes |= {np.shape(x)[1] if np.ndim(x) > 1 else -1 for x in jax.tree.leaves(xs)}
     if len(sizes) != 1 or -1 in sizes:
         raise ProgramError(
             located(

@@ -125,8 +125,8 @@ def fuse_steps(
       backend, tile: as in :func:`fuse_scan`.
 
     Raises:
-      ProgramError: K or N is not positive, no such policy or output, actions or states of the wrong shape, statistics of
-        an environment that does not reset itself.
+      ProgramError: no environment, key or whole number is where one belongs, K or N is not positive, no such policy or
+        output, actions or states of the wrong shape, statistics of an environment that does not reset itself.
       UnsupportedPrimitive: the step has no scalar form; :func:`supported` asks first.
 
     Example:
@@ -141,6 +141,7 @@ def fuse_steps(
     if outputs not in ("final", "statistics", "trajectory"):
         fact = f"fuse_steps: outputs={outputs!r}."
         raise ProgramError(located(fact, fix='Use "final", "statistics" or "trajectory".'))
+    _check_environment("fuse_steps", env)
     if outputs == "statistics" and not getattr(env, "resets", True):
         fact = f"fuse_steps: statistics of {env.name}, which does not begin new episodes: each step after an end would be one."
         raise ProgramError(located(fact, fix="Fuse rlfx.envs.auto_reset(env), or say `resets = True` if it does."))
@@ -149,6 +150,12 @@ def fuse_steps(
     scan = fuse_scan(body, k, backend=backend, tile=tile)
 
     def run(key: jax.Array, states: Any, extra: Any = None, *, t0: Any = 0, b0: Any = 0):
+        dtype, shape = getattr(key, "dtype", None), np.shape(key)
+        if not (
+            (jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()) or (dtype == jnp.uint32 and shape == (2,))
+        ):
+            fact = f"fuse_steps: the key is {dtype or type(key).__name__}{list(shape)}."
+            raise ProgramError(located(fact, fix="Give one typed key: jax.random.key(seed)."))
         n = batch_of(states, None, k)
         if policy is None:
             _check_given(env, extra)
@@ -193,6 +200,14 @@ def fuse_loops(program: Program, *, backend: str = "auto", tile: int | None = No
     return dataclasses.replace(program, directives={**program.directives, "loops": FusedLoops(backend, tile)})
 
 
+def _check_environment(user: str, env: Any) -> None:
+    if not all(hasattr(env, name) for name in ("observe", "step", "action_space")):
+        fact = f"{user} of {type(env).__name__} ({env!r}), which is no environment."
+        raise ProgramError(
+            located(fact, fix="Give what rlfx.envs.make returns (to a compilation: transform=fuse_steps).")
+        )
+
+
 def _check_given(env: Any, actions: Any) -> None:
     """Raise ProgramError where a given action, known now, is outside the space (the step checks shapes and dtypes)."""
     spaces, tree = jax.tree.flatten(env.action_space, is_leaf=lambda s: hasattr(s, "contains"))
@@ -224,7 +239,7 @@ def _actor(env: Any, policy: Any) -> Callable:
         return lambda shared, key, state, given: (env.observe(state), given)
     if callable(policy):
         return observed(policy)
-    if policy == "random":
+    if isinstance(policy, str) and policy == "random":
         return observed(lambda shared, key, obs: _uniform(env.action_space, key))
     fact = f"fuse_steps: policy={policy!r}."
     raise ProgramError(located(fact, fix='Use None (actions are given), "random", or policy(params, key, obs).'))
@@ -282,6 +297,7 @@ def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
       >>> bool(supported(rlfx.envs.make("CartPole-v1"), policy="random"))
       True
     """
+    _check_environment("supported", env)
     act = _actor(env, policy)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(env.reset, key)
@@ -315,6 +331,11 @@ def tune(make: Callable, *args: Any, candidates: tuple = CANDIDATES, repeat: int
       >>> best in seconds
       True
     """
+    if not callable(make) or not candidates or any(len(c) != 2 for c in candidates):
+        fact = f"tune: make={make!r}, candidates={candidates!r}."
+        raise ProgramError(
+            located(fact, fix="Give make(backend, tile), and pairs such as (('scan', None), ('tile', 64)).")
+        )
     seconds = {}
     for backend, tile in candidates:
         run = jax.jit(make(backend, tile))

@@ -36,6 +36,7 @@ def vectorize(target: Any, *, over: str = "t") -> Any:
 
     Raises:
       DomainError: for another axis.
+      ProgramError: the target is no function.
 
     TimeRL section 5.3 (vectorization), there one operation at a time.
 

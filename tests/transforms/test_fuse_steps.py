@@ -11,6 +11,7 @@ import rlfx.envs
 from rlfx.envs import fast_prng
 from rlfx.errors import ProgramError
 from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_steps, supported, tune
+from rlfx.transforms.vectorize import vectorize
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Catch-bsuite"]
 OURS = [*CLASSIC, "Breakout-MinAtar"]
@@ -350,6 +351,17 @@ def test_outside_of_jit(backend, outputs):
 BAD = {
     "K = 0": (lambda env, key, s: fuse_steps(env, 0, policy="random"), "K = 0 steps"),
     "K is no integer": (lambda env, key, s: fuse_steps(env, 2.5, policy="random"), "K = 2.5 steps"),
+    "K is true": (lambda env, key, s: fuse_steps(env, True, policy="random"), "K = True steps"),
+    "no environment": (lambda env, key, s: fuse_steps(3, 2), r"fuse_steps of int \(3\), which is no environment"),
+    "nothing to support": (lambda env, key, s: supported("CartPole-v1"), "supported of str"),
+    "no key": (lambda env, key, s: fuse_steps(env, 2, policy="random")(0, s), r"the key is int\[\]"),
+    "many keys": (lambda env, key, s: fuse_steps(env, 2, policy="random")(jax.random.split(key), s), r"key<fry>\[2\]"),
+    "one number": (lambda env, key, s: fuse_steps(env, 2, policy="random")(key, 3.0), r"leading \[N\] axes differ"),
+    "policies": (lambda env, key, s: fuse_steps(env, 2, policy=np.zeros(2)), "policy=array"),
+    "nothing to tune": (lambda env, key, s: tune(3), "tune: make=3"),
+    "no candidates": (lambda env, key, s: tune(len, candidates=()), "candidates="),
+    "tile is true": (lambda env, key, s: fuse_steps(env, 2, tile=True), "tile=True"),
+    "vectorize": (lambda env, key, s: vectorize(3), "per-timestep function or a program, got 3"),
     "tile = 0": (lambda env, key, s: fuse_steps(env, 2, backend="tile", tile=0), "tile=0 with backend='tile'"),
     "tile of Triton": (lambda env, key, s: fuse_steps(env, 2, backend="triton", tile=48), "is a power of two"),
     "tile of Mosaic": (lambda env, key, s: fuse_steps(env, 2, backend="mosaic_gpu", tile=64), "a multiple of 128"),
