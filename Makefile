@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= 2
 
-.PHONY: demo test test-newest slow all lint docs clean
+.PHONY: demo test test-newest test-x64 slow all lint docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,12 @@ NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py
 test-newest: $(VENV)/.test
 	$(BIN)/python -c "import jax; print('newest lane: jax', jax.__version__)"
 	RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(NEWEST)
+
+# What only 64-bit types show: environments and fused steps with jax's wide default.
+test-x64: $(VENV)/.dev
+	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS)
+
+X64_TESTS := tests/test_x64.py tests/envs/test_own.py tests/envs/test_wrappers.py tests/envs/test_prng.py
 
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow

@@ -141,7 +141,7 @@ def checked_environment(user: str, env: Any) -> None:
 
 def whole(n: Any, least: int) -> bool:
     """Whether ``n`` is a whole number, at least ``least``."""
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= least
+    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= least)
 
 
 def no_such(fact: str, name: str, names: Iterable[str], otherwise: str) -> EnvError:

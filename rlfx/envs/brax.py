@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from rlfx.envs.base import Environment, Step, no_such, strong
 from rlfx.envs.episodes import time_limit
-from rlfx.envs.gymnax import _lenient_promotion
+from rlfx.envs.gymnax import _as_gymnax_expects
 from rlfx.envs.spaces import Box
 from rlfx.errors import EnvError, located
 
@@ -23,7 +23,7 @@ BACKENDS = ("generalized", "positional", "spring", "mjx")
 @contextlib.contextmanager
 def _as_brax_expects():
     """brax counts on implicit promotion; it and its dependencies warn that they are no longer maintained."""
-    with warnings.catch_warnings(), _lenient_promotion():
+    with warnings.catch_warnings(), _as_gymnax_expects():
         warnings.simplefilter("ignore")
         yield
 

@@ -54,7 +54,7 @@ class Breakout(Environment):
     action_space = Discrete(3)
 
     def reset(self, key):
-        side = (jax.random.bits(key, ()) >> 31).astype(jnp.int32)
+        side = (jax.random.bits(key, (), jnp.uint32) >> 31).astype(jnp.int32)
         ball_x = 9 * side
         start = jnp.int32(3)
         return BreakoutState(

@@ -31,7 +31,7 @@ def below(key: jax.Array, n: int) -> jax.Array:
       >>> int(below(jax.random.key(0), 1))
       0
     """
-    return (((jax.random.bits(key, ()) >> 16) * jnp.uint32(n)) >> 16).astype(jnp.int32)
+    return (((jax.random.bits(key, (), jnp.uint32) >> 16) * jnp.uint32(n)) >> 16).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)

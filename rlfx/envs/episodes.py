@@ -61,7 +61,9 @@ def select(condition: jax.Array, on_true: Any, on_false: Any) -> Any:
 
 
 class _Reset(Wrapper):
-    resets = True
+    @property
+    def resets(self) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ class GymnasiumEnvironment(Environment):
         return GymnasiumEnvironment(self.name, resets=True, **self.kwargs)
 
     def reset(self, key):
-        batch, slot, obs = self._reset(jax.random.bits(key, ()))
+        batch, slot, obs = self._reset(jax.random.bits(key, (), jnp.uint32))
         return HostState(batch, slot, jnp.int32(0), obs)
 
     def observe(self, state):
@@ -151,15 +151,18 @@ def _batched_callback(host: Any, one: Any):
     return with_axes(())
 
 
+_NARROW = {"float64": np.dtype("float32"), "int64": np.dtype("int32")}
+
+
 def _space(space: Any) -> Any:
     import gymnasium.spaces as g
 
     if isinstance(space, g.Discrete) and int(space.start) == 0:
         return Discrete(int(space.n))
     if isinstance(space, g.Box):
-        dtype = np.dtype("float32") if space.dtype == np.float64 else np.dtype(space.dtype)
-        limit = np.finfo(np.float32).max
-        low, high = (np.clip(b, -limit, limit) if dtype.kind == "f" else b for b in (space.low, space.high))
+        dtype = _NARROW.get(np.dtype(space.dtype).name, np.dtype(space.dtype))
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        low, high = (np.clip(b, limits.min, limits.max) for b in (space.low, space.high))
         return Box(low, high, space.shape, dtype)
     if isinstance(space, g.MultiBinary):
         return Box(0, 1, tuple(space.shape), np.dtype("int8"))

@@ -29,9 +29,9 @@ class ObservedState:
 
 
 @contextlib.contextmanager
-def _lenient_promotion():
-    """gymnax counts on implicit dtype and rank promotion; rlfx's own code does not."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+def _as_gymnax_expects():
+    """gymnax counts on implicit dtype and rank promotion, and on 32 bits: many of its steps do not trace with x64."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.enable_x64(False):
         yield
 
 
@@ -72,37 +72,37 @@ class GymnaxEnvironment(Environment):
         if store_observation is None:
             store_observation = not _observes_state(env)
         self.store_observation = store_observation
-        with _lenient_promotion():
+        with _as_gymnax_expects():
             self.action_space = _space(env.action_space(self.params))
             obs = jax.eval_shape(env.reset_env, jax.random.key(0), self.params)[0]
             self.observation_space = _agreeing(_space(env.observation_space(self.params)), obs)
 
     def reset(self, key: jax.Array) -> Any:
-        with _lenient_promotion():
+        with _as_gymnax_expects():
             obs, state = self.env.reset_env(key, self.params)
-        state = strong(state)
-        return ObservedState(state, strong(obs)) if self.store_observation else state
+            state = strong(state)
+            return ObservedState(state, strong(obs)) if self.store_observation else state
 
     def observe(self, state: Any) -> Any:
         if self.store_observation:
             return state.obs
-        with _lenient_promotion():
+        with _as_gymnax_expects():
             return strong(self.env.observe(None, state, None, self.params))
 
     def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         inner = state.inner if self.store_observation else state
-        with _lenient_promotion():
+        with _as_gymnax_expects():
             obs, after, reward, terminated, info = self.env.step_env(key, inner, action, self.params)
             truncated = self.env.is_truncated(after, self.params)
-        after = strong(after, like=inner)
-        obs = strong(obs, like=state.obs) if self.store_observation else strong(obs)
-        step = Step(
-            reward=jnp.asarray(reward, jnp.float32).reshape(()),
-            terminated=jnp.asarray(terminated, bool).reshape(()),
-            truncated=jnp.asarray(truncated, bool).reshape(()),
-            final_obs=obs,
-            info=strong(info),
-        )
+            after = strong(after, like=inner)
+            obs = strong(obs, like=state.obs) if self.store_observation else strong(obs)
+            step = Step(
+                reward=jnp.asarray(reward, jnp.float32).reshape(()),
+                terminated=jnp.asarray(terminated, bool).reshape(()),
+                truncated=jnp.asarray(truncated, bool).reshape(()),
+                final_obs=obs,
+                info=strong(info),
+            )
         return ObservedState(after, obs) if self.store_observation else after, step
 
 
@@ -121,7 +121,8 @@ def available() -> tuple[str, ...]:
     """The names gymnax offers; none if gymnax is not installed."""
     if importlib.util.find_spec("gymnax") is None:
         return ()
-    from gymnax import registration
+    with _as_gymnax_expects():  # its modules make arrays
+        from gymnax import registration
 
     return tuple(registration.registered_envs)
 
@@ -139,10 +140,10 @@ def make(name: str, **kwargs: Any) -> GymnaxEnvironment:
         raise no_such(f"gymnax has no environment {name!r}.", name, available(), f"It has {', '.join(available())}.")
     import gymnax
 
-    with _lenient_promotion():
+    with _as_gymnax_expects():
         fields = {f.name for f in dataclasses.fields(gymnax.make(name)[1])}
     try:
-        with _lenient_promotion():
+        with _as_gymnax_expects():
             env, params = gymnax.make(name, **{k: v for k, v in kwargs.items() if k not in fields})
     except TypeError as error:
         raise EnvError(located(f"{name}: {error}", fix=f"Its parameters are {', '.join(sorted(fields))}.")) from error

@@ -32,7 +32,7 @@ class Discrete:
         if self.n > 1 << 8:
             return jax.random.randint(key, self.shape, 0, self.n, dtype=self.dtype)
         # randint costs two draws, a split and divisions.
-        return (((jax.random.bits(key, self.shape) >> 16) * jnp.uint32(self.n)) >> 16).astype(self.dtype)
+        return (((jax.random.bits(key, self.shape, jnp.uint32) >> 16) * jnp.uint32(self.n)) >> 16).astype(self.dtype)
 
     def contains(self, x: jax.Array) -> jax.Array:
         """Whether ``x`` lies in the space; ``bool[()]``."""
@@ -62,7 +62,11 @@ class Box:
     def sample(self, key: jax.Array) -> jax.Array:
         """One value: uniform where both bounds are finite, else standard normal, clipped to the bounds."""
         if not np.issubdtype(self.dtype, np.floating):
-            return jax.random.randint(key, self.shape, self.low, self.high + 1, dtype=self.dtype)
+            # The bound above the highest value has to be a number of the type that is drawn.
+            small = np.dtype(self.dtype).itemsize < 4
+            kind = np.dtype("int32") if small else self.dtype
+            above = np.minimum(self.high.astype(np.int64) + 1, np.iinfo(kind).max).astype(kind)
+            return jax.random.randint(key, self.shape, self.low.astype(kind), above, kind).astype(self.dtype)
         wide = np.isinf(self.high) | np.isinf(self.low) | (self.high > 1e6) | (self.low < -1e6)
         low, high = np.where(wide, 0, self.low), np.where(wide, 1, self.high)
         uniform = jax.random.uniform(key, self.shape, self.dtype, low, high)

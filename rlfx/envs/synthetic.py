@@ -58,7 +58,7 @@ class SyntheticImages(Environment):
         return Discrete(self.num_actions)
 
     def reset(self, key):
-        return SyntheticState(jax.random.bits(key, ()), jnp.int32(0))
+        return SyntheticState(jax.random.bits(key, (), jnp.uint32), jnp.int32(0))
 
     def answer(self, state: SyntheticState) -> jax.Array:
         """The action that is rewarded in ``state``; ``int32[()]``."""

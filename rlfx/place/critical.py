@@ -39,10 +39,10 @@ def chain(problem: Problem, device: Array, schedule: Schedules) -> Chain:
     V = device.shape[0]
     adjacency = jnp.asarray(problem.adjacency)
     start, finish, sent, arrived = schedule.start, schedule.finish, schedule.sent, schedule.arrived
-    task = jnp.arange(V)
+    task = jnp.arange(V, dtype=jnp.int32)
     same = device[:, None] == device[None, :]
     ended = same & (finish[:, None] == start[None, :]) & (task[:, None] != task[None, :])  # [earlier, later]
-    before = jnp.where(jnp.any(ended, axis=0), jnp.argmax(ended, axis=0), task).astype(jnp.int32)
+    before = jnp.where(jnp.any(ended, axis=0), jnp.argmax(ended, axis=0).astype(jnp.int32), task)
 
     def go_on(state: tuple) -> Array:
         v, target, _, steps = state
@@ -56,12 +56,12 @@ def chain(problem: Problem, device: Array, schedule: Schedules) -> Chain:
         # v began: an input that came over a link, else the task before it on the device (which may be an input).
         came = adjacency[:, v] & (device != d) & (arrived[:, d] == start[v])
         remote = jnp.any(came)
-        from_task = (jnp.where(remote, jnp.argmax(came), before[v]), jnp.where(remote, d, -1))
+        from_task = (jnp.where(remote, jnp.argmax(came).astype(jnp.int32), before[v]), jnp.where(remote, d, -1))
         # a copy of v began: v's own end, else the copy before it on the link.
         to = jnp.maximum(target, 0)
         earlier = (device == d) & (arrived[:, to] == sent[v, to]) & (task != v)
         waited = (finish[v] != sent[v, to]) & jnp.any(earlier)
-        from_copy = (jnp.where(waited, jnp.argmax(earlier), v), jnp.where(waited, target, -1))
+        from_copy = (jnp.where(waited, jnp.argmax(earlier).astype(jnp.int32), v), jnp.where(waited, target, -1))
         copying = target >= 0
         at = jnp.where(copying, from_copy[0], from_task[0]).astype(jnp.int32)
         target = jnp.where(copying, from_copy[1], from_task[1]).astype(jnp.int32)

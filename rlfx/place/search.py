@@ -67,17 +67,14 @@ def _propose(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves
     u = jax.random.randint(k_u, (), 0, V, jnp.int32)
     on = hold.on.astype(jnp.float32)
     share = moves.critical * on / jnp.sum(on) + (1.0 - moves.critical) / V
-    v = jnp.where(
-        moves.critical > 0.0,
-        jax.random.categorical(k_critical, jnp.log(share)),
-        jax.random.randint(k_v, (), 0, V, jnp.int32),
-    )
+    along, anywhere = jax.random.categorical(k_critical, jnp.log(share)), jax.random.randint(k_v, (), 0, V, jnp.int32)
+    v = jnp.where(moves.critical > 0.0, along.astype(jnp.int32), anywhere)
     fresh = (device[v] + jax.random.randint(k_d, (), 1, max(D, 2), jnp.int32)) % D
     neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1], jnp.int32)]
     one = jnp.where(kind == 0, fresh, device[neighbour])
     moved = device.at[v].set(one)
     meanwhile = (state.start < state.finish[v]) & (state.finish > state.start[v]) & (device != device[v])
-    partner = jnp.argmax(jnp.where(meanwhile, jax.random.uniform(k_same, (V,), jnp.float32), -1.0))
+    partner = jnp.argmax(jnp.where(meanwhile, jax.random.uniform(k_same, (V,), jnp.float32), -1.0)).astype(jnp.int32)
     partner = jnp.where(jnp.any(meanwhile), partner, v)
     swapped = device.at[v].set(device[partner]).at[partner].set(device[v])
     other = jnp.where(kind == 4, hold.before[v], u)

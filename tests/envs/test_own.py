@@ -36,7 +36,7 @@ def to_gymnax(name, state, env):
         extra = {"paddle_y": jnp.int32(env.rows - 1), "prev_done": jnp.bool_(False)}
     if name == "Breakout-MinAtar":
         bits = (fields.pop("bricks") >> jnp.arange(30, dtype=jnp.uint32)) & 1
-        wall = jnp.zeros((10, 10)).at[1:4].set(bits.reshape(3, 10).astype(jnp.float32))
+        wall = jnp.zeros((10, 10), jnp.float32).at[1:4].set(bits.reshape(3, 10).astype(jnp.float32))
         extra = {"brick_map": wall, "terminal": jnp.bool_(False)}
     return type(like)(**fields, **extra)
 

@@ -22,16 +22,22 @@ def folds():
     return jax.vmap(jax.vmap(at, (None, 0)), (0, None))(jnp.arange(512), jnp.arange(N // 512)).reshape(-1)
 
 
+def bits(key):
+    return jax.random.bits(key, (), jnp.uint32)
+
+
 def one_stream():
-    return np.asarray(jax.random.bits(jax.random.key(1, impl=fast_prng), (N,)))
+    return np.asarray(jax.random.bits(jax.random.key(1, impl=fast_prng), (N,), jnp.uint32))
 
 
 STREAMS = {
     "counter": one_stream,
-    "counter, strided": lambda: np.asarray(jax.random.bits(jax.random.key(2, impl=fast_prng), (4 * N,)))[::4],
-    "seed": lambda: np.asarray(jax.vmap(jax.random.bits)(seeds())),
-    "fold_in(t), fold_in(b)": lambda: np.asarray(jax.vmap(jax.random.bits)(folds())),
-    "split": lambda: np.asarray(jax.vmap(jax.random.bits)(jax.random.split(jax.random.key(3, impl=fast_prng), N))),
+    "counter, strided": lambda: np.asarray(jax.random.bits(jax.random.key(2, impl=fast_prng), (4 * N,), jnp.uint32))[
+        ::4
+    ],
+    "seed": lambda: np.asarray(jax.vmap(bits)(seeds())),
+    "fold_in(t), fold_in(b)": lambda: np.asarray(jax.vmap(bits)(folds())),
+    "split": lambda: np.asarray(jax.vmap(bits)(jax.random.split(jax.random.key(3, impl=fast_prng), N))),
     "key data": lambda: np.asarray(
         jax.random.key_data(jax.random.split(jax.random.key(4, impl=fast_prng), N // 2))
     ).reshape(-1),
@@ -88,7 +94,7 @@ def test_avalanche():
 
 def test_birthday_spacings():
     """Marsaglia's test: repeated spacings between 512 birthdays in a year of 2^24 days are Poisson with mean 2."""
-    words = np.asarray(jax.random.bits(jax.random.key(6, impl=fast_prng), (2000 * 512,)))
+    words = np.asarray(jax.random.bits(jax.random.key(6, impl=fast_prng), (2000 * 512,), jnp.uint32))
     days = np.sort((words >> 8).reshape(2000, 512).astype(np.int64), axis=1)
     spacings = np.sort(np.diff(days, axis=1), axis=1)
     repeats = (np.diff(spacings, axis=1) == 0).sum(axis=1)
@@ -100,7 +106,7 @@ def test_birthday_spacings():
 def test_uses_of_one_key_are_independent():
     """A key's bits, children and folds share no word, and do not correlate."""
     key = jax.random.key(7, impl=fast_prng)
-    bits = np.asarray(jax.random.bits(key, (N,)))
+    bits = np.asarray(jax.random.bits(key, (N,), jnp.uint32))
     children = np.asarray(jax.random.key_data(jax.random.split(key, N)))[:, 0]
     folded = np.asarray(jax.random.key_data(jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(N))))[:, 0]
     for a, b in ((bits, children), (bits, folded), (children, folded)):
@@ -141,7 +147,7 @@ def test_golden():
     """The stream is part of the contract: seeds reproduce across versions."""
     key = jax.random.key(42, impl=fast_prng)
     data = [int(x) for x in jax.random.key_data(key)]
-    bits = [int(x) for x in jax.random.bits(key, (3,))]
+    bits = [int(x) for x in jax.random.bits(key, (3,), jnp.uint32)]
     assert (data, bits) == GOLDEN
 
 
