@@ -18,6 +18,7 @@ import numpy as np
 import rlfx
 from rlfx.errors import RlfxError, ScheduleError
 from tests.oracle import loops, printed
+from tests.oracle.features import FEATURES
 from tests.oracle.tree import Tree, numbers
 
 #: What a sweep pays for is compilation, so it compiles quickly.
@@ -104,7 +105,9 @@ def variants(tree: Tree, rng: np.random.Generator) -> list[tuple[str, dict, bool
 def check(tree: Tree, *, plans: int = 1, reference: bool = False) -> Verdict:
     """Compare one tree: compiled at once, under ``plans`` plans chosen by its seed, and by the reference."""
     verdict = Verdict()
-    with jax.enable_x64(tree.float == "float64"):
+    wide = tree.float == "float64"
+    strict = not wide or FEATURES["strict 64-bit promotion"].on
+    with jax.enable_x64(wide), jax.numpy_dtype_promotion("strict" if strict else "standard"):
         for _ in range(DRAWS):
             calls = expect(tree)
             if calls is not None:

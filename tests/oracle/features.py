@@ -32,12 +32,16 @@ FEATURES: dict[str, Feature] = {
     "lookups of ended environments": Feature(False, "what they give is not said anywhere"),
     "integer rewards": Feature(False, "discounted_sum casts the discount to their dtype"),
     "last discount": Feature(False, "discounted_sum multiplies by it"),
+    "strict 64-bit promotion": Feature(
+        False, "s[t:t + 3][-1] with float64: its index is an int64, the length an int32"
+    ),
     "boolean fill": Feature(False, "window(fill=False): AttributeError"),
     "unreached ends": Feature(False, "an end that no read reaches counts as a dependence, and closes a circle"),
     "vmap of lookups": Feature(False, "refused"),
     "names of slices": Feature(False, "checkpoint_name of a slice is refused"),
     "associative scans": Feature(False, "over slices: a TypeError"),
     "take along a slice": Feature(False, "take_along_axis of a slice is refused"),
+    "maps over empty slices": Feature(False, "jax.vmap over a slice that may be empty is refused"),
     "slices in control flow": Feature(False, "refused"),
     "slices of slices": Feature(False, "x[:t + 1][-2:] and strides are refused"),
 }

@@ -70,13 +70,16 @@ SPANS = [
     _slices("s_softmax", "sfs", "jax.nn.softmax($0 * $1)", "softmax($0 * $1)", full=True, weight=2),
     _slices("s_stop", "ss", "jax.lax.stop_gradient($0)", "stop(&, t, b, $0)"),
     _slices("s_jit", "ss", "jax.jit(jnp.cos)($0)", "np.cos($0)"),
-    _slices("s_vmap", "sfs", "jax.vmap(lambda x: jnp.sin(x * $1))($0)", "np.sin($0 * $1)"),
+    _slices("s_vmap", "sfs", "jax.vmap(lambda x: jnp.sin(x * $1))($0)", "np.sin($0 * $1)", full=True),
+    _slices("s_vmap_empty", "ss", "jax.vmap(jnp.sin)($0)", "np.sin($0)", feature="maps over empty slices"),
     _slices("s_checkpoint", "sfs", "jax.checkpoint(lambda x: jnp.tanh(x * $1))($0)", "np.tanh($0 * $1)"),
     _slices("s_name", "ss", 'checkpoint_name($0, "n")', "$0", feature="names of slices"),
     _slices("s_reversed", "ss", "reversal($0)", "bent(&, t, b, $0, -1.0)", feature="custom derivatives"),
     _slices("s_scaled", "ss", "scaled($0)", "bent(&, t, b, $0, 2.0)", feature="custom derivatives"),
     _slices("s_static", "ss", "times(3, $0)", "bent(&, t, b, $0, 3.0)", feature="custom derivatives"),
-    _slices("s_mapped", "ss", "jax.vmap(reversal)($0)", "bent(&, t, b, $0, -1.0)", feature="custom derivatives"),
+    _slices(
+        "s_mapped", "ss", "jax.vmap(reversal)($0)", "bent(&, t, b, $0, -1.0)", full=True, feature="custom derivatives"
+    ),
     _slices(
         "s_relu",
         "sss",

@@ -23,7 +23,7 @@ FOUND = {
     "a reduction over environments in a loop, under until": Tree(
         tuple(Node(f"{op}_b", (x,)) for op in ("mean", "max") for x in _AHEAD), IDLE, length=4, batch=2, until=4
     ),
-    "a product of two slices with float64 and strict promotion": Tree(
+    "a product of two slices with float64": Tree(
         (Node("outer", (span("2 * t:2 * t + 2"), span("2 * t:2 * t + 2"))),),
         IDLE,
         length=3,
