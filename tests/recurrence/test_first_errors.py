@@ -236,7 +236,9 @@ def test_a_lowered_program_is_called_with_what_it_was_traced_for(given, fact):
 @pytest.mark.parametrize("t0", [1.5, jnp.float32(1.0), jnp.arange(2), "a", True, None])
 def test_the_first_time_is_an_integer(t0):
     loss_fn = rlfx.compile(lambda p, c, t: (1.0 * t, c), length=2)
-    assert "the time of the first timestep, an integer; it is" in message(DomainError, lambda: loss_fn(None, None, t0=t0))
+    assert "the time of the first timestep, an integer; it is" in message(
+        DomainError, lambda: loss_fn(None, None, t0=t0)
+    )
     assert "more than an int32 counts" in message(DomainError, lambda: loss_fn(None, None, t0=2**31))
 
 
