@@ -236,7 +236,7 @@ def test_how_losses_become_one(reduce):
         lambda: rlfx.reference(f, length=3, reduce=reduce),
         lambda: rlfx.trace(f, None, ONE, length=3, reduce=reduce),
     ):
-        refused(ProgramError, ['reduce is "mean" or "sum"', repr(reduce)], make)
+        refused(ProgramError, ['reduce must be "mean" or "sum"', repr(reduce)], make)
 
 
 # -- planning runs nothing -------------------------------------------------------------------------------------------
@@ -272,17 +272,29 @@ def test_tuning_never_runs_a_callback():
 # -- types -----------------------------------------------------------------------------------------------------------
 
 TWO_TYPES = {
-    "fn() is i32[] and otherwise is f32[]": (lambda c: jnp.int32(1), lambda c: c),
-    "fn() is f32[] and otherwise is i32[]": (lambda c: c, lambda c: jnp.int32(1)),
-    "fn() is f32[] and otherwise is bool[]": (lambda c: c, lambda c: c > 0),
-    "fn() is bf16[] and otherwise is f32[]": (lambda c: c.astype(jnp.bfloat16), lambda c: c),
-    "fn() is f32[2] and otherwise is f32[]": (lambda c: jnp.stack([c, c]), lambda c: c),
-    "fn() is f32[2] and otherwise is f32[1]": (lambda c: jnp.stack([c, c]), lambda c: c[None]),
-    "fn()['a'] is i32[] and otherwise is f32[]": (lambda c: {"a": jnp.int32(1)}, lambda c: {"a": c}),
-    "fn()[1] is f32[1] and otherwise is f32[]": (lambda c: (c, c[None]), lambda c: (c, c)),
-    "fn() is PyTreeDef((*, *)) and otherwise is PyTreeDef(*)": (lambda c: (c, c), lambda c: c),
-    "fn() is PyTreeDef([*]) and otherwise is PyTreeDef((*,))": (lambda c: [c], lambda c: (c,)),
-    "fn() is PyTreeDef(None) and otherwise is PyTreeDef(*)": (lambda c: None, lambda c: c),
+    "What fn of rlfx.every returns is i32[], otherwise is f32[].": (lambda c: jnp.int32(1), lambda c: c),
+    "What fn of rlfx.every returns is f32[], otherwise is i32[].": (lambda c: c, lambda c: jnp.int32(1)),
+    "What fn of rlfx.every returns is f32[], otherwise is bool[].": (lambda c: c, lambda c: c > 0),
+    "What fn of rlfx.every returns is bf16[], otherwise is f32[].": (lambda c: c.astype(jnp.bfloat16), lambda c: c),
+    "What fn of rlfx.every returns is f32[2], otherwise is f32[].": (lambda c: jnp.stack([c, c]), lambda c: c),
+    "What fn of rlfx.every returns is f32[2], otherwise is f32[1].": (lambda c: jnp.stack([c, c]), lambda c: c[None]),
+    "What fn of rlfx.every returns['a'] is i32[], otherwise['a'] is f32[].": (
+        lambda c: {"a": jnp.int32(1)},
+        lambda c: {"a": c},
+    ),
+    "What fn of rlfx.every returns[1] is f32[1], otherwise[1] is f32[].": (lambda c: (c, c[None]), lambda c: (c, c)),
+    "What fn of rlfx.every returns has the structure PyTreeDef((*, *)), otherwise has PyTreeDef(*).": (
+        lambda c: (c, c),
+        lambda c: c,
+    ),
+    "What fn of rlfx.every returns has the structure PyTreeDef([*]), otherwise has PyTreeDef((*,)).": (
+        lambda c: [c],
+        lambda c: (c,),
+    ),
+    "What fn of rlfx.every returns has the structure PyTreeDef(None), otherwise has PyTreeDef(*).": (
+        lambda c: None,
+        lambda c: c,
+    ),
 }
 
 
@@ -290,7 +302,7 @@ TWO_TYPES = {
 def test_every_of_two_types(fact):
     fn, otherwise = TWO_TYPES[fact]
     f = lambda p, c, t: (c, rlfx.every(2, lambda: fn(c), otherwise=otherwise(c)))  # noqa: E731
-    message = refused(ProgramError, [fact, ".astype(...)"], lambda: rlfx.trace(f, None, ONE, length=3, loss=False))
+    message = refused(ProgramError, [fact, "(astype)"], lambda: rlfx.trace(f, None, ONE, length=3, loss=False))
     assert "at test_legal.py:" in message
 
 
