@@ -10,12 +10,13 @@ import pytest
 import rlfx
 from rlfx.profile import plot, read
 
+pytestmark = pytest.mark.optimised
+
 WORKER = """
 import sys, time
 import jax, jax.numpy as jnp
 from rlfx.profile import capture, operation
 
-pytestmark = pytest.mark.optimised
 f = jax.jit(lambda a: jnp.tanh(a @ a).sum())
 a = jnp.ones((64, 64))
 f(a).block_until_ready()

@@ -14,6 +14,8 @@ import rlfx
 import rlfx.envs
 from rlfx.profile import capture, operation, read, sampled
 
+pytestmark = pytest.mark.optimised
+
 ENV = rlfx.envs.make("CartPole-v1")
 
 
@@ -105,7 +107,6 @@ WORKER = """
 import sys, time, jax, jax.numpy as jnp
 from rlfx.profile import capture, operation
 
-pytestmark = pytest.mark.optimised
 f = jax.jit(lambda a: jnp.tanh(a @ a))
 a = jax.block_until_ready(f(jnp.ones((64, 64))))
 while time.time() < float(sys.argv[3]):

@@ -15,6 +15,8 @@ from rlfx.profile import read
 from rlfx.profile.__main__ import main
 from rlfx.profile.perfetto import save
 
+pytestmark = pytest.mark.optimised
+
 
 @pytest.fixture
 def report(made, tmp_path):
@@ -234,7 +236,6 @@ SETTLES = """
 import time
 import jax, jax.numpy as jnp
 
-pytestmark = pytest.mark.optimised
 f = jax.jit(lambda a: jnp.sin(a) * 2)
 for size in (3, 4, 5):  # compiles three times, 0.6 s apart
     end = time.time() + (0.6 if size < 5 else 2.5)
