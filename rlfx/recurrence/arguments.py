@@ -133,7 +133,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any
     """
     bare, shared = unwrap_shared(carry)
     flat_params = [_array(leaf, f"params{tree.keystr(path)}") for path, leaf in tree.tree_flatten_with_path(params)[0]]
-    flat_carry, avals = [], [_struct(x, x.shape, weak_type=x.weak_type) for x in flat_params]
+    flat_carry, avals = [], [_struct(x, x.shape, weak_type=_is_weak(x)) for x in flat_params]
     for (path, leaf), is_shared in zip(tree.tree_flatten_with_path(bare)[0], shared, strict=True):
         name = f"carry{tree.keystr(path)}"
         leaf = _array(leaf, name)
@@ -157,7 +157,7 @@ def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any
     signature = (
         tree.tree_structure(params),
         tree.tree_structure(carry),
-        tuple((a.shape, a.dtype, a.weak_type) for a in avals),
+        tuple((a.shape, a.dtype, _is_weak(a)) for a in avals),
         None if key is None else key.dtype,
     )
     return Arguments(flat_params, flat_carry, key, avals, key_aval, signature)
@@ -176,6 +176,11 @@ def _array(leaf: Any, name: str) -> Any:
         )
         fact = f"{name} is {type(leaf).__name__} ({shown(leaf)}), not an array."
         raise ProgramError(located(fact, where=J.here(), fix=fix)) from None
+
+
+def _is_weak(leaf: Any) -> bool:
+    """Whether a leaf has the type of a number of Python's; keys have none."""
+    return getattr(leaf, "weak_type", False)
 
 
 def _struct(leaf: Any, shape: tuple, *, weak_type: bool = False) -> jax.ShapeDtypeStruct:

@@ -75,14 +75,14 @@ class Flattener:
         """A call with a derivative of its own, of slices: its equations, and those of its derivative."""
         closed = any(J.is_inexact(v.aval) for v in eqn.invars[: J.closure_count(eqn.params)])
         if closed or _reaches_out(eqn.params):
-            raise ProgramError(_closes_over(where))
+            raise _closes_over(where)
         body, consts = J.call_body(eqn.primitive, eqn.params)
 
         def derive() -> Function:
             try:
                 return self._function(*J.backward_of(eqn), where)
             except J.UnexpectedTracerError as error:
-                raise ProgramError(_closes_over(where)) from error
+                raise _closes_over(where) from error
             except (TypeError, ValueError, NotImplementedError, *J.InconclusiveDimension) as error:
                 raise UnsupportedSliceOp(
                     located(
@@ -152,12 +152,14 @@ def _with_static_index(equation: Equation, definition: dict[Var, Equation]) -> E
     return replace(equation, params=params)
 
 
-def _closes_over(where: str) -> str:
-    return located(
-        "A function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over a value of the program, or "
-        "reads another timestep: its derivative knows nothing of that.",
-        where=where,
-        fix="Read the series before, and pass the value as an argument: f(y, x[t]).",
+def _closes_over(where: str) -> ProgramError:
+    return ProgramError(
+        located(
+            "A function with a derivative of its own (jax.custom_vjp, jax.custom_jvp) closes over a value of the program, or "
+            "reads another timestep: its derivative knows nothing of that.",
+            where=where,
+            fix="Read the series before, and pass the value as an argument: f(y, x[t]).",
+        )
     )
 
 

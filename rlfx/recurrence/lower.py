@@ -169,20 +169,20 @@ class Execution:
             return value
         if self.unseen is None or var not in self.program.next_carry:
             return Value(value.data[-1], value.dims - {"t"})
-        return self._at_end(value)  # the learner's values stay nothing after an end
+        n = self.length  # after an end the learner has other values
+        if "b" in n.dims - value.dims:  # what environments share goes on until the last end
+            n = Value(self.extent.over_devices("max", jnp.max(n.data)), n.dims - {"b"})
+        return self._before(value, n)
 
     def last(self, var: Var) -> Value:
         """The value at the last timestep, of each environment's own."""
         if not self.program.ends_apart(var):
             return self.final(var)
         value = self.env[var]
-        return self._at_end(value) if "t" in value.dims else value
+        return self._before(value, self.length) if "t" in value.dims else value
 
-    def _at_end(self, value: Value) -> Value:
-        """Of a value of all timesteps, that before the end of each environment; of what they share, before the last end."""
-        n = self.length
-        if "b" in n.dims - value.dims:
-            n = Value(self.extent.over_devices("max", jnp.max(n.data)), n.dims - {"b"})
+    def _before(self, value: Value, n: Value) -> Value:
+        """Of a value of all timesteps, that of timestep n - 1."""
         wide = expand(value, value.dims | n.dims, self.sizes)
         picked = map_over(lambda x, i: x[i], n.dims, [n.dims, n.dims])
         data = jnp.moveaxis(wide.data, 0, 1) if "b" in n.dims else wide.data

@@ -31,7 +31,7 @@ def tune(trial: Trial, learner: Learner, best: Plan, fits: Callable[[Plan], bool
 
     Callbacks would see made-up numbers: a program that has any, or another effect, keeps its ``best`` plan, and nothing is run.
     """
-    if any(e.has_effects or J.contains(e.op, dict(e.params), J.CALLBACKS) for e in trial.program.equations):
+    if any(e.has_effects or J.contains(e.op, dict(e.params), J.CALLBACKS) for e in learner.program.equations):
         return best
     platform = platform_of(trial.platform)
     others = sorted(

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.optimised  # trajectories of hundreds of steps: two programs that round alike
 @pytest.mark.parametrize(("name", "backend", "impl"), CASES)
 def test_trajectory_equals_scan_of_vmap(name, backend, impl):
     env = rlfx.envs.make(name)
