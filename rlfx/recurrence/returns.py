@@ -39,7 +39,7 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
 
     Args:
       rewards: a slice ``r[t:]``, ``r[t:t + n]``, ...: [n] or [n, ...], of numbers or booleans.
-      discount: a slice of the same timesteps, or a scalar. The last of them has no part in the sum.
+      discount: a slice of the same timesteps (of booleans, too), or a scalar. The last of them has no part in the sum.
 
     Returns:
       The sum, without the leading axis, in the dtype of ``jnp.sum(rewards * discount)``. Over ``r[t:]`` it compiles to one
@@ -60,7 +60,8 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
         raise DomainError(
             located("discounted_sum takes a slice of rewards, got a scalar.", where=J.here(), fix="Write reward[t:].")
         )
-    _numbers("discounted_sum", discount=discount)
+    if not (getattr(discount, "dtype", None) == jnp.bool_ and jnp.ndim(discount)):  # a mask: which timesteps go on
+        _numbers("discounted_sum", discount=discount)
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.result_type(rewards, discount)
     # What jnp.sum of such numbers gives: of small integers and booleans, wider ones.

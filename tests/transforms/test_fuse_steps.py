@@ -362,7 +362,7 @@ BAD = {
     "nothing to tune": (lambda env, key, s: tune(3), "tune: make=3"),
     "no candidates": (lambda env, key, s: tune(len, candidates=()), "candidates="),
     "tile is true": (lambda env, key, s: fuse_steps(env, 2, tile=True), "tile=True"),
-    "vectorize": (lambda env, key, s: vectorize(3), "must be a program, or a function of (params, carry, t), got 3"),
+    "vectorize": (lambda env, key, s: vectorize(3), "must be a program, or a function of .params, carry, t., got 3"),
     "tile = 0": (lambda env, key, s: fuse_steps(env, 2, backend="tile", tile=0), "tile=0 with backend='tile'"),
     "tile of Triton": (lambda env, key, s: fuse_steps(env, 2, backend="triton", tile=48), "is a power of two"),
     "tile of Mosaic": (lambda env, key, s: fuse_steps(env, 2, backend="mosaic_gpu", tile=64), "a multiple of 128"),
