@@ -13,6 +13,8 @@ Tests compile thousands of small programs, and compile time is what they pay for
 import gc
 import os
 
+from tests.lanes import QUICK, flags
+
 # Four host devices let the multi-device tests run; programs that do not ask for a mesh stay on the first one. Examples
 # ask for all the cores.
 os.environ.setdefault("XLA_FLAGS", "")
@@ -20,8 +22,7 @@ if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
     devices = max(4, os.cpu_count() or 1)
     os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={devices}"
 if os.environ.get("RLFX_TESTS") == "quick":
-    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] += f" {flags(QUICK)}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax

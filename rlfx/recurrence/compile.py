@@ -80,7 +80,7 @@ def trace(
       ...     y = rlfx.series(w * x, end=0.0)
       ...     return y[t] - y[t + 1], x
       >>> rlfx.trace(loss, 2.0, jnp.float32(1.0), length=3)
-      <Program loss: 8 equations, 3 reads>
+      <Program loss: 9 equations, 3 reads>
     """
     domain, f = validate_domain(length, batch, until), validate_program(f)
     reduce, loss = expect("reduce", reduce, REDUCTION, ProgramError), expect("loss", loss, BOOLEAN, ProgramError)

@@ -76,9 +76,9 @@ RULES = (
     ),
     Rule(
         (jax.errors.ConcretizationTypeError,),
-        "It arose in the jnp.arange argument",
-        _says("The jnp.arange argument must be an integer, or a length that depends on t: n + 1.0 is neither."),
-        "Write jnp.arange(1, n + 1).astype(float); of a traced number n, a mask of a fixed range, jnp.arange(t.length) < n.",
+        r"(?s)with shape float\d+\[\].*It arose in the jnp.arange argument",
+        _says("jnp.arange takes integers where a length depends on t: n + 1.0 is a traced float."),
+        "Write jnp.arange(1, n + 1).astype(float).",
         UnsupportedSliceOp,
     ),
     Rule(

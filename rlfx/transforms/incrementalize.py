@@ -89,10 +89,10 @@ def incrementalize(
       >>> def loss(w, batch):
       ...     x, y = batch
       ...     return jnp.mean((x @ w - y) ** 2)
-      >>> batch = jnp.arange(12.0).reshape(6, 2), jnp.ones(6)
+      >>> batch = jnp.arange(16.0).reshape(8, 2), jnp.ones(8)
       >>> step = jax.jit(jax.value_and_grad(incrementalize(loss, block_size=2)))
       >>> step(jnp.ones(2), batch)
-      (Array(146.66667, dtype=float32), Array([146.66667, 166.66667], dtype=float32))
+      (Array(280., dtype=float32), Array([280., 308.], dtype=float32))
       >>> program = rlfx.trace(lambda w, x, t: ((w * x) ** 2, x + 1.0), 2.0, jnp.float32(1.0), length=4)
       >>> jax.grad(lambda w: rlfx.lower(incrementalize(program, block_size=2))(w, jnp.float32(1.0))[0])(2.0)
       Array(30., dtype=float32)

@@ -101,11 +101,11 @@ def offload(
       >>> def loss(w, batch):
       ...     x, y = batch
       ...     return jnp.mean((x @ w - y) ** 2)
-      >>> batch = np.arange(12.0, dtype=np.float32).reshape(6, 2), np.ones(6, np.float32)
+      >>> batch = np.arange(16.0, dtype=np.float32).reshape(8, 2), np.ones(8, np.float32)
       >>> jax.jit(jax.grad(offload(loss, block_size=2)))(jnp.ones(2), batch)
-      Array([146.66667, 166.66667], dtype=float32)
+      Array([280., 308.], dtype=float32)
       >>> jax.grad(offload(loss, block_size=2, form="driver"))(jnp.ones(2), batch)
-      Array([146.66667, 166.66667], dtype=float32)
+      Array([280., 308.], dtype=float32)
     """
     expect("form", form, one_of(*FORMS))
     hosting = Hosting(expect("names", names, _NAMES), expect("min_bytes", min_bytes, optional(NATURAL)))

@@ -20,18 +20,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 import rlfx
 from rlfx.errors import RlfxError
 from tests import strategies
+from tests.lanes import OPTIMISED, QUICK
 
 # Programs are small (values are O(1)); what remains is the order of float32 sums.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
 
-# What the sweep pays for is compilation, so it compiles quickly; every tenth program runs as
-# XLA would optimise it, whatever lane the tests are in, and every fiftieth without jit.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-OPTIMISED = {
-    "xla_backend_optimization_level": 3,
-    "xla_llvm_disable_expensive_passes": False,
-    "xla_cpu_use_fusion_emitters": True,
-}
+# What the sweep pays for is compilation, so it compiles quickly; every tenth program runs as XLA compiles for users,
+# whatever lane the tests are in, and every fiftieth without jit.
 
 
 def is_float(x: Any) -> bool:

@@ -223,7 +223,7 @@ def test_shared_closes_over_no_value_of_one_environment():
 
     def of_all(p, c, t):
         n = t.shared_key
-        return c, rlfx.shared(lambda a: a.sum() + p + jax.random.normal(n) + t.now, c)
+        return c, rlfx.shared(lambda a: a.sum() + p + jax.random.normal(n) + 1.0 * t, c)
 
     assert rlfx.unroll(of_all, length=3, batch=2)(2.0, jnp.arange(2.0), KEY)[1].shape == (3, 2)
 
