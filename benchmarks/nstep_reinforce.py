@@ -17,7 +17,6 @@ import json
 import platform
 import statistics
 import time
-import zlib
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +56,7 @@ def by_rlfx(n, length, batch, mesh=None):
 
 def by_hand(n, length, batch):
     def keys(key, name, t):
-        named = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        return jax.vmap(lambda b: jax.random.fold_in(jax.random.fold_in(named, b), t))(jnp.arange(batch))
+        return timerl.keys_of(key, name, jnp.arange(batch), t)
 
     def iteration(params, state, key):
         def act(state, t):

@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import platform
 import statistics
 import time
-import zlib
 from typing import NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rlfx
+from rlfx.recurrence.time import name_words
 
 LENGTH, OBS, ACTIONS, GAMMA, LAM = 250, 48, 4, 0.99, 0.95
 
@@ -98,6 +99,12 @@ def ppo(params, state, t):
     return point_loss(logits, value, log_prob, jax.lax.stop_gradient(log_prob), scaled, target), state
 
 
+def keys_of(key, name, environments, t):
+    """Those that ``t.key_for(name)`` gives these environments: the hand-written programs draw the same numbers."""
+    named = functools.reduce(jax.random.fold_in, name_words(name), key)
+    return jax.vmap(lambda b: jax.random.fold_in(jax.random.fold_in(named, 2 * b + 1), 2 * t))(environments)
+
+
 def hand_written(batch, chunk=None, mesh=None):
     """The same mathematics by hand; ``chunk`` timesteps of the learner at a time; the environments split over a mesh."""
     devices = 1 if mesh is None else mesh.size
@@ -108,8 +115,7 @@ def hand_written(batch, chunk=None, mesh=None):
 
     def keys(key, name, t):
         first = 0 if mesh is None else jax.lax.axis_index("b") * local
-        named = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        return jax.vmap(lambda b: jax.random.fold_in(jax.random.fold_in(named, b), t))(first + jnp.arange(local))
+        return keys_of(key, name, first + jnp.arange(local), t)
 
     def iteration(params, state, key):
         def act(state, t):

@@ -130,7 +130,7 @@ def test_a_budget_that_only_offload_could_meet():
 def test_a_plan_offloads_in_blocks_only():
     with pytest.raises(ScheduleError, match="'stream' fetches nothing from the host: offload is for 'blocks'"):
         rlfx.Plan("stream", 4, offload=1)
-    with pytest.raises(ScheduleError, match="offload=0"):
+    with pytest.raises(ScheduleError, match="offload must be a positive integer or None, got 0"):
         rlfx.Plan("blocks", 4, offload=0)
 
 
