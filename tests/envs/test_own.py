@@ -54,7 +54,8 @@ def test_dynamics_equal_gymnax(name):
 
     state = ours.reset(jax.random.key(0))
     _, (states, actions, after, steps) = jax.lax.scan(body, state, jax.random.split(jax.random.key(7), 2000))
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    # Some of gymnax's environments do not run with 64-bit types.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.enable_x64(False):
         env, params = gymnax.make(name)
 
         def theirs(state, action):
