@@ -17,21 +17,21 @@ class Feature:
 FEATURES: dict[str, Feature] = {
     "beyond": Feature(True),
     "results of scans over slices": Feature(True),
-    "infinities outside": Feature(False, "they leak into products over slices"),
-    "NumPy integers": Feature(False, "an index with one is a traced lookup"),
+    "infinities outside": Feature(True),
+    "NumPy integers": Feature(True),
     "concatenations": Feature(False, "of slices: wrong where the lengths add up to a constant; refused with shapes"),
     "series of slices": Feature(False, "reads of series whose value has a length that depends on t"),
     "lookups out of range": Feature(False, "they are clipped; they shall be NaN, or 0 for integers"),
     "lookups that clip": Feature(False, 'outside="clip" does not exist'),
-    "custom derivatives": Feature(False, "of slices, and in solve: the rule is dropped"),
+    "custom derivatives": Feature(True),
     "lengths under until": Feature(False, "of slices that begin after an end: -1"),
     "slices after the end": Feature(False, "under until=: their length is -1, and sums over them are refused"),
     "shared under until": Feature(
         False, "a Shared carry is refused; and what shared() sees of ended environments is unsaid"
     ),
     "lookups of ended environments": Feature(False, "what they give is not said anywhere"),
-    "integer rewards": Feature(False, "discounted_sum casts the discount to their dtype"),
-    "last discount": Feature(False, "discounted_sum multiplies by it"),
+    "integer rewards": Feature(True),
+    "last discount": Feature(True),
     "strict 64-bit promotion": Feature(
         False, "s[t:t + 3][-1] with float64: its index is an int64, the length an int32"
     ),

@@ -94,7 +94,7 @@ def test_the_same_seed_is_the_same_tree():
 def test_every_form_is_written():
     """Each form that is on appears in the first trees of a sweep, and each of the others once it is switched on."""
     for on in (ON, frozenset(FEATURES)):
-        written = {n.form for seed in range(800) for n in nodes(grow.chosen(seed, on))}
+        written = {n.form for seed in range(1600) for n in nodes(grow.chosen(seed, on))}
         expected = {f.name for f in FORMS.values() if {f.feature, f.until} - {""} <= on}
         assert expected <= written
 
