@@ -7,22 +7,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import rlfx
-from rlfx.errors import RlfxError, ScheduleError
+from rlfx.errors import ScheduleError
+from tests.recurrence.test_legal import refused
 
 KEY = jax.random.key(0)
 S = rlfx.series
 ONE = jnp.float32(1.0)
 AUTO = jax.sharding.AxisType.Auto
 MESH, PAIR = jax.make_mesh((2, 2), ("p", "b"), axis_types=(AUTO, AUTO)), jax.make_mesh((2,), ("b",), axis_types=(AUTO,))
-
-
-def refused(error, match, fn):
-    with pytest.raises(error) as caught:
-        fn()
-    message = str(caught.value)
-    assert isinstance(caught.value, RlfxError)
-    assert "\n  Fix: " in message
-    assert all(part in message for part in match), message
 
 
 # -- jax.shard_map of the user's -------------------------------------------------------------------------------------
