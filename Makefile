@@ -44,7 +44,7 @@ test-newest: $(VENV)/.test
 test-x64: $(VENV)/.dev
 	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS)
 
-X64_TESTS := tests/test_x64.py tests/envs/test_own.py tests/envs/test_wrappers.py tests/envs/test_prng.py
+X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py) tests/transforms/test_offload.py
 
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow
@@ -56,6 +56,15 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --config pyproject.toml
 	$(BIN)/pyright --level error --pythonpath $(BIN)/python
 
+# Wheel and sdist, installed into empty environments with each extra alone.
+package: $(VENV)/.package
+	bash .ci/package $(BIN)/python
+
+$(VENV)/.package: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet build
+	touch $@
+
+.PHONY: package
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict
 

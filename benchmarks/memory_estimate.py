@@ -29,8 +29,8 @@ import memory_losses
 import ppo_timerl
 
 import rlfx
-from rlfx.recurrence.estimate import estimate_temp_bytes
-from rlfx.recurrence.trial import QUICKLY
+from rlfx.recurrence.memory.estimate import estimate_temp_bytes
+from rlfx.recurrence.plan.evaluator import QUICKLY
 
 ROOT = pathlib.Path(__file__).parents[1]
 SMALL = 64 * 1024
@@ -64,6 +64,12 @@ def first_call(run):
     raise RuntimeError("the script jits nothing")
 
 
+def one_update(recipe):
+    """Of an agent whose first values are known by their shapes alone."""
+    key = jax.random.key(0)
+    return jax.jit(recipe.update)(jax.eval_shape(recipe.init, key), key)
+
+
 def examples():
     """Every example that trains: its first jitted call."""
     sys.path.append(str(ROOT / "examples"))
@@ -80,7 +86,7 @@ def examples():
         "policies": lambda: module("policies").train("plain"),
         "ppo_cartpole": lambda: module("ppo_cartpole").main([]),
         "ppo_one_epoch": lambda: module("a2c").train(module("ppo_one_epoch").ppo, length=128, updates=10),
-        "recurrent_ppo": lambda: module("recurrent_ppo").train(),
+        "recurrent_ppo": lambda: one_update(module("recurrent_ppo").make()),
         "reinforce": lambda: module("reinforce").train(None),
         "reinforce, n = 25": lambda: module("reinforce").train(25),
         "sarsa_lambda": lambda: module("sarsa_lambda").train(),

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rlfx
-from rlfx.recurrence.time import name_words
+from rlfx.recurrence.language.time import name_words
 
 LENGTH, OBS, ACTIONS, GAMMA, LAM = 250, 48, 4, 0.99, 0.95
 

@@ -85,6 +85,11 @@ def overhead_costs() -> str:
     return markdown(["event", *shown], [["ns", *shown.values()]])
 
 
+def annotation() -> str:
+    shown = {"`with`": lambda r: r["block"], "least, ns": lambda r: f"{r['least']:,.0f}"}
+    return table(rows_of("annotation"), shown | {"median, ns": lambda r: f"{r['median']:,.0f}"})
+
+
 def implementations() -> str:
     rows = rows_of("implementations")
 
@@ -238,7 +243,7 @@ def findings() -> str:
 
 TABLES = {
     "overhead-run": overhead_run, "overhead-capture": overhead_capture,
-    "overhead-costs": overhead_costs,
+    "overhead-costs": overhead_costs, "annotation": annotation,
     "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
     "findings": findings,
 }  # fmt: skip

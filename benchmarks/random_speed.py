@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.prng import fast_prng
-from rlfx.recurrence.shuffle import shuffle
+from rlfx.recurrence.language.shuffle import shuffle
 from rlfx.threefry import threefry
 
 

@@ -5,18 +5,23 @@ sequences, which come in as `rlfx.inputs`, and its loss is differentiated throug
 keeps every environment's sequence whole, and the compiled `learn` is called inside the update like any other function.
 """
 
-import argparse
-from typing import NamedTuple
+import sys
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from networks import init_mlp, mlp
+from recipes import Recipe, main
 
 import rlfx.envs
 
+LENGTH, ENVS, EPOCHS, MINIBATCHES, UPDATES = 128, 16, 4, 4, 250
+GAMMA, LAMBDA, CLIP, ENTROPY, LEARNING_RATE, HIDDEN = 0.99, 0.95, 0.2, 0.01, 1e-3, 32
+REWARD_SCALE = 0.02  # values of the size of log-probabilities: the actor and the critic share the memory
+BAR = 475.0  # greedy, the mean of 100 episodes; reached in half of the updates, and held
+
 env = rlfx.envs.make("CartPole-v1")
-GAMMA, LAMBDA, CLIP, ENTROPY, HIDDEN = 0.99, 0.95, 0.2, 0.01, 32
 
 
 # -- the policy
@@ -81,7 +86,8 @@ def act(params, carry, t):
     state, step = env.step(t.key_for("env"), carry.state, action)
 
     next_value = rlfx.next_value(lambda obs: policy(params, h, positions(obs))[2], step, value)
-    advantage = rlfx.gae(step, value, next_value, gamma=GAMMA, lam=LAMBDA)
+    scaled = step.replace(reward=REWARD_SCALE * step.reward)
+    advantage = rlfx.gae(scaled, value, next_value, gamma=GAMMA, lam=LAMBDA)
 
     sample = Sample(obs, carry.state.time == 0, action, log_probs[action], advantage, advantage + value)
     return Carry(state, jnp.where(step.done, 0.0, h)), (sample, step.terminated)
@@ -102,7 +108,7 @@ def learn(params, h, t):
     return 0.25 * (value - sample.target) ** 2 - surrogate - ENTROPY * entropy, h
 
 
-def make_update(optimizer, *, length, batch, epochs=4, minibatches=4):
+def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATCHES):
     """``update((params, opt_state, carry), key) -> (..., falls per 1,000 steps)``."""
     rollout = rlfx.unroll(act, length=length, batch=batch)
     loss_fn = rlfx.compile(learn, length=length, batch=batch // minibatches)
@@ -127,25 +133,37 @@ def make_update(optimizer, *, length, batch, epochs=4, minibatches=4):
     return update
 
 
-def train(*, length=64, batch=64, updates=100, seed=0):
-    """Falls per 1,000 steps at each update, ``float32[updates]``."""
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3, eps=1e-5))
-    params_key, env_key, train_key = jax.random.split(jax.random.key(seed), 3)
-    params = init_params(params_key)
-    carry = Carry(jax.vmap(env.reset)(jax.random.split(env_key, batch)), jnp.zeros((batch, HIDDEN)))
-    update = make_update(optimizer, length=length, batch=batch)
-    train = jax.jit(lambda agent, keys: jax.lax.scan(update, agent, keys))
-    _, falls = train((params, optimizer.init(params), carry), jax.random.split(train_key, updates))
-    return falls
+class Agent(NamedTuple):
+    params: Any
+    opt_state: Any
+    carry: Carry
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=100)
-    args = parser.parse_args(argv)
-    falls = train(updates=args.updates)
-    print(f"falls per 1,000 steps {falls[0]:.1f} -> {falls[-10:].mean():.1f}")
+def greedy(agent, h, obs, key):
+    """The policy that is evaluated: its memory begins with zeros, as at every reset."""
+    h, log_probs, _ = policy(agent.params, h, positions(obs))
+    return jnp.argmax(log_probs).astype(jnp.int32), h
+
+
+def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN):
+    schedule = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule, eps=1e-5))
+    one = make_update(optimizer, length=length, batch=envs)
+
+    def init(key):
+        params_key, env_key = jax.random.split(key)
+        params = init_params(params_key, hidden)
+        state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
+        return Agent(params, optimizer.init(params), Carry(state, jnp.zeros((envs, hidden))))
+
+    def update(agent, key):
+        following, falls = one(agent, key)
+        return Agent(*following), {"falls per 1,000 steps": falls}
+
+    return Recipe(
+        "recurrent_ppo", env, init, update, greedy, updates, 5, 10, length * envs, BAR, memory=jnp.zeros(hidden)
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(make))

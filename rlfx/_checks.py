@@ -8,6 +8,8 @@ A :class:`Kind` says in words what it takes. A public function declares the kind
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import inspect
 import math
 import operator
@@ -16,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -105,14 +109,17 @@ def integer(least: int | None = None, most: int | None = None) -> Kind:
     return Kind(words, str(max(least or 0, 0)), take)
 
 
-def number(least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf) -> Kind:
-    """Finite real numbers of Python or NumPy in ``[least, most]``, as ``float``; no booleans."""
+def number(
+    least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf, infinite: bool = False
+) -> Kind:
+    """Real numbers of Python or NumPy in ``[least, most]``, finite unless said otherwise, as ``float``; no booleans."""
 
     def take(value: Any) -> float:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise TypeError
         x = float(value)
-        if not (math.isfinite(x) and least <= x <= most and x > above):
+        known = not math.isnan(x) if infinite else math.isfinite(x)
+        if not (known and least <= x <= most) or (math.isfinite(above) and x <= above):
             raise ValueError
         return x
 
@@ -121,8 +128,23 @@ def number(least: float = -math.inf, most: float = math.inf, *, above: float = -
     else:
         bounds = [f">= {least:g}"] * math.isfinite(least) + [f"> {above:g}"] * math.isfinite(above)
         bounds += [f"<= {most:g}"] * math.isfinite(most)
-        words = " ".join(["a finite number", " and ".join(bounds)]).strip()
+        words = " ".join(["a number" if infinite else "a finite number", " and ".join(bounds)]).strip()
     return Kind(words, f"{max(least, above + 1, min(1.0, most)):g}", take)
+
+
+def scalar(*, above: float = -math.inf, whole: bool = False) -> Kind:
+    """Finite real numbers, whole ones if asked for, and scalars of jax: where they are traced, their value is not known."""
+    known = integer(-INT32 - 1, INT32) if whole else number(above=above)
+    kinds = (np.integer,) if whole else (np.integer, np.floating)
+
+    def take(value: Any) -> Any:
+        if not isinstance(value, (jax.Array, np.ndarray)):
+            return known.take(value)
+        if value.shape != () or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+            raise TypeError
+        return value if isinstance(value, J.Tracer) else known.take(value.item())
+
+    return dataclasses.replace(known, take=take)
 
 
 def _boolean(value: Any) -> bool:
@@ -181,6 +203,72 @@ def each(kind: Kind, words: str, example: str) -> Kind:
         return tuple(map(kind.take, value))
 
     return Kind(words, example, take)
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def array(dims: int, what: str, *kinds: type, example: str = "jnp.arange(3)") -> Kind:
+    """Arrays of so many axes, of numbers of one of some kinds; lists of such numbers, too."""
+
+    def take(value: Any) -> Any:
+        if value is None:
+            raise TypeError
+        x = value if isinstance(value, (jax.Array, np.ndarray)) else jnp.asarray(value)
+        if x.ndim != dims or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
+            raise TypeError
+        return x
+
+    return Kind(what, example, take)
+
+
+def integers(dims: int, shape: str) -> Kind:
+    """Integer arrays."""
+    return array(dims, f"an array {shape} of integers", np.integer)
+
+
+def reals(dims: int, shape: str) -> Kind:
+    """Arrays of real numbers."""
+    return array(dims, f"an array {shape} of real numbers", np.integer, np.floating, example="jnp.ones(3)")
+
+
+def _arrays(value: Any) -> Any:
+    leaves = jax.tree.leaves(value)
+    known = [hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex)) for x in leaves]
+    if not leaves or not all(known) or any(isinstance(x, type) for x in leaves):
+        raise TypeError
+    if any(jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended) for x in leaves):
+        raise TypeError
+    for x in leaves:
+        if isinstance(x, int):
+            jnp.asarray(x)  # not every integer is one of jax's
+    return value
+
+
+ARRAYS = Kind("a pytree of arrays of numbers", '{"obs": jnp.zeros(4), "reward": jnp.float32(0)}', _arrays)
+
+
+def _key(value: Any) -> Any:
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or isinstance(value, np.generic):
+        raise TypeError
+    typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (typed or dtype == np.uint32) or np.shape(value) != (() if typed else (2,)):
+        raise TypeError
+    return value
+
+
+KEY = Kind("one key", "jax.random.key(0)", _key)
+
+
+# -- packages --------------------------------------------------------------------------------------------------------
+
+
+def installed(user: str, package: str, extra: str, error: type[RlfxError]) -> None:
+    """Raise ``error``, with the line that installs it, if ``user``, a function, needs a package that is not there."""
+    if importlib.util.find_spec(package) is None:
+        fix = f"pip install 'rlfx[{extra}]'"
+        raise error(located(f"{user} needs {package}, which is not installed.", fix=fix))
 
 
 # -- functions and objects -------------------------------------------------------------------------------------------

@@ -160,6 +160,17 @@ def bind(primitive: Primitive, params: dict, *args: Any) -> list:
     return list(outs) if primitive.multiple_results else [outs]
 
 
+def types_of(primitive: Primitive, params: dict, avals: Sequence) -> list | str | None:
+    """The types of an equation's outputs; as text what is wrong with its inputs; None where the primitive does not say."""
+    try:
+        outs, _ = primitive.abstract_eval(*avals, **params)
+    except (TypeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    except NotImplementedError:
+        return None
+    return list(outs) if primitive.multiple_results else [outs]
+
+
 # -- jaxprs ----------------------------------------------------------------------------------------------------------
 
 
@@ -443,9 +454,11 @@ def evaluate_dim(dim: Any, tau: Any, nu: Any) -> Any:
     """The value of a dimension at ``tau``, ``nu``: integers, or arrays of their dtype."""
     if not is_symbolic(dim):
         return dim
-    with jax.numpy_dtype_promotion("standard"):  # jax's constants are int64 where that is enabled
-        value = dim._evaluate({"tau": tau, "nu": nu})
     own = [x.dtype for x in (tau, nu) if hasattr(x, "dtype")]
+    if own:  # jax's constants are int64 where that is enabled, and its minima want one dtype
+        tau, nu = (x.astype(core.dim_value_dtype()) if hasattr(x, "astype") else x for x in (tau, nu))
+    with jax.numpy_dtype_promotion("standard"):
+        value = dim._evaluate({"tau": tau, "nu": nu})
     return value.astype(own[0]) if own and hasattr(value, "astype") else value
 
 
@@ -673,7 +686,9 @@ waits = tuple(
 )
 
 
+_trace_state_clean = getattr(core, "trace_state_clean", None)
+
+
 def tracing() -> bool:
     """Is jax tracing a function in this thread? If not, a named scope would reach nothing. True where unknown."""
-    clean = getattr(core, "trace_state_clean", lambda: False)
-    return not clean()
+    return _trace_state_clean is None or not _trace_state_clean()

@@ -47,6 +47,18 @@ class ProfileError(RlfxError):
     """A trace cannot be captured, read or attributed."""
 
 
+class TrainingError(RlfxError):
+    """A training loop cannot begin, go on, or resume."""
+
+
+class NotFiniteError(TrainingError):
+    """An update gave NaN. ``agent`` is the state before it, ``done`` the number of updates that led there."""
+
+    def __init__(self, message: str, agent: object = None, done: int = 0):
+        super().__init__(message)
+        self.agent, self.done = agent, done
+
+
 class EnvError(RlfxError):
     """An environment, its name or its arguments are not usable."""
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import rlfx
 import rlfx.profile
 import rlfx.transforms.incrementalize
+from tests import signatures_envs, signatures_place
 from tests.malformed import (
     ANY_FUNCTION,
     BROADCAST,
@@ -33,6 +34,8 @@ from tests.malformed import (
     Signature,
     takes,
 )
+from tests.signatures_envs import CARTPOLE, ENVS, RESETTING
+from tests.signatures_place import PLACE
 
 KEY = jax.random.key(0)
 
@@ -98,6 +101,7 @@ JAXPR = jax.make_jaxpr(batch_loss)(1.0, jnp.ones(6))
 F = {"f": program, "length": 4}
 PLAIN = {"params": jnp.float32(1.0), "carry": jnp.zeros(3)}
 CALLED = {**PLAIN, "key": KEY, "t0": 0}
+STATES = jax.vmap(RESETTING.reset)(jax.random.split(KEY, 3))
 EPOCHS = {
     "update": lambda c, x: (c, None),
     "carry": 0.0,
@@ -112,6 +116,7 @@ EPOCHS = {
 MESH = {"mesh": OPTIONAL, "mesh_axis": NAME}  # without a mesh the name is not looked for
 ITS_DEFAULT = takes("1", "its default, as if it was not given")
 A_KEY = takes("key", "a key")
+VALUE = BROADCAST | takes("True | np.bool_ | 1j | [1, 2, 3] | dict", "a pytree of numbers")
 NO_LEAVES = takes("None | () | {}", "no leaves, whose shapes could be wrong")
 LEVEL = takes("1 | np.int64", "one of the levels")
 DOMAIN = {"length": COUNT, "batch": COUNT | OPTIONAL, "until": OPTIONAL | FUNCTION}
@@ -124,6 +129,7 @@ PLAN = {
 POINT = {"params": KEYED, "carry": NO_LEAVES, "key": A_KEY | OPTIONAL}
 TIMES = takes("0 | 1 | -1 | np.int64", "any int32: it is the absolute time of the first timestep")
 ARGNUMS = NATURAL | takes("() | set | [1, 2, 3]", "positions; that there are such arguments is seen in the call")
+STORED = {"as_": NOTHING, "names": takes("()", "no names")}
 HOSTED = {"names": takes("()", "no names"), "min_bytes": NATURAL}
 CAPTURE = {"process": OPTIONAL | NAME, "python_tracer": FLAG, "host_level": LEVEL}
 
@@ -131,6 +137,8 @@ CAPTURE = {"process": OPTIONAL | NAME, "python_tracer": FLAG, "host_level": LEVE
 
 # fmt: off
 COMPILER = [
+    Signature("History", rlfx.History, {"capacity": 3, "like": jnp.zeros(2)},
+              {"capacity": COUNT, "batch": COUNT | OPTIONAL, "like": VALUE}),
     Signature("compile", rlfx.compile, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, **PROGRAM, **PLAN}),
     Signature("unroll", rlfx.unroll, F, {"f": FUNCTION, **DOMAIN, **PROGRAM}),
     Signature("reference", rlfx.reference, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, "loss": FLAG | OPTIONAL}),
@@ -145,6 +153,8 @@ COMPILER = [
     Signature("compiled.trace", COMPILED.trace, PLAIN, POINT),
     Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "measure": FLAG}),
     Signature("compiled.plan", COMPILED.plan, PLAIN, POINT),
+    Signature("compiled.physical", COMPILED.physical, PLAIN, POINT),
+    Signature("target", rlfx.target, {"name": "h200"}, {"name": OPTIONAL}),
     Signature("Plan", rlfx.Plan, {"form": "blocks", "block": 2},
               {"form": NOTHING, "block": COUNT, "environments": COUNT | OPTIONAL, "offload": BYTES | OPTIONAL, "cached": FLAG}),
     Signature("Plan.from_json", rlfx.Plan.from_json, {"text": rlfx.Plan().to_json()}, {"text": NOTHING}),
@@ -160,6 +170,9 @@ COMPILER = [
 
 TRANSFORMS = [
     Signature("vectorize", rlfx.vectorize, {"target": program}, {"target": FUNCTION, "over": NOTHING}),
+    Signature("remat", rlfx.remat, {"target": program, "every": 2}, {"target": FUNCTION, "every": COUNT}),
+    Signature("store", rlfx.store, {"x": jnp.ones(2), "as_": "bfloat16"}, STORED, ("x",)),
+    Signature("store of a program", rlfx.store, {"x": TRACED, "as_": "bfloat16"}, STORED, ("x",)),
     Signature("vectorize a program", rlfx.vectorize, {"target": TRACED}, {"over": NOTHING}),
     Signature("incrementalize", rlfx.incrementalize, {"target": batch_loss, "block_size": 2},
               {"target": ANY_FUNCTION, "over": OPTIONAL, "batch_argnums": ARGNUMS, "block_size": COUNT, "strict": FLAG}),
@@ -179,6 +192,18 @@ TRANSFORMS = [
               {"target": FUNCTION, **HOSTED, "batch_argnums": ITS_DEFAULT, "block_size": OPTIONAL, "blocks": OPTIONAL,
                "form": NOTHING}),
     Signature("offload of a program", rlfx.offload, {"target": TRACED, "min_bytes": 1}, HOSTED),
+    Signature("fuse_steps", rlfx.fuse_steps, {"env": RESETTING, "k": 3},
+              {"env": NOTHING, "k": COUNT, "policy": FUNCTION | OPTIONAL, "outputs": NOTHING, "backend": NOTHING,
+               "tile": COUNT | OPTIONAL}, ("env",)),
+    Signature("fuse_steps of a program", rlfx.fuse_steps, {"program": TRACED}, {"backend": NOTHING, "tile": COUNT | OPTIONAL},
+              ("program",)),
+    Signature("fused steps", shapes_of(rlfx.fuse_steps(RESETTING, 3, policy="random", backend="vmap")),
+              {"key": KEY, "states": STATES, "t0": 0, "b0": 0},
+              {"key": A_KEY, "states": NOTHING, "t0": TIMES, "b0": TIMES}, ("key", "states")),
+    Signature("supported", rlfx.transforms.fuse_steps.supported, {"env": CARTPOLE, "policy": "random"},
+              {"env": NOTHING, "policy": FUNCTION | OPTIONAL}),
+    Signature("tune", rlfx.transforms.fuse_steps.tune, {"make": lambda backend, tile: lambda x: x, "x": 1.0, "repeat": 1},
+              {"make": FUNCTION, "candidates": NOTHING, "repeat": COUNT}, ("make", "x")),
 ]
 
 PROFILE = [
@@ -204,6 +229,15 @@ LANGUAGE = [
     Signature("series", rlfx.series, lambda t: {"value": 1.0 * t}, {"value": KEYED}),
     Signature("series with ends", rlfx.series, lambda t: {"value": 1.0 * t, "start": 0.0, "end": 0.0},
               {"start": ENDS | OPTIONAL, "end": ENDS | OPTIONAL}),
+    Signature("window", lambda x, **given: x.window(**given), lambda t: {"x": rlfx.series(1.0 * t), "lo": -2, "hi": 3},
+              {"lo": takes("0 | 1 | -1 | np.int64", "below hi"), "hi": COUNT | takes("0 | -1", "above lo"), "fill": ENDS},
+              ("x",)),
+    Signature("lookup", lambda x, **given: x.lookup(**given), lambda t: {"x": rlfx.series(1.0 * t), "i": 1},
+              {"i": takes("0 | 1 | -1 | np.int64 | i32[5] | 2**40", "times: what an int32 can't hold is outside"),
+               "b": OPTIONAL | takes("0 | 1 | np.int64 | i32[5]", "environments"), "outside": NOTHING}, ("x",)),
+    *(Signature(name, getattr(rlfx, name), lambda t: {"a": t, "b": 3},
+                {"b": BROADCAST | takes("True | np.bool_ | 1j", "arrays, as in jnp.minimum")}, ("a", "b"))
+      for name in ("minimum", "maximum")),
     Signature("inputs", rlfx.inputs, lambda t: {"xs": jnp.ones((4, 3))}, {"xs": NO_LEAVES, "axes": NOTHING}),
     Signature("solve", rlfx.solve, lambda t: {"fn": lambda x: x[t - 1] + 1.0, "start": 0.0},
               {"fn": FUNCTION, "end": ENDS | OPTIONAL}),
@@ -226,18 +260,24 @@ LANGUAGE = [
     Signature("vtrace", rlfx.vtrace, lambda t: {**returns_of(t), "value": 0.0, "log_rho": 0.0},
               {"step": NOTHING,
                **dict.fromkeys(("value", "next_value", "log_rho", "gamma", "lam", "clip_rho", "clip_c"), BROADCAST)}),
+    Signature("retrace", rlfx.retrace, lambda t: {**returns_of(t), "q": 0.0, "log_rho": 0.0},
+              {"step": NOTHING, **dict.fromkeys(("q", "next_value", "log_rho", "gamma", "lam", "clip"), BROADCAST)}),
+    Signature("q_lambda", rlfx.q_lambda, lambda t: {**returns_of(t), "greedy": t > 1, "lam": 0.9},
+              {"step": NOTHING, "greedy": FLAG, **dict.fromkeys(("next_value", "gamma", "lam"), BROADCAST)}),
+    Signature("upgo", rlfx.upgo, lambda t: {**returns_of(t), "value": 0.0},
+              {"step": NOTHING, **dict.fromkeys(("value", "next_value", "gamma"), BROADCAST)}),
 ]
 # fmt: on
 
-SIGNATURES = [*COMPILER, *TRANSFORMS, *PROFILE, *LANGUAGE]
+SIGNATURES = [*COMPILER, *TRANSFORMS, *PROFILE, *LANGUAGE, *ENVS, *PLACE]
 
-#: Public names whose malformed calls are elsewhere, or are no calls.
+#: Public names that are no calls, or are made by others.
 ELSEWHERE = {
-    "History": "tests of histories",
+    **signatures_envs.ELSEWHERE,
+    **signatures_place.ELSEWHERE,
+    "Moments": "tests/test_moments.py",
+    "normalize": "tests/test_moments.py",
     "Shared": "wraps anything",
-    "minimum": "index expressions, and arrays as jnp.minimum",
-    "maximum": "index expressions, and arrays as jnp.maximum",
-    "fuse_steps": "tests/transforms/test_fuse_steps.py",
     "ProfileWarning": "a warning",
     "Report": "made by read",
     "Sampled": "made by sampled",

@@ -15,7 +15,8 @@ def run(program: str) -> str:
 def test_packages_are_imported_where_they_are_named():
     program = """
 import sys, rlfx
-heavy = {"flax", "optax", "brax", "gymnax", "scipy", "rlfx.envs", "rlfx.place", "rlfx.profile"}
+heavy = {"flax", "optax", "chex", "brax", "gymnax", "scipy.optimize", "networkx", "matplotlib", "orbax"}
+heavy |= {"rlfx.envs", "rlfx.place", "rlfx.profile", "rlfx.training"}
 print(sorted(heavy & set(sys.modules)), rlfx.profile.read.__name__, rlfx.place.assign.__name__, callable(rlfx.envs.make))
 """
     assert run(program) == "[] read assign True"
@@ -24,4 +25,4 @@ print(sorted(heavy & set(sys.modules)), rlfx.profile.read.__name__, rlfx.place.a
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="module 'rlfx' has no attribute 'enws'"):
         rlfx.enws  # noqa: B018
-    assert {"compile", "envs", "place", "profile"} <= set(dir(rlfx))
+    assert {"compile", "envs", "place", "profile", "training"} <= set(dir(rlfx))

@@ -9,6 +9,8 @@ import jax
 import pytest
 
 import rlfx
+import rlfx.envs
+import rlfx.place
 import rlfx.profile
 from rlfx import errors
 from tests.signatures import ELSEWHERE, SIGNATURES
@@ -18,6 +20,12 @@ from tests.signatures import ELSEWHERE, SIGNATURES
 def usual_promotion():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """Calls that are accepted may write."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("signature", SIGNATURES, ids=lambda s: s.name)
@@ -37,9 +45,8 @@ def test_what_is_accepted_is_accepted_on_purpose(signature):
 
 
 def test_every_public_function_has_its_malformed_calls():
-    public = {n for n, v in vars(rlfx).items() if not n.startswith("_") and not inspect.ismodule(v)} | set(
-        rlfx.profile.__all__
-    )
+    own = {n for n, v in vars(rlfx).items() if not n.startswith("_") and not inspect.ismodule(v)}
+    public = own.union(*(package.__all__ for package in (rlfx.profile, rlfx.envs, rlfx.place)))
     assert public <= {s.name for s in SIGNATURES} | set(ELSEWHERE)
     count = sum(len(list(s.malformed())) for s in SIGNATURES)
     assert count >= 2_000, count

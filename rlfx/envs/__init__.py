@@ -2,12 +2,14 @@
 
 from rlfx.envs import spaces
 from rlfx.envs.acrobot import Acrobot
+from rlfx.envs.actions import rescale_action
 from rlfx.envs.base import STEP_SCOPE, Environment, Spaces, Step
 from rlfx.envs.brax import BraxEnvironment
 from rlfx.envs.breakout import Breakout
 from rlfx.envs.cartpole import CartPole, ParametricCartPole
 from rlfx.envs.catch import Catch
 from rlfx.envs.episodes import Wrapper, auto_reset, stop_gradient, time_limit
+from rlfx.envs.evaluation import Evaluation, evaluate
 from rlfx.envs.gymnasium import GymnasiumEnvironment
 from rlfx.envs.gymnax import GymnaxEnvironment
 from rlfx.envs.mountain_car import MountainCar, MountainCarContinuous
@@ -36,6 +38,7 @@ __all__ = [
     "CartPole",
     "Catch",
     "Environment",
+    "Evaluation",
     "GymnasiumEnvironment",
     "GymnaxEnvironment",
     "MountainCar",
@@ -54,6 +57,7 @@ __all__ = [
     "clip_action",
     "clip_reward",
     "episode_statistics",
+    "evaluate",
     "fast_prng",
     "frame_stack",
     "list_envs",
@@ -62,6 +66,7 @@ __all__ = [
     "normalize_reward",
     "random_rollout",
     "render",
+    "rescale_action",
     "save_frames",
     "save_gif",
     "spaces",

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import POSITIVE
+from rlfx.envs.base import ABOVE_ZERO, Environment, Step, parameter
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.envs.trigonometry import cos, sin, sin_cos, wrap_angle
 
@@ -37,10 +38,10 @@ class Acrobot(Environment):
       -1.0
     """
 
-    dt: float = 0.2
-    max_vel_1: float = 4 * math.pi
-    max_vel_2: float = 9 * math.pi
-    max_steps_in_episode: int = 500
+    dt: float = parameter(0.2, ABOVE_ZERO)
+    max_vel_1: float = parameter(4 * math.pi, ABOVE_ZERO)
+    max_vel_2: float = parameter(9 * math.pi, ABOVE_ZERO)
+    max_steps_in_episode: int = parameter(500, POSITIVE)
 
     name = "Acrobot-v1"
     action_space = Discrete(3)

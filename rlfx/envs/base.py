@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import KEY, Kind, expect, instance, scalar
 from rlfx.envs.spaces import Box, Discrete, Space, is_space
 from rlfx.errors import EnvError, located
 
@@ -43,12 +44,25 @@ class Step:
         """Whether the episode ended here, either way; ``bool[()]``."""
         return self.terminated | self.truncated
 
+    def replace(self, **changes: Any) -> Step:
+        """This step with other values for some fields: ``step.replace(reward=0.1 * step.reward)``."""
+        return dataclasses.replace(self, **changes)
+
 
 class Spaces(NamedTuple):
     """The observation and the action space of an environment."""
 
     observation: Space
     action: Space
+
+
+REAL = scalar()
+ABOVE_ZERO = scalar(above=0)
+
+
+def parameter(default: Any, kind: Kind) -> Any:
+    """A field of an environment that is a dataclass: what it is by default, and the kind that it must be of."""
+    return dataclasses.field(default=default, metadata={"kind": kind})
 
 
 class Environment(abc.ABC):
@@ -72,6 +86,13 @@ class Environment(abc.ABC):
     resets: bool = False
     """Whether the step that ends an episode begins the next one (``auto_reset`` does; say so if yours does)."""
 
+    def __post_init__(self):
+        """Of a dataclass: every parameter is of its kind."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if kind := field.metadata.get("kind"):
+                value = expect(field.name, getattr(self, field.name), kind, EnvError, of=type(self).__name__)
+                object.__setattr__(self, field.name, value)
+
     @property
     def spaces(self) -> Spaces:
         """The observation and the action space."""
@@ -93,8 +114,9 @@ class Environment(abc.ABC):
         """One step: ``(next state, Step)``. ``key`` is used once, ``action`` is a value of ``action_space``.
 
         Raises:
-          EnvError: the action has the wrong shape or dtype, or is a concrete value outside the space.
+          EnvError: the key is none, or the action has the wrong shape or dtype, or is a concrete value outside the space.
         """
+        key = expect("key", key, KEY, EnvError, of=f"{self.name}: step")
         action = checked_action(self, action)
         with jax.named_scope(STEP_SCOPE):
             return self.transition(key, state, action)
@@ -113,7 +135,7 @@ def checked_action(env: Any, action: Any) -> Any:
 def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
     try:
         action = jnp.asarray(action)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         fact = f"{name}: the action is {type(action).__name__} ({action!r}), not an array."
         raise EnvError(located(fact, fix=f"Give a value of {space}.")) from None
     kinds = [np.integer] if isinstance(space, Discrete) else [np.integer, np.floating]
@@ -132,16 +154,13 @@ def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
     return action
 
 
-def checked_environment(user: str, env: Any) -> None:
-    """Raise EnvError if what ``user``, a function, was given is no environment."""
-    if not isinstance(env, Environment):
-        fact = f"{user} of {type(env).__name__} ({env!r}), which is no environment."
-        raise EnvError(located(fact, fix="Give what rlfx.envs.make returns, or an rlfx.envs.Environment."))
+_ENVIRONMENT = instance(Environment, "an environment", 'rlfx.envs.make("CartPole-v1")')
 
 
-def whole(n: Any, least: int) -> bool:
-    """Whether ``n`` is a whole number, at least ``least``."""
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool) and bool(n >= least)
+def checked_environment(user: str, env: Any) -> Any:
+    """The environment that ``user``, a function, was given; an EnvError if it is none."""
+    fix = "Give what rlfx.envs.make returns, or an rlfx.envs.Environment."
+    return expect("env", env, _ENVIRONMENT, EnvError, of=user, fix=fix)
 
 
 def no_such(fact: str, name: str, names: Iterable[str], otherwise: str) -> EnvError:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx._checks import POSITIVE, TEXT, Kind, expect, installed, one_of, optional, shown
 from rlfx.envs.base import Environment, Step, no_such, strong
 from rlfx.envs.episodes import time_limit
 from rlfx.envs.gymnax import _as_gymnax_expects
@@ -35,6 +36,15 @@ def _envs() -> Any:
     return brax.envs
 
 
+def _resets(env: Any) -> Any:
+    if isinstance(env, type) or not all(hasattr(env, name) for name in ("reset", "step", "action_size")):
+        raise TypeError
+    return env
+
+
+_BRAX = Kind("an environment of brax", 'brax.envs.get_environment("ant")', _resets)
+
+
 class BraxEnvironment(Environment):
     """A brax environment without brax's training wrappers, which fail with typed keys under ``scan``.
 
@@ -48,6 +58,8 @@ class BraxEnvironment(Environment):
     """
 
     def __init__(self, name: str, env: Any):
+        name = expect("name", name, TEXT, EnvError, of="BraxEnvironment")
+        expect("env", env, _BRAX, EnvError, of="BraxEnvironment")
         self.name, self.env = f"brax/{name}", env
         with _as_brax_expects():
             state = jax.eval_shape(env.reset, jax.random.key(0))
@@ -94,13 +106,16 @@ def make(name: str, *, backend: str | None = None, episode_length: int = 1000, *
     Raises:
       EnvError: brax is not installed, or has no such environment.
     """
-    if importlib.util.find_spec("brax") is None:
-        raise EnvError(located(f"brax/{name} needs brax, which is not installed.", fix="pip install 'rlfx[envs]'"))
+    installed(f"brax/{name}", "brax", "envs", EnvError)
     if name not in available():
         raise no_such(f"brax has no environment {name!r}.", name, available(), f"It has {', '.join(available())}.")
-    if backend not in (None, *BACKENDS):
-        raise EnvError(located(f"brax/{name}: there is no backend {backend!r}.", fix=f"Use one of {BACKENDS}."))
+    backend = expect("backend", backend, optional(one_of(*BACKENDS)), EnvError, of=f"brax/{name}")
+    episode_length = expect("episode_length", episode_length, POSITIVE, EnvError, of=f"brax/{name}")
     options = kwargs if backend is None else {**kwargs, "backend": backend}
-    with _as_brax_expects():
-        env = _envs().get_environment(name, **options)
+    try:
+        with _as_brax_expects():
+            env = _envs().get_environment(name, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        fact = f"brax/{name} does not take {', '.join(f'{k}={shown(v)}' for k, v in options.items())}: {error}"
+        raise EnvError(located(fact, fix="Its parameters are those of the class in brax.envs.")) from error
     return time_limit(BraxEnvironment(name, env), episode_length)

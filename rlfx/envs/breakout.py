@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcasted_iota
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import POSITIVE
+from rlfx.envs.base import Environment, Step, parameter
 from rlfx.envs.spaces import Box, Discrete
 
 _WALL = (1 << 30) - 1  # bit 10 * (row - 1) + column, rows 1 to 3: where bricks can be
@@ -47,7 +48,7 @@ class Breakout(Environment):
       Array([ 1.,  1.,  1., 30.], dtype=float32)
     """
 
-    max_steps_in_episode: int = 1000
+    max_steps_in_episode: int = parameter(1000, POSITIVE)
 
     name = "Breakout-MinAtar"
     observation_space = Box(0.0, 1.0, (10, 10, 4))

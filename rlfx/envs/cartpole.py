@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import POSITIVE
+from rlfx.envs.base import ABOVE_ZERO, REAL, Environment, Step, parameter
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.envs.trigonometry import sin_cos
-from rlfx.errors import EnvError, located
 
 
 @jax.tree_util.register_dataclass
@@ -37,15 +37,15 @@ class CartPole(Environment):
       (4,)
     """
 
-    gravity: float = 9.8
-    masscart: float = 1.0
-    masspole: float = 0.1
-    length: float = 0.5
-    force_mag: float = 10.0
-    tau: float = 0.02
-    theta_threshold_radians: float = 12 * 2 * math.pi / 360
-    x_threshold: float = 2.4
-    max_steps_in_episode: int = 500
+    gravity: float = parameter(9.8, REAL)
+    masscart: float = parameter(1.0, ABOVE_ZERO)
+    masspole: float = parameter(0.1, ABOVE_ZERO)
+    length: float = parameter(0.5, ABOVE_ZERO)
+    force_mag: float = parameter(10.0, REAL)
+    tau: float = parameter(0.02, ABOVE_ZERO)
+    theta_threshold_radians: float = parameter(12 * 2 * math.pi / 360, ABOVE_ZERO)
+    x_threshold: float = parameter(2.4, ABOVE_ZERO)
+    max_steps_in_episode: int = parameter(500, POSITIVE)
 
     name = "CartPole-v1"
     action_space = Discrete(2)
@@ -117,16 +117,11 @@ class ParametricCartPole(Environment):
       (8,)
     """
 
-    compute_factor: int = 1
-    state_factor: int = 1
+    compute_factor: int = parameter(1, POSITIVE)
+    state_factor: int = parameter(1, POSITIVE)
 
     name = "CartPole-parametric"
     action_space = Discrete(2)
-
-    def __post_init__(self):
-        if min(self.compute_factor, self.state_factor) < 1:
-            fact = f"compute_factor={self.compute_factor}, state_factor={self.state_factor}."
-            raise EnvError(located(fact, fix="Both factors are at least 1."))
 
     @property
     def cartpole(self) -> CartPole:

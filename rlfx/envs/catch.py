@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.lax import broadcasted_iota
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import INT32, POSITIVE, integer
+from rlfx.envs.base import Environment, Step, parameter
 from rlfx.envs.spaces import Box, Discrete
 
 
@@ -44,9 +45,9 @@ class Catch(Environment):
       Array(2., dtype=float32)
     """
 
-    rows: int = 10
-    columns: int = 5
-    max_steps_in_episode: int = 1000
+    rows: int = parameter(10, integer(2, INT32))
+    columns: int = parameter(5, POSITIVE)
+    max_steps_in_episode: int = parameter(1000, POSITIVE)
 
     name = "Catch-bsuite"
     action_space = Discrete(3)

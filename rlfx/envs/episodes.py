@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step, checked_environment, whole
+from rlfx._checks import POSITIVE, expect, one_of
+from rlfx.envs.base import Environment, Step, checked_environment
 from rlfx.errors import EnvError, located
 
 
@@ -164,10 +165,9 @@ def auto_reset(env: Environment, *, reset: str = "fresh", cache: int = 1, ratio:
       (True, 0)
     """
     checked_environment("auto_reset", env)
-    if reset not in _RESETS or not all(whole(n, 1) for n in (cache, ratio)):
-        fact = f"auto_reset does not know reset={reset!r}, cache={cache!r}, ratio={ratio!r}."
-        fix = 'Use reset="fresh", reset="cached" with cache >= 1, or reset="optimistic" with ratio >= 1.'
-        raise EnvError(located(fact, fix=fix))
+    reset = expect("reset", reset, one_of(*_RESETS), EnvError, of="auto_reset")
+    cache = expect("cache", cache, POSITIVE, EnvError, of="auto_reset")
+    ratio = expect("ratio", ratio, POSITIVE, EnvError, of="auto_reset")
     if env.resets and not hasattr(env, "with_auto_reset"):
         fact = f"auto_reset: {env.name} begins new episodes by itself already."
         raise EnvError(located(fact, fix=f"Leave it out, or begin with make({env.name!r}, auto_reset=False)."))
@@ -244,7 +244,7 @@ def time_limit(env: Environment, steps: int) -> Environment:
     Of an environment that resets itself, the limit goes beneath the reset: what is cut off begins anew.
 
     Raises:
-      EnvError: ``steps`` is not a positive whole number, or there is no way beneath the reset.
+      EnvError: ``steps`` is not a positive integer, or there is no way beneath the reset.
 
     Example:
       >>> from rlfx.envs import make
@@ -254,10 +254,9 @@ def time_limit(env: Environment, steps: int) -> Environment:
       (True, 1)
     """
     checked_environment("time_limit", env)
-    if not whole(steps, 1):
-        raise EnvError(located(f"time_limit of {steps!r} steps.", fix="An episode has at least one step."))
+    steps = expect("steps", steps, POSITIVE, EnvError, of="time_limit")
     if not env.resets:
-        return _TimeLimit(env, int(steps))
+        return _TimeLimit(env, steps)
     if isinstance(env, _Reset) or (isinstance(env, Wrapper) and env.same_steps):
         return dataclasses.replace(env, env=time_limit(env.env, steps))
     fact = f"time_limit of {type(env).__name__}, which begins new episodes by itself: they would go on past the limit."

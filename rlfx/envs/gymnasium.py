@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
+from rlfx._checks import BOOLEAN, TEXT, expect, installed, shown
 from rlfx.envs.base import Environment, Step
 from rlfx.envs.spaces import Box, Discrete, is_space
 from rlfx.errors import EnvError, located
@@ -41,6 +43,10 @@ class GymnasiumEnvironment(Environment):
       resets: begin a new episode on the host in the step in which the last one ended.
       **kwargs: passed to ``gymnasium.make``.
 
+    Raises:
+      EnvError: gymnasium is not installed, has no such environment, or a dependency of it is missing; or it does not take
+        the parameters.
+
     Example:
       >>> env = GymnasiumEnvironment("CartPole-v1", resets=True)
       >>> env.observation_space.shape, env.action_space.n
@@ -48,11 +54,10 @@ class GymnasiumEnvironment(Environment):
     """
 
     def __init__(self, name: str, *, resets: bool = False, **kwargs: Any):
-        import gymnasium
-
+        name = expect("name", name, TEXT, EnvError, of="GymnasiumEnvironment")
+        resets = expect("resets", resets, BOOLEAN, EnvError, of=f"gymnasium/{name}")
         self.name, self.resets, self.kwargs = name, resets, kwargs
-        self._make = lambda: gymnasium.make(name, **kwargs)
-        one = self._make()
+        self._make, one = _maker(name, kwargs)
         self.observation_space, self.action_space = _space(one.observation_space), _space(one.action_space)
         one.close()
         self._envs: list = []
@@ -183,19 +188,25 @@ def available() -> tuple[str, ...]:
 
 
 def make(name: str, **kwargs: Any) -> GymnasiumEnvironment:
-    """The gymnasium environment ``name``.
+    """The gymnasium environment ``name``; see :class:`GymnasiumEnvironment`."""
+    return GymnasiumEnvironment(name, **kwargs)
 
-    Raises:
-      EnvError: gymnasium is not installed, has no such environment, or a dependency of it is missing.
-    """
-    if importlib.util.find_spec("gymnasium") is None:
-        fact = f"gymnasium/{name} needs gymnasium, which is not installed."
-        raise EnvError(located(fact, fix="pip install 'rlfx[gymnasium]'"))
+
+def _maker(name: str, kwargs: dict[str, Any]) -> tuple[Callable[[], Any], Any]:
+    """A function that makes environments on the host, and the first that it made."""
+    installed(f"gymnasium/{name}", "gymnasium", "gymnasium", EnvError)
     import gymnasium
 
+    def host() -> Any:
+        return gymnasium.make(name, **kwargs)
+
     try:
-        return GymnasiumEnvironment(name, **kwargs)
+        return host, host()
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise EnvError(located(f"gymnasium/{name}: {error}", fix="pip install the package it names.")) from error
     except gymnasium.error.UnregisteredEnv as error:
         raise EnvError(located(f"gymnasium/{name}: {error}", fix="See rlfx.envs.list_envs().")) from error
+    except (gymnasium.error.Error, TypeError, ValueError, AssertionError) as error:
+        given = ", ".join(f"{k}={shown(v)}" for k, v in kwargs.items())
+        fact = f"gymnasium/{name} does not take {given or 'to be made'}: {error}"
+        raise EnvError(located(fact, fix=f"Its parameters are those of gymnasium.make({name!r}).")) from error

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import BOOLEAN, Kind, expect, installed, optional, scalar, shown
 from rlfx.envs.base import Environment, Step, no_such, strong
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.errors import EnvError, located
@@ -26,6 +27,15 @@ class ObservedState:
 
     inner: Any
     obs: Any
+
+
+def _steps(env: Any) -> Any:
+    if not all(callable(getattr(env, name, None)) for name in ("reset_env", "step_env")):
+        raise TypeError
+    return env
+
+
+_GYMNAX = Kind("an environment of gymnax", "env", _steps)
 
 
 @contextlib.contextmanager
@@ -66,6 +76,12 @@ class GymnaxEnvironment(Environment):
     """
 
     def __init__(self, env: Any, params: Any = None, *, store_observation: bool | None = None):
+        expect("env", env, _GYMNAX, EnvError, of="GymnaxEnvironment", fix='Give gymnax.make("CartPole-v1")[0].')
+        stored = optional(BOOLEAN)
+        store_observation = expect("store_observation", store_observation, stored, EnvError, of="GymnaxEnvironment")
+        if params is not None and type(params) is not type(env.default_params):
+            fact = f"GymnaxEnvironment: params of {env.name} is {shown(params)}."
+            raise EnvError(located(fact, fix="Give env.default_params.replace(...), or None."))
         self.env = env
         self.params = env.default_params if params is None else params
         self.name = env.name
@@ -133,18 +149,29 @@ def make(name: str, **kwargs: Any) -> GymnaxEnvironment:
     Raises:
       EnvError: gymnax is not installed, or refuses the arguments.
     """
-    if importlib.util.find_spec("gymnax") is None:
-        fact = f"{name} comes from gymnax, which is not installed."
-        raise EnvError(located(fact, fix="pip install 'rlfx[envs]'"))
+    installed(name, "gymnax", "envs", EnvError)
     if name not in available():
         raise no_such(f"gymnax has no environment {name!r}.", name, available(), f"It has {', '.join(available())}.")
     import gymnax
 
     with _as_gymnax_expects():
-        fields = {f.name for f in dataclasses.fields(gymnax.make(name)[1])}
+        default = gymnax.make(name)[1]
+    fields = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+    given = {k: expect(k, v, _kind(fields[k]), EnvError, of=name) for k, v in kwargs.items() if k in fields}
     try:
         with _as_gymnax_expects():
             env, params = gymnax.make(name, **{k: v for k, v in kwargs.items() if k not in fields})
     except TypeError as error:
         raise EnvError(located(f"{name}: {error}", fix=f"Its parameters are {', '.join(sorted(fields))}.")) from error
-    return GymnaxEnvironment(env, params.replace(**{k: v for k, v in kwargs.items() if k in fields}))
+    return GymnaxEnvironment(env, params.replace(**given))
+
+
+def _kind(default: Any) -> Kind:
+    """What a parameter takes, by its default: gymnax itself takes anything, and fails in the first step."""
+    if isinstance(default, bool):
+        return BOOLEAN
+    if isinstance(default, int):
+        return scalar(whole=True)
+    if isinstance(default, float):
+        return scalar()
+    return Kind("a parameter of gymnax's", repr(default), lambda value: value)

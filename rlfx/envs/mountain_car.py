@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import POSITIVE
+from rlfx.envs.base import ABOVE_ZERO, REAL, Environment, Step, parameter
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.envs.trigonometry import cos
 
@@ -25,11 +26,11 @@ class MountainCarState:
 
 @dataclasses.dataclass(frozen=True)
 class _Valley(Environment):
-    min_position: float = -1.2
-    max_position: float = 0.6
-    max_speed: float = 0.07
-    gravity: float = 0.0025
-    goal_velocity: float = 0.0
+    min_position: float = parameter(-1.2, REAL)
+    max_position: float = parameter(0.6, REAL)
+    max_speed: float = parameter(0.07, ABOVE_ZERO)
+    gravity: float = parameter(0.0025, REAL)
+    goal_velocity: float = parameter(0.0, REAL)
 
     @property
     def observation_space(self) -> Box:
@@ -62,9 +63,9 @@ class MountainCar(_Valley):
       -1.0
     """
 
-    goal_position: float = 0.5
-    force: float = 0.001
-    max_steps_in_episode: int = 200
+    goal_position: float = parameter(0.5, REAL)
+    force: float = parameter(0.001, REAL)
+    max_steps_in_episode: int = parameter(200, POSITIVE)
 
     name = "MountainCar-v0"
     action_space = Discrete(3)
@@ -86,9 +87,9 @@ class MountainCarContinuous(_Valley):
       -0.1
     """
 
-    goal_position: float = 0.45
-    power: float = 0.0015
-    max_steps_in_episode: int = 999
+    goal_position: float = parameter(0.45, REAL)
+    power: float = parameter(0.0015, REAL)
+    max_steps_in_episode: int = parameter(999, POSITIVE)
 
     name = "MountainCarContinuous-v0"
     action_space = Box(-1.0, 1.0, (1,))

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import POSITIVE
+from rlfx.envs.base import ABOVE_ZERO, REAL, Environment, Step, parameter
 from rlfx.envs.spaces import Box
 from rlfx.envs.trigonometry import sin, sin_cos, wrap_angle
 
@@ -35,13 +36,13 @@ class Pendulum(Environment):
       True
     """
 
-    max_speed: float = 8.0
-    max_torque: float = 2.0
-    dt: float = 0.05
-    g: float = 10.0
-    m: float = 1.0
-    l: float = 1.0
-    max_steps_in_episode: int = 200
+    max_speed: float = parameter(8.0, ABOVE_ZERO)
+    max_torque: float = parameter(2.0, ABOVE_ZERO)
+    dt: float = parameter(0.05, ABOVE_ZERO)
+    g: float = parameter(10.0, REAL)
+    m: float = parameter(1.0, ABOVE_ZERO)
+    l: float = parameter(1.0, ABOVE_ZERO)
+    max_steps_in_episode: int = parameter(200, POSITIVE)
 
     name = "Pendulum-v1"
 

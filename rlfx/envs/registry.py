@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from rlfx._checks import BOOLEAN, expect
 from rlfx.envs import brax, episodes, gymnasium, gymnax
 from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import Environment, no_such
@@ -66,6 +67,8 @@ def make(name: str, auto_reset: bool = True, differentiable: bool = False, **kwa
       rlfx.errors.EnvError: There is no environment 'CartPol-v1'.
         Fix: Did you mean 'CartPole-v1'...
     """
+    auto_reset = expect("auto_reset", auto_reset, BOOLEAN, EnvError, of="make")
+    differentiable = expect("differentiable", differentiable, BOOLEAN, EnvError, of="make")
     env = _bare(name, kwargs)
     if auto_reset:
         env = episodes.auto_reset(env)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlfx.envs.base import Environment
+from rlfx._checks import KEY, PATH, POSITIVE, Kind, expect, function, installed, number, optional
+from rlfx.envs.base import Environment, checked_environment
 from rlfx.envs.spaces import sample
-from rlfx.errors import EnvError, located
+from rlfx.errors import EnvError
+
+_FPS = number(above=0)
+_POLICY = optional(function("key", "obs"))
+
+
+def _pictures(value: Any) -> list[np.ndarray]:
+    frames = [np.asarray(frame) for frame in value]
+    if not frames or any(f.dtype != np.uint8 or f.ndim != 3 or f.shape[2] != 3 or not f.size for f in frames):
+        raise TypeError
+    return frames
+
+
+def _pictured(value: Any) -> Any:
+    if Path(PATH.take(value)).suffix not in (".gif", ".png", ".webp"):
+        raise ValueError
+    return value
+
+
+_PICTURE = Kind("a path that ends in .gif, .png or .webp", '"episode.gif"', _pictured)
+_FRAMES = Kind("pictures, uint8[H, W, 3]", "[render(env, state)]", _pictures)
 
 
 def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
@@ -23,7 +43,7 @@ def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
     the observation, anything else as a bar chart of the observation.
 
     Raises:
-      EnvError: matplotlib is not installed.
+      EnvError: no environment or no size, or matplotlib is not installed.
 
     Example:
       >>> from rlfx.envs import make
@@ -31,8 +51,9 @@ def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
       >>> render(env, env.reset(jax.random.key(0)), size=64).shape
       (64, 64, 3)
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EnvError(located("render needs matplotlib, which is not installed.", fix="pip install 'rlfx[plots]'"))
+    checked_environment("render", env)
+    size = expect("size", size, POSITIVE, EnvError, of="render")
+    installed("render", "matplotlib", "plots", EnvError)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,6 +84,9 @@ def save_gif(
 
     A path that ends in ``.png`` gets the last picture.
 
+    Raises:
+      EnvError: an argument is not of its kind, or matplotlib or pillow is not installed.
+
     Example:
       >>> import tempfile
       >>> from rlfx.envs import make
@@ -71,7 +95,20 @@ def save_gif(
       ...     path.stat().st_size > 0
       True
     """
-    act = policy or (lambda key, obs: sample(env.action_space, key))
+    checked_environment("save_gif", env)
+    expect("path", path, _PICTURE, EnvError, of="save_gif")
+    expect("key", key, KEY, EnvError, of="save_gif")
+    expect("policy", policy, _POLICY, EnvError, of="save_gif")
+    steps, size = (expect(k, v, POSITIVE, EnvError, of="save_gif") for k, v in (("steps", steps), ("size", size)))
+    fps = expect("fps", fps, _FPS, EnvError, of="save_gif")
+    installed("save_gif", "PIL", "plots", EnvError)
+    states = _played(env, key, policy or (lambda key, obs: sample(env.action_space, key)), steps)
+    frames = [render(env, jax.tree.map(lambda x, t=t: x[t], states), size=size) for t in range(steps)]
+    return save_frames(frames, path, fps=fps)
+
+
+def _played(env: Environment, key: jax.Array, act: Callable, steps: int) -> Any:
+    """The states that a policy leads through, leaves ``[steps, ...]``."""
 
     def body(state, key):
         key_action, key_step = jax.random.split(key)
@@ -79,20 +116,26 @@ def save_gif(
         return state, state
 
     first, keys = jax.random.split(key)
-    _, states = jax.lax.scan(body, env.reset(first), jax.random.split(keys, steps))
-    frames = [render(env, jax.tree.map(lambda x, t=t: x[t], states), size=size) for t in range(steps)]
-    return save_frames(frames, path, fps=fps)
+    return jax.lax.scan(body, env.reset(first), jax.random.split(keys, steps))[1]
 
 
 def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30) -> Path:
-    """Pictures ``uint8[H, W, 3]`` as an animated GIF, or the last one as a PNG."""
+    """Pictures ``uint8[H, W, 3]`` as an animated GIF, or the last one as a PNG.
+
+    Raises:
+      EnvError: an argument is not of its kind, or pillow is not installed.
+    """
+    frames = expect("frames", frames, _FRAMES, EnvError, of="save_frames")
+    expect("path", path, _PICTURE, EnvError, of="save_frames")
+    fps = expect("fps", fps, _FPS, EnvError, of="save_frames")
+    installed("save_frames", "PIL", "plots", EnvError)
     from PIL import Image
 
     path, images = Path(path), [Image.fromarray(f) for f in frames]
     if path.suffix == ".png":
         images[-1].save(path)
     else:
-        images[0].save(path, save_all=True, append_images=images[1:], duration=1000 // fps, loop=0)
+        images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
     return path
 
 

@@ -10,7 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import KEY, POSITIVE, Kind, each, expect, integer
+from rlfx.errors import EnvError, located
+
 _INT32, _FLOAT32 = np.dtype("int32"), np.dtype("float32")
+_SHAPE = each(integer(0), "a shape", "(3,)")
+
+
+def _dtype(words: str, example: str, *kinds: type) -> Kind:
+    def take(value: Any) -> Any:
+        if not isinstance(value, (str, type, np.dtype)) or not any(jnp.issubdtype(np.dtype(value), k) for k in kinds):
+            raise TypeError
+        return value
+
+    return Kind(words, example, take)
+
+
+_INTEGERS = _dtype("an integer dtype", "jnp.int32", np.integer)
+_NUMBERS = _dtype("a dtype of real numbers", "jnp.float32", np.integer, np.floating, np.bool_)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +43,10 @@ class Discrete:
     n: int
     dtype: Any = _INT32
     shape: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for field, kind in (("n", POSITIVE), ("dtype", _INTEGERS), ("shape", _SHAPE)):
+            object.__setattr__(self, field, expect(field, getattr(self, field), kind, EnvError, of="Discrete"))
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One value, uniformly (for ``n > 1``, from one 32-bit draw: probabilities differ by at most ``n / 2^16``)."""
@@ -55,9 +76,19 @@ class Box:
     dtype: Any = _FLOAT32
 
     def __post_init__(self):
+        for field, kind in (("shape", _SHAPE), ("dtype", _NUMBERS)):
+            object.__setattr__(self, field, expect(field, getattr(self, field), kind, EnvError, of="Box"))
+        bound = Kind(f"numbers that broadcast to {self.shape}", "0.0", self._bound)
         for field in ("low", "high"):
-            value = np.broadcast_to(np.asarray(getattr(self, field)).astype(self.dtype), self.shape)
-            object.__setattr__(self, field, value)
+            object.__setattr__(self, field, expect(field, getattr(self, field), bound, EnvError, of="Box"))
+        if not (self.low <= self.high).all():
+            raise EnvError(located(f"{self!r} holds nothing: low exceeds high.", fix="Give low <= high."))
+
+    def _bound(self, value: Any) -> np.ndarray:
+        x = np.asarray(value)
+        if (x.dtype.kind not in "bifu" and not jnp.issubdtype(x.dtype, jnp.floating)) or np.isnan(x).any():
+            raise TypeError
+        return np.broadcast_to(x.astype(self.dtype), self.shape)
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One value: uniform where both bounds are finite, else standard normal, clipped to the bounds."""
@@ -93,6 +124,16 @@ def is_space(x: Any) -> bool:
     return isinstance(x, (Discrete, Box))
 
 
+def _tree(value: Any) -> Any:
+    leaves = jax.tree.leaves(value, is_leaf=is_space)
+    if not leaves or not all(map(is_space, leaves)):
+        raise TypeError
+    return value
+
+
+SPACE = Kind("a Discrete, a Box or a pytree of them", "env.action_space", _tree)
+
+
 def sample(space: Space, key: jax.Array) -> Any:
     """One value of a space, or of each space of a tree, with a key per leaf.
 
@@ -100,12 +141,13 @@ def sample(space: Space, key: jax.Array) -> Any:
       >>> sample({"gas": Box(0.0, 1.0, ()), "gear": Discrete(5)}, jax.random.key(0))["gear"].dtype
       dtype('int32')
     """
-    leaves, tree = jax.tree.flatten(space, is_leaf=is_space)
+    leaves, tree = jax.tree.flatten(expect("space", space, SPACE, EnvError, of="sample"), is_leaf=is_space)
+    key = expect("key", key, KEY, EnvError, of="sample")
     keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
     return jax.tree.unflatten(tree, [leaf.sample(k) for leaf, k in zip(leaves, keys, strict=True)])
 
 
 def size(space: Space) -> int:
     """How many numbers a policy's output layer needs: categories of a discrete space, elements of a box, summed."""
-    leaves = jax.tree.leaves(space, is_leaf=is_space)
+    leaves = jax.tree.leaves(expect("space", space, SPACE, EnvError, of="size"), is_leaf=is_space)
     return sum(leaf.n if isinstance(leaf, Discrete) else math.prod(leaf.shape) for leaf in leaves)

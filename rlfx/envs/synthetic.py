@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx.envs.base import Environment, Step
+from rlfx._checks import POSITIVE, each, one_of
+from rlfx.envs.base import Environment, Step, parameter
 from rlfx.envs.spaces import Box, Discrete
+from rlfx.errors import EnvError, located
 
 
 @jax.tree_util.register_dataclass
@@ -42,12 +44,18 @@ class SyntheticImages(Environment):
       dtype('uint8')
     """
 
-    obs_shape: tuple[int, ...] = (84, 84, 4)
-    obs_dtype: str = "uint8"
-    num_actions: int = 4
-    episode_length: int = 100
+    obs_shape: tuple[int, ...] = parameter((84, 84, 4), each(POSITIVE, "the shape of an image", "(84, 84, 4)"))
+    obs_dtype: str = parameter("uint8", one_of("uint8", "float32"))
+    num_actions: int = parameter(4, POSITIVE)
+    episode_length: int = parameter(100, POSITIVE)
 
     name = "SyntheticImages-v0"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_actions > (self.obs_shape or (0,))[0]:
+            fact = f"SyntheticImages: {self.num_actions} bands do not fit into the first axis of an image {self.obs_shape}."
+            raise EnvError(located(fact, fix="Give obs_shape=(rows, ...), with a row for each of num_actions."))
 
     @property
     def observation_space(self) -> Box:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,10 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from rlfx.envs.base import Environment, checked_environment, whole
+from rlfx._checks import POSITIVE, expect, number
+from rlfx.envs.base import Environment, checked_environment
 from rlfx.envs.episodes import Wrapper, select
 from rlfx.envs.spaces import Box, is_space
 from rlfx.errors import EnvError, located
+
+_CLIP = number(above=0)
+_BOUND = number(infinite=True)
 
 
 @jax.tree_util.register_dataclass
@@ -24,13 +27,6 @@ class WrappedState:
 
     inner: Any
     memory: Any
-
-
-def _check(user: str, fix: str, holds: Callable[[], bool], **given: Any) -> None:
-    """Raise EnvError unless the numbers given are numbers, and something holds of them."""
-    real = all(isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool) for x in given.values())
-    if not (real and holds()):
-        raise EnvError(located(f"{user}: {', '.join(f'{k}={v!r}' for k, v in given.items())}.", fix=fix))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,11 +139,11 @@ def normalize_observation(env: Environment, *, clip: float = 10.0) -> Environmen
       Array([0., 0., 0.], dtype=float32)
     """
     checked_environment("normalize_observation", env)
-    _check("normalize_observation", "Clip at a positive number.", lambda: clip > 0, clip=clip)
+    clip = expect("clip", clip, _CLIP, EnvError, of="normalize_observation")
     if not isinstance(env.observation_space, Box):
         fact = f"normalize_observation: {env.name} observes {env.observation_space}."
         raise EnvError(located(fact, fix="Normalise the numeric parts in the agent."))
-    return _NormalizeObservation(env, float(clip))
+    return _NormalizeObservation(env, clip)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -185,9 +181,8 @@ def normalize_reward(env: Environment, *, gamma: float = 0.99, clip: float = 10.
       True
     """
     checked_environment("normalize_reward", env)
-    _check("normalize_reward", "Clip at a positive number, discount by one in [0, 1].", lambda: 0 <= gamma <= 1 and clip > 0,
-           gamma=gamma, clip=clip)  # fmt: skip
-    return _NormalizeReward(env, float(gamma), float(clip))
+    gamma = expect("gamma", gamma, number(0, 1), EnvError, of="normalize_reward")
+    return _NormalizeReward(env, gamma, expect("clip", clip, _CLIP, EnvError, of="normalize_reward"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,10 +229,11 @@ def frame_stack(env: Environment, frames: int) -> Environment:
       (3, 4)
     """
     checked_environment("frame_stack", env)
-    if not whole(frames, 1) or not isinstance(env.observation_space, Box):
-        fact = f"frame_stack({frames!r}) of {env.name}, which observes {env.observation_space}."
-        raise EnvError(located(fact, fix="Stack at least one frame of an environment that observes a Box."))
-    return _FrameStack(env, int(frames))
+    frames = expect("frames", frames, POSITIVE, EnvError, of="frame_stack")
+    if not isinstance(env.observation_space, Box):
+        fact = f"frame_stack of {env.name}, which observes {env.observation_space}."
+        raise EnvError(located(fact, fix="Stack the frames of an environment that observes a Box."))
+    return _FrameStack(env, frames)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -260,7 +256,7 @@ def action_repeat(env: Environment, repeats: int) -> Environment:
     """``env`` that takes each action ``repeats`` times, summing rewards, and stops where the episode ends.
 
     Raises:
-      EnvError: ``repeats`` is not a positive whole number.
+      EnvError: ``repeats`` is not a positive integer.
 
     Example:
       >>> from rlfx.envs import make
@@ -269,9 +265,7 @@ def action_repeat(env: Environment, repeats: int) -> Environment:
       -4.0
     """
     checked_environment("action_repeat", env)
-    if not whole(repeats, 1):
-        raise EnvError(located(f"action_repeat({repeats!r}).", fix="Take each action at least once."))
-    return _ActionRepeat(env, int(repeats))
+    return _ActionRepeat(env, expect("repeats", repeats, POSITIVE, EnvError, of="action_repeat"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -298,8 +292,11 @@ def clip_reward(env: Environment, low: float = -1.0, high: float = 1.0) -> Envir
       True
     """
     checked_environment("clip_reward", env)
-    _check("clip_reward", "Give low < high, two numbers.", lambda: low < high, low=low, high=high)
-    return _ClipReward(env, float(low), float(high))
+    low = expect("low", low, _BOUND, EnvError, of="clip_reward")
+    high = expect("high", high, _BOUND, EnvError, of="clip_reward")
+    if not low < high:
+        raise EnvError(located(f"clip_reward: low={low:g}, high={high:g}.", fix="Give low < high."))
+    return _ClipReward(env, low, high)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from rlfx.place.problem import Problem
 from rlfx.place.simulate import objective, ranks, run_order
@@ -122,6 +121,8 @@ def enumerative(problem: Problem) -> Assignment:
     The enumeration's cost is a sum over tasks, so that the best permutation is a linear assignment problem, solved
     exactly instead of by trying all D! permutations. Shards beyond the number of devices are placed in rounds of D.
     """
+    from scipy.optimize import linear_sum_assignment
+
     D = problem.devices
     device = np.zeros(problem.tasks, np.int32)
     for shards, reduces in problem.metas:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from rlfx._checks import ARRAYS, PATH, expect
 from rlfx.errors import PlacementError, located
 
 
@@ -19,9 +20,17 @@ def _orbax() -> Any:
 
 
 def save_policy(path: str | Path, params: Any) -> None:
-    """Write a policy's parameters to a directory that does not exist yet."""
+    """Write a policy's parameters to a directory that does not exist yet.
+
+    Raises:
+      PlacementError: the directory exists, the parameters are no arrays, or orbax is not installed.
+    """
+    directory = Path(expect("path", path, PATH, PlacementError, of="save_policy")).absolute()
+    expect("params", params, ARRAYS, PlacementError, of="save_policy")
+    if directory.exists():
+        raise PlacementError(located(f"There is something at {path} already.", fix="Give a new path."))
     with _orbax().StandardCheckpointer() as checkpointer:
-        checkpointer.save(Path(path).absolute(), params)
+        checkpointer.save(directory, params)
 
 
 def load_policy(path: str | Path, like: Any) -> Any:
@@ -34,7 +43,8 @@ def load_policy(path: str | Path, like: Any) -> Any:
     Raises:
       PlacementError: there is no checkpoint.
     """
-    directory = Path(path).absolute()
+    directory = Path(expect("path", path, PATH, PlacementError, of="load_policy")).absolute()
+    like = expect("like", like, ARRAYS, PlacementError, of="load_policy")
     if not directory.exists():
         raise PlacementError(located(f"There is no policy checkpoint at {path}.", fix="Write one with save_policy."))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)

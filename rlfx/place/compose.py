@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rlfx._checks import NATURAL, POSITIVE, TEXT, Kind, each, expect, instance, integer, number, reals, shown
 from rlfx.errors import PlacementError, located
+from rlfx.place.hardware import check_devices
 
 PRIMITIVES = ("actors", "sample", "train", "update", "insert")
+
+
+_NAMES = each(TEXT, "names of devices", '("cpu", "gpu")')
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,13 @@ class Workload:
     experience_bytes: int
     weight_bytes: int
 
+    def __post_init__(self) -> None:
+        """Every size is one."""
+        for field in dataclasses.fields(self):
+            kind = integer(int(field.name == "batch"))
+            size = expect(field.name, getattr(self, field.name), kind, PlacementError, of="Workload")
+            object.__setattr__(self, field.name, size)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -47,6 +59,28 @@ class Table:
     devices: tuple[str, ...]
     seconds: Mapping[str, np.ndarray]
     bandwidth: np.ndarray
+
+    def __post_init__(self) -> None:
+        """Each primitive takes a time on each device, and each link has a rate."""
+        n = len(expect("devices", self.devices, _NAMES, PlacementError, of="Table"))
+        seconds = expect("seconds", self.seconds, instance(Mapping, "a mapping", "{...}"), PlacementError, of="Table",
+                         fix=f"Give [N] seconds of each of {', '.join(PRIMITIVES)}.")  # fmt: skip
+        shapes = {p: np.shape(seconds[p]) if p in seconds else None for p in PRIMITIVES}
+        wrong = next((p for p, shape in shapes.items() if shape != (n,)), None)
+        if wrong is not None:
+            fact = f"A table of {n} devices has seconds of {wrong!r} of shape {shapes[wrong]}."
+            raise PlacementError(located(fact, fix=f"Give [N] seconds of each of {', '.join(PRIMITIVES)}."))
+        rows = [expect(f"seconds[{p!r}]", seconds[p], reals(1, "[N]"), PlacementError, of="Table") for p in PRIMITIVES]
+        if any(np.any(~(np.asarray(row) >= 0)) for row in rows):
+            raise PlacementError(
+                located("A table has seconds below zero.", fix="Give seconds, infinite where impossible.")
+            )
+        bandwidth = np.asarray(expect("bandwidth", self.bandwidth, reals(2, "[N, N]"), PlacementError, of="Table"))
+        if bandwidth.shape != (n, n) or np.any(~(bandwidth > 0)):
+            fact = f"A table of {n} devices has the bandwidth {bandwidth.tolist()}."
+            raise PlacementError(
+                located(fact, fix="Give positive bytes per second, [N, N], the devices' own on the diagonal.")
+            )
 
 
 class Composition(NamedTuple):
@@ -78,9 +112,16 @@ def measure(primitives: Mapping[str, Callable[..., Any]], arguments: Mapping[str
       repeats: how many times each is timed.
 
     Raises:
-      PlacementError: a primitive or its arguments are missing, or it runs Python that jax cannot compile.
+      PlacementError: a primitive or its arguments are missing, or it runs Python that jax cannot compile; a device is
+        none.
     """
+    bandwidth = np.asarray(expect("bandwidth", bandwidth, reals(2, "[N, N]"), PlacementError, of="measure"), float)
+    repeats = expect("repeats", repeats, POSITIVE, PlacementError, of="measure")
+    devices = check_devices(devices)
     for what, given in (("function", primitives), ("arguments", arguments)):
+        if not isinstance(given, Mapping):
+            fix = f"Give a mapping from {', '.join(PRIMITIVES)}."
+            raise PlacementError(located(f"measure: the {what} of the primitives is {shown(given)}.", fix=fix))
         missing = [p for p in PRIMITIVES if p not in given]
         if missing:
             raise PlacementError(
@@ -99,7 +140,7 @@ def measure(primitives: Mapping[str, Callable[..., Any]], arguments: Mapping[str
                 times.append(time.perf_counter() - begin)
             row.append(float(np.median(times)))
         seconds[name] = np.array(row)
-    return Table(tuple(map(str, devices)), seconds, np.asarray(bandwidth, float))
+    return Table(tuple(map(str, devices)), seconds, bandwidth)
 
 
 def _compilable(name: str, fn: Any, args: Any) -> Callable[..., Any]:
@@ -119,26 +160,15 @@ def _compilable(name: str, fn: Any, args: Any) -> Callable[..., Any]:
     return fn
 
 
-def _check(table: Table, work: Workload, actors: int) -> None:
-    n = len(table.devices)
-    shapes = {p: np.shape(table.seconds[p]) if p in table.seconds else None for p in PRIMITIVES}
-    wrong = next((p for p, shape in shapes.items() if shape != (n,)), None)
-    if wrong is not None:
-        fact = f"A table of {n} devices has seconds of {wrong!r} of shape {shapes[wrong]}."
-        raise PlacementError(located(fact, fix=f"Give [N] seconds of each of {', '.join(PRIMITIVES)}."))
-    if any(np.any(~(np.asarray(table.seconds[p]) >= 0)) for p in PRIMITIVES):
-        raise PlacementError(located("A table has seconds below zero.", fix="Give seconds, infinite where impossible."))
-    if np.shape(table.bandwidth) != (n, n) or np.any(~(np.asarray(table.bandwidth) > 0)):
-        fact = f"A table of {n} devices has the bandwidth {np.asarray(table.bandwidth).tolist()}."
-        raise PlacementError(
-            located(fact, fix="Give positive bytes per second, [N, N], the devices' own on the diagonal.")
-        )
-    sizes = dataclasses.asdict(work)
-    if any(not isinstance(x, (int, np.integer)) or x < (k == "batch") for k, x in sizes.items()):
-        fact = f"The workload's sizes are {sizes}."
-        raise PlacementError(located(fact, fix="Give whole numbers, a batch of at least 1."))
-    if isinstance(actors, bool) or not isinstance(actors, (int, np.integer)) or not 0 <= actors < n:
-        raise PlacementError(located(f"The actors' device is {actors!r}.", fix=f"Give an index, 0, ..., {n - 1}."))
+def _check(table: Table, work: Workload, actors: int) -> int:
+    """The actors' device, if table, sizes and device make sense."""
+    expect("table", table, _TABLE, PlacementError, of="compose")
+    expect("work", work, _WORKLOAD, PlacementError, of="compose")
+    return expect("actors", actors, integer(0, len(table.devices) - 1), PlacementError, of="compose")
+
+
+_TABLE = instance(Table, "a Table", "measure(primitives, arguments, devices, bandwidth)")
+_WORKLOAD = instance(Workload, "a Workload", "Workload(batch=32, actors=32, experience_bytes=100, weight_bytes=1000)")
 
 
 def iteration_seconds(table: Table, work: Workload, actors: int, replay: int, learner: int) -> float:
@@ -180,7 +210,7 @@ def compose(table: Table, work: Workload, actors: int = 0) -> Composition:
       >>> best.learner, best.replay
       (1, 1)
     """
-    _check(table, work, actors)
+    actors = _check(table, work, actors)
     pairs = list(itertools.product(range(len(table.devices)), repeat=2))
     times = [iteration_seconds(table, work, actors, r, l) for r, l in pairs]
     if not np.isfinite(min(times)):
@@ -212,6 +242,16 @@ class Pools(NamedTuple):
     host_share: float
 
 
+def _pools(value: Any) -> Pools:
+    if not isinstance(value, Pools):
+        raise TypeError
+    NATURAL.take(value.actors), NATURAL.take(value.trainers), number(0, 1).take(value.host_share)
+    return value
+
+
+_POOLS = Kind("a Pools of threads and a share from 0 to 1", "Pools(actors=8, trainers=0, host_share=0.0)", _pools)
+
+
 def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, trainer_seconds: float,
                threshold: float = 1.5) -> Pools:  # fmt: skip
     """Move host threads between acting and training at run time (algorithm 1).
@@ -226,7 +266,15 @@ def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, train
       actor_seconds: time until the actors have produced the same number of transitions.
       trainer_seconds: time of the host's part of a batch; 0 if it has none.
       threshold: how much slower the learner must be.
+
+    Raises:
+      PlacementError: an argument is not of its kind.
     """
+    expect("pools", pools, _POOLS, PlacementError, of="reallocate")
+    times = {"learner_seconds": learner_seconds, "actor_seconds": actor_seconds, "trainer_seconds": trainer_seconds}
+    for name, seconds in times.items():
+        expect(name, seconds, number(0), PlacementError, of="reallocate")
+    expect("threshold", threshold, number(above=0), PlacementError, of="reallocate")
     slowest = max(learner_seconds, actor_seconds, trainer_seconds)
     if slowest == learner_seconds and learner_seconds > threshold * actor_seconds and pools.actors > 1:
         freed = pools.actors // 2
@@ -244,9 +292,16 @@ def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, train
 def portability(throughputs: Sequence[float]) -> float:
     """Φ: the harmonic mean of throughputs over devices or platforms; zero if one of them is not supported.
 
+    Raises:
+      PlacementError: no throughputs.
+
     Example:
       >>> portability([2.0, 2.0]), portability([3.0, 0.0])
       (2.0, 0.0)
     """
-    values = np.asarray(throughputs, float)
+    kind = reals(1, "[N], of one or more")
+    values = np.asarray(expect("throughputs", throughputs, kind, PlacementError, of="portability"), float)
+    if not values.size or np.isnan(values).any():
+        fact = f"portability of {values.tolist()}."
+        raise PlacementError(located(fact, fix="Give a throughput of each device; 0.0 where it is not supported."))
     return 0.0 if np.any(values <= 0) else float(len(values) / np.sum(1.0 / values))

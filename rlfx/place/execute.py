@@ -12,28 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx.errors import PlacementError, located
 from rlfx.place.baselines import Assignment
 from rlfx.place.graph import DataflowGraph
+from rlfx.place.hardware import check_devices
 from rlfx.place.problem import Problem
 from rlfx.place.runtime import Timeline, Value, run, run_synchronous
-
-
-def check_devices(devices: Sequence[Any]) -> None:
-    """Every device is still there.
-
-    Raises:
-      PlacementError: one is not.
-    """
-    for device in devices:
-        present = jax.devices(device.platform)
-        if device not in present:
-            raise PlacementError(
-                located(
-                    f"Device {device} of the placement is gone: {device.platform} has {', '.join(map(str, present))}.",
-                    fix="Assign again with rlfx.place.assign(..., devices=jax.devices()).",
-                )
-            )
 
 
 class Executor:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx._checks import CALLABLE, POSITIVE, TEXT, Kind, each, expect, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place import jaxpr as jp
 from rlfx.place import rules
@@ -206,6 +207,31 @@ def _split_for(name: str, scopes: tuple[str, ...], eqn: jp.JaxprEqn, splits: Spl
     return splits.get(primitive)
 
 
+_GRID = each(POSITIVE, "the number of parts of each axis", "(2, 1, 4)")
+_SCOPES = each(TEXT, "a list of named scopes", '("attention",)')
+
+
+def _splits(value: Any) -> Splits | int:
+    if not isinstance(value, Mapping):
+        return POSITIVE.take(value)
+    return {TEXT.take(name): _GRID.take(parts) for name, parts in value.items()}
+
+
+def _arguments(value: Any) -> Any:
+    leaves = jax.tree.leaves(value)
+    if any(isinstance(x, type) for x in leaves):
+        raise TypeError
+    for x in leaves:
+        if not hasattr(x, "dtype") and not isinstance(x, (bool, int, float, complex)):
+            raise TypeError
+        jnp.result_type(x)
+    return value
+
+
+_SPLITS = Kind("a positive integer, parts of each axis by name", '{"dot_general": (2, 1, 4)}', _splits)
+_ARGUMENTS = Kind("pytrees of arrays", "(jnp.ones((8, 4)), ...)", _arguments)
+
+
 def explode(
     fn: Callable[..., Any],
     *args: Any,
@@ -246,6 +272,12 @@ def explode(
       >>> graph.summary()
       'layer: 14 nodes (input 6, matmul 4, aggregate 2, elementwise 2), 14 edges, 0.6 kFLOP'
     """
+    expect("fn", fn, CALLABLE, PlacementError, of="explode")
+    splits = expect("splits", splits, optional(_SPLITS), PlacementError, of="explode")
+    out_splits = expect("out_splits", out_splits, optional(_GRID), PlacementError, of="explode")
+    fuse = expect("fuse", fuse, _SCOPES, PlacementError, of="explode")
+    name = expect("name", name, optional(TEXT), PlacementError, of="explode")
+    expect("args", args, _ARGUMENTS, PlacementError, of="explode")
     parts = splits if isinstance(splits, int) else None
     named: Splits = {} if splits is None or isinstance(splits, int) else splits
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
@@ -329,9 +361,3 @@ def _check_splits(splits: Splits, fuse: Sequence[str], names: list[str], jaxpr: 
                     fix=f"Use one of: {', '.join(sorted(known))}.",
                 )
             )
-    for key, parts in splits.items():
-        if any(not isinstance(p, int) or p < 1 for p in parts):
-            raise PlacementError(
-                located(f"The split {parts} of {key!r} has a part that is not a positive integer.",
-                        fix="Give the number of parts of each axis, such as (2, 1, 4).")
-            )  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import networkx as nx
-
+from rlfx._lazy import nx
 from rlfx.errors import PlacementError, located
 from rlfx.place.graph import Node
 

@@ -8,8 +8,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 import jax
-import networkx as nx
 import numpy as np
+
+from rlfx._checks import instance
+from rlfx._lazy import nx
 
 Env = Mapping[int, jax.Array]
 Role = Literal["input", "shard", "reduce"]
@@ -149,6 +151,9 @@ class DataflowGraph:
             f"{self.name}: {len(self.nodes)} nodes ({counts}), {len(self.edges)} edges, "
             f"{flops / scale[0]:.1f} {scale[1]}"
         )
+
+
+GRAPH = instance(DataflowGraph, "a DataflowGraph", "rlfx.place.explode(fn, *args)")
 
 
 def check(graph: DataflowGraph) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import INT32, POSITIVE, TEXT, Kind, each, expect, instance, integer, number
 from rlfx.errors import PlacementError, located
-from rlfx.place.graph import DataflowGraph
+from rlfx.place.graph import GRAPH, DataflowGraph
+
+_NAMES = each(TEXT, "names of devices", '("gpu:0", "gpu:1")')
+_RATES = Kind(
+    "an array of numbers", "np.ones(2)", lambda value: np.asarray(value).astype(np.float64, casting="same_kind")
+)
+_ABOVE_ZERO = number(above=0)
+
+
+def _positive(user: str, **given: Any) -> list[float]:
+    """Numbers above zero, as ``float``."""
+    return [expect(name, value, _ABOVE_ZERO, PlacementError, of=user) for name, value in given.items()]
 
 
 @dataclass(frozen=True)
@@ -39,11 +52,15 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Every rate is positive; the diagonal of the links is the devices' own memory."""
-        n = len(self.names)
+        names = expect("names", self.names, _NAMES, PlacementError, of="Hardware")
+        object.__setattr__(self, "names", names)
+        n = len(names)
         shapes = dict.fromkeys(("flops", "memory_rate", "overhead", "memory"), (n,)) | dict.fromkeys(
             ("bandwidth", "latency"), (n, n)
         )
         for label, shape in shapes.items():
+            rates = expect(label, getattr(self, label), _RATES, PlacementError, of="Hardware")
+            object.__setattr__(self, label, rates)
             if np.shape(getattr(self, label)) != shape:
                 fact = f"Hardware.{label} of {n} devices has shape {np.shape(getattr(self, label))}."
                 raise PlacementError(located(fact, fix=f"Give an array of shape {shape}."))
@@ -75,6 +92,8 @@ class Hardware:
 
         Links keep their speed. The paper prints one-device times but neither its kernels' rates nor its shardings.
         """
+        expect("graph", graph, GRAPH, PlacementError, of="fitted")
+        (one_device_seconds,) = _positive("fitted", one_device_seconds=one_device_seconds)
         factor = float(task_seconds(graph, self)[:, 0].sum()) / one_device_seconds
         return replace(
             self, flops=self.flops * factor, memory_rate=self.memory_rate * factor, overhead=self.overhead / factor
@@ -82,11 +101,16 @@ class Hardware:
 
     def with_memory(self, nbytes: float) -> Hardware:
         """This machine with the same memory limit on every device."""
+        (nbytes,) = _positive("with_memory", nbytes=nbytes)
         return replace(self, memory=np.full(self.devices, nbytes, np.float64))
 
     def with_links(self, bytes_per_second: float) -> Hardware:
         """This machine with the same bandwidth on every link."""
+        (bytes_per_second,) = _positive("with_links", bytes_per_second=bytes_per_second)
         return replace(self, bandwidth=np.full((self.devices, self.devices), bytes_per_second, np.float64))
+
+
+HARDWARE = instance(Hardware, "a Hardware", "rlfx.place.hardware.measured()")
 
 
 def task_seconds(graph: DataflowGraph, hardware: Hardware) -> np.ndarray:
@@ -110,15 +134,19 @@ def uniform(
 ) -> Hardware:
     """Equal devices, one dedicated link per ordered pair.
 
+    Raises:
+      PlacementError: a rate that is no positive number.
+
     Example:
       >>> uniform(2, flops=1e12, memory_rate=1e11, memory=1e9, bandwidth=1e10).names
       ('gpu:0', 'gpu:1')
     """
-    each, pair = np.ones(devices), np.ones((devices, devices))
-    return Hardware(
-        tuple(f"{name}:{i}" for i in range(devices)), flops * each, memory_rate * each, overhead * each, memory * each,
-        bandwidth * pair, latency * pair,
-    )  # fmt: skip
+    devices = expect("devices", devices, POSITIVE, PlacementError, of="uniform")
+    name = expect("name", name, TEXT, PlacementError, of="uniform")
+    own = _positive("uniform", flops=flops, memory_rate=memory_rate, overhead=overhead, memory=memory)
+    links = _positive("uniform", bandwidth=bandwidth, latency=latency)
+    names = tuple(f"{name}:{i}" for i in range(devices))
+    return Hardware(names, *(x * np.ones(devices) for x in own), *(x * np.ones((devices, devices)) for x in links))
 
 
 def p100_pcie(devices: int = 4, bandwidth: float = 10e9, memory: float = 16e9) -> Hardware:
@@ -126,16 +154,50 @@ def p100_pcie(devices: int = 4, bandwidth: float = 10e9, memory: float = 16e9) -
     return uniform(devices, flops=9.3e12, memory_rate=732e9, memory=memory, bandwidth=bandwidth, name="p100")
 
 
+def _even(value: Any) -> int:
+    if POSITIVE.take(value) % 2:
+        raise ValueError
+    return POSITIVE.take(value)
+
+
+_EVEN = Kind("a positive even integer", "8", _even)
+
+
 def v100_meshes(devices: int = 8, nvlink: float = 45e9, bridge: float = 22.5e9, pcie: float = 10e9) -> Hardware:
     """V100s in two fully connected NVLink meshes (appendix I.2), with one NVLink from each device to its twin.
 
     Other pairs of the two meshes go through PCIe. 15.7 TFLOP/s, 900 GB/s memory, 32 GB.
     """
+    devices = expect("devices", devices, _EVEN, PlacementError, of="v100_meshes")
+    nvlink, bridge, pcie = _positive("v100_meshes", nvlink=nvlink, bridge=bridge, pcie=pcie)
     base = uniform(devices, flops=15.7e12, memory_rate=900e9, memory=32e9, bandwidth=pcie, name="v100")
     mesh = np.arange(devices) // (devices // 2)
     twin = np.arange(devices) % (devices // 2)
     same, paired = mesh[:, None] == mesh, (twin[:, None] == twin) & (mesh[:, None] != mesh)
     return replace(base, bandwidth=np.where(same, nvlink, np.where(paired, bridge, pcie)))
+
+
+_DEVICE = instance(jax.Device, "a device of jax", "jax.devices()[0]")
+_DEVICES = Kind("devices of jax", "jax.devices()", lambda given: tuple(_DEVICE.take(device) for device in given))
+
+
+def check_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
+    """The devices, each of which is one, and is still there.
+
+    Raises:
+      PlacementError: one is not.
+    """
+    chosen: tuple[Any, ...] = expect("devices", devices, _DEVICES, PlacementError)
+    for device in chosen:
+        present = jax.devices(device.platform)
+        if device not in present:
+            raise PlacementError(
+                located(
+                    f"Device {device} of the placement is gone: {device.platform} has {', '.join(map(str, present))}.",
+                    fix="Assign again with rlfx.place.assign(..., devices=jax.devices()).",
+                )
+            )
+    return chosen
 
 
 def _median_seconds(fn: Any, *args: Any, repeats: int = 7) -> float:
@@ -158,8 +220,14 @@ def measured(devices: list[Any] | None = None, size: int = 512) -> Hardware:
     Returns:
       Medians of a few runs, taken one device at a time: devices that share cores (XLA's host devices) look faster here
       than they are together.
+
+    Raises:
+      PlacementError: no devices, or no size.
     """
-    devices = list(devices or jax.devices())
+    devices = list(jax.devices() if devices is None else check_devices(devices))
+    size = expect("size", size, integer(1, INT32 // 4), PlacementError, of="measured")
+    if not devices:
+        raise PlacementError(located("measured: there are no devices to measure.", fix="Give jax.devices()."))
     count = len(devices)
     product, add, empty = jax.jit(lambda x: x @ x), jax.jit(lambda x: x + 1.0), jax.jit(lambda x: x + 1.0)
     flops, rate, overhead = np.zeros(count), np.zeros(count), np.zeros(count)

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import KEY, POSITIVE, expect, installed, one_of
 from rlfx.errors import PlacementError, located
 from rlfx.place import baselines, search
 from rlfx.place.baselines import Assignment
-from rlfx.place.problem import Problem
+from rlfx.place.problem import PROBLEM, Problem
 
 
 class Result(NamedTuple):
@@ -121,6 +122,11 @@ def polished_heuristics(problem: Problem, key: jax.Array, budget: int) -> Result
     return polish(problem, k_search, starts, costs, max(0, budget - len(starts)))._replace(calls=budget)
 
 
+def _networks(method: str) -> None:
+    for package in ("flax", "optax"):
+        installed(f"method={method!r}", package, "place", PlacementError)
+
+
 def doppler(
     problem: Problem, key: jax.Array, budget: int, *, params: Any = None, share: float = 0.125, policy: Any = None
 ) -> Result:
@@ -137,6 +143,7 @@ def doppler(
     Returns:
       The best assignment, and the trained parameters.
     """
+    _networks("doppler")
     from rlfx.place import train
     from rlfx.place.policy import DualPolicy
 
@@ -159,6 +166,7 @@ def doppler(
 
 def placeto(problem: Problem, key: jax.Array, budget: int) -> Result:
     """Placeto trained with the whole budget; see :mod:`rlfx.place.placeto`."""
+    _networks("placeto")
     from rlfx.place.placeto import train_placeto
 
     assignment, cost = train_placeto(problem, key, budget)
@@ -178,19 +186,21 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+def checked_method(user: str, method: Any, budget: Any) -> tuple[str, int]:
+    """The name of a method and a number of simulator calls, which ``user``, a function, was given."""
+    method = expect("method", method, one_of(*METHODS), PlacementError, of=user)
+    return method, expect("budget", budget, POSITIVE, PlacementError, of=user)
+
+
 def solve(problem: Problem, method: str, key: jax.Array, budget: int) -> Result:
     """Place with a method by name.
 
     Raises:
       PlacementError: an unknown method, a budget below one, or nothing that fits into memory was found.
     """
-    if method not in METHODS:
-        raise PlacementError(located(f"Unknown method {method!r}.", fix=f"Use one of {', '.join(METHODS)}."))
-    if budget < 1:
-        raise PlacementError(
-            located(f"budget={budget} allows no simulator call.", fix="Give the number of simulated runs, say 4096.")
-        )
-    result = METHODS[method](problem, key, budget)
+    method, budget = checked_method("solve", method, budget)
+    expect("problem", problem, PROBLEM, PlacementError, of="solve")
+    result = METHODS[method](problem, expect("key", key, KEY, PlacementError, of="solve"), budget)
     worst = float(problem.one_device().max())
     if not fits(problem, result.cost):
         over = result.cost / (10.0 * worst) - 1.0

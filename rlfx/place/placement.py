@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import KEY, PATH, expect, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place import simulate as sim
 from rlfx.place.baselines import Assignment
-from rlfx.place.execute import Executor, check_devices
+from rlfx.place.execute import Executor
 from rlfx.place.explode import explode
 from rlfx.place.graph import DataflowGraph
-from rlfx.place.hardware import Hardware, measured
-from rlfx.place.methods import solve
+from rlfx.place.hardware import HARDWARE, Hardware, check_devices, measured
+from rlfx.place.methods import checked_method, solve
+from rlfx.place.plot import draw
 from rlfx.place.problem import Problem, build
 from rlfx.place.runtime import Timeline
 
@@ -122,12 +124,11 @@ class Placement:
 
     def plot(self) -> Any:
         """A matplotlib figure: the graph coloured by device, and each device's and link's simulated use over time."""
-        from rlfx.place.plot import draw
-
         return draw(self)
 
     def save(self, path: str | Path) -> None:
         """Write devices and order of every task, by name, as JSON."""
+        path = expect("path", path, PATH, PlacementError, of="save")
         record = {
             "function": self.graph.name,
             "method": self.method,
@@ -157,7 +158,8 @@ class Placement:
         Raises:
           PlacementError: any of them differs.
         """
-        record = json.loads(Path(path).read_text())
+        record = _record(path)
+        expect("hardware", hardware, _MACHINE, PlacementError, of="load")
         devices = _devices(devices)
         if len(devices) != len(record["devices"]):
             raise PlacementError(
@@ -187,8 +189,23 @@ class Placement:
         )  # fmt: skip
 
 
+_MACHINE = optional(HARDWARE)
+
+
+def _record(path: str | Path) -> dict[str, Any]:
+    """What :meth:`Placement.save` wrote."""
+    file = Path(expect("path", path, PATH, PlacementError, of="load"))
+    try:
+        record = json.loads(file.read_text())
+        assert set(record) >= {"devices", "arguments", "tasks", "seconds", "method", "calls"}
+    except (OSError, UnicodeDecodeError, ValueError, AssertionError, TypeError) as error:
+        fact = f"{file} is not what Placement.save writes: {type(error).__name__} {error}"
+        raise PlacementError(located(fact.rstrip(), fix="Write one with placed.save(path).")) from error
+    return record
+
+
 def _devices(devices: Sequence[Any] | None) -> tuple[Any, ...]:
-    chosen = tuple(jax.devices() if devices is None else devices)
+    chosen = tuple(jax.devices()) if devices is None else check_devices(devices)
     if len(chosen) < 2:
         raise PlacementError(
             located(
@@ -196,7 +213,6 @@ def _devices(devices: Sequence[Any] | None) -> tuple[Any, ...]:
                 fix="Pass devices=..., or set XLA_FLAGS=--xla_force_host_platform_device_count=4 to split a CPU.",
             )
         )
-    check_devices(chosen)
     return chosen
 
 
@@ -240,6 +256,9 @@ def assign(
       >>> bool(jnp.allclose(placed(x), x @ x))
       True
     """
+    method, budget = checked_method("assign", method, budget)
+    key = expect("key", key, optional(KEY), PlacementError, of="assign")
+    expect("hardware", hardware, _MACHINE, PlacementError, of="assign")
     chosen = _devices(devices)
     graph = explode(fn, *args, splits=len(chosen) if splits is None else splits, fuse=fuse)
     machine = hardware or measured(list(chosen))

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-import networkx as nx
 import numpy as np
 
+from rlfx._lazy import nx
 from rlfx.errors import PlacementError, located
+from rlfx.place.baselines import Assignment
+from rlfx.place.graph import DataflowGraph
+from rlfx.place.problem import Problem
 
-if TYPE_CHECKING:
-    from rlfx.place.placement import Placement
+
+class Drawn(Protocol):
+    """What is drawn of a placement."""
+
+    @property
+    def graph(self) -> DataflowGraph: ...
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def devices(self) -> Sequence: ...
+    @property
+    def assignment(self) -> Assignment: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def schedule(self) -> Any: ...
 
 
 def _matplotlib() -> Any:
@@ -23,7 +43,7 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
-def draw(placement: Placement) -> Any:
+def draw(placement: Drawn) -> Any:
     """A figure with two panels; it is not shown, and no global state is touched."""
     mpl = _matplotlib()
     figure = mpl.figure.Figure(figsize=(14, 9), layout="constrained")
@@ -34,7 +54,7 @@ def draw(placement: Placement) -> Any:
     return figure
 
 
-def draw_graph(placement: Placement, axes: Any, colours: Any) -> None:
+def draw_graph(placement: Drawn, axes: Any, colours: Any) -> None:
     """Nodes by depth, coloured by device; inputs are grey."""
     graph = placement.graph.networkx()
     device = dict(zip(placement.graph.tasks, placement.assignment.device, strict=True))
@@ -50,7 +70,7 @@ def draw_graph(placement: Placement, axes: Any, colours: Any) -> None:
     axes.set_axis_off()
 
 
-def draw_timeline(placement: Placement, axes: Any, colours: Any) -> None:
+def draw_timeline(placement: Drawn, axes: Any, colours: Any) -> None:
     """One row per device and per link that is used; bars are simulated tasks and transfers."""
     schedule, device = placement.schedule, placement.assignment.device
     start, finish = np.asarray(schedule.start[0]) * 1e3, np.asarray(schedule.finish[0]) * 1e3

@@ -9,9 +9,10 @@ from functools import cached_property
 import jax
 import numpy as np
 
+from rlfx._checks import BOOLEAN, expect, instance
 from rlfx.errors import PlacementError, located
-from rlfx.place.graph import DataflowGraph
-from rlfx.place.hardware import Hardware, task_seconds
+from rlfx.place.graph import GRAPH, DataflowGraph
+from rlfx.place.hardware import HARDWARE, Hardware, task_seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,12 +129,16 @@ class Problem:
         return bool(np.any(self.nbytes.sum() + self.input_bytes.sum() + self.held > self.memory))
 
 
+PROBLEM = instance(Problem, "a Problem", "rlfx.place.build(graph, hardware)")
+
+
 def checked(problem: Problem) -> Problem:
     """The same problem, once its durations are known to make sense and its tasks to be in topological order.
 
     Raises:
       PlacementError: they are not.
     """
+    expect("problem", problem, PROBLEM, PlacementError, of="checked")
     if np.any(~(problem.exec_time > 0)):
         v, d = (int(i) for i in np.argwhere(~(problem.exec_time > 0))[0])
         raise PlacementError(
@@ -170,6 +175,9 @@ def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> 
       >>> problem.tasks, problem.devices
       (76, 4)
     """
+    expect("graph", graph, GRAPH, PlacementError, of="build")
+    expect("hardware", hardware, HARDWARE, PlacementError, of="build")
+    called = expect("called", called, BOOLEAN, PlacementError, of="build")
     tasks, inputs = graph.tasks, graph.inputs
     if not tasks:
         fact = (

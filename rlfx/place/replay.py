@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
+from rlfx._checks import ARRAYS, INT32, KEY, POSITIVE, Kind, expect, instance, integer, integers, reals, scalar
 from rlfx.errors import ProgramError, located
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)  # anything smaller may be flushed to zero
@@ -53,49 +53,30 @@ def make_tree(capacity: int, fanout: int = 16) -> SumTree:
       >>> [level.shape[0] for level in make_tree(100, fanout=8).levels]
       [1, 8, 64, 512]
     """
-    if not (_whole(capacity) and _whole(fanout)) or capacity < 1 or fanout < 2:
-        raise ProgramError(
-            located(f"A sum tree needs capacity >= 1 and fanout >= 2, got {capacity} and {fanout}.",
-                    fix="Give the number of transitions to hold, and a fan-out such as 16.")
-        )  # fmt: skip
+    capacity = expect("capacity", capacity, POSITIVE, ProgramError, of="replay")
+    fanout = expect("fanout", fanout, integer(2, INT32), ProgramError, of="replay")
     depth = 1
     while fanout**depth < capacity:
         depth += 1
-    return SumTree(tuple(jnp.zeros(fanout**i, jnp.float32) for i in range(depth + 1)), int(capacity))
+    return SumTree(tuple(jnp.zeros(fanout**i, jnp.float32) for i in range(depth + 1)), capacity)
 
 
-def _whole(n: Any) -> bool:
-    return isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+_INTEGERS, _REALS = integers(1, "[B]"), reals(1, "[B]")
 
 
-def _vector(label: str, values: Any, dtype: Any) -> Array:
-    """``values`` as a vector of ``dtype``; another rank, or numbers that are not of its kind, are an error."""
-    whole = jnp.issubdtype(dtype, np.integer)
-    try:
-        x = jnp.asarray(values)
-    except (TypeError, ValueError):
-        x = None
-    kinds = [np.integer] if whole else [np.integer, np.floating]
-    if x is None or x.ndim != 1 or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
-        got = type(values).__name__ if x is None else f"{x.dtype}{list(x.shape)}"
-        fix = f"Give an array [B] of {'integers' if whole else 'real numbers'}."
-        raise ProgramError(located(f"replay: {label} is {got}.", fix=fix))
-    return x if x.dtype == dtype else x.astype(dtype)
+def _vector(label: str, values: Any, kind: Kind, dtype: Any) -> Array:
+    """``values``, which are of a kind, as a vector of ``dtype``."""
+    return jnp.asarray(expect(label, values, kind, ProgramError, of="replay")).astype(dtype)
 
 
 def _pairs(indices: Any, priorities: Any) -> tuple[Array, Array]:
     """Indices and their priorities, of one length."""
-    indices, priorities = _vector("indices", indices, jnp.int32), _vector("priorities", priorities, jnp.float32)
+    indices = _vector("indices", indices, _INTEGERS, jnp.int32)
+    priorities = _vector("priorities", priorities, _REALS, jnp.float32)
     if indices.shape != priorities.shape:
         fact = f"replay: {priorities.shape[0]} priorities for {indices.shape[0]} indices."
         raise ProgramError(located(fact, fix="Give one priority for each index."))
     return indices, priorities
-
-
-def _number(label: str, n: Any, least: int) -> int:
-    if not _whole(n) or n < least:
-        raise ProgramError(located(f"replay: {label} is {n!r}.", fix=f"Give a whole number, at least {least}."))
-    return int(n)
 
 
 def _inside(indices: Array, size: Any) -> Array:
@@ -129,6 +110,7 @@ def set_priorities(tree: SumTree, indices: Array, priorities: Array) -> SumTree:
       >>> tree.levels[-1].tolist(), float(tree.total)
       ([0.0, 2.0, 0.0, 1.0], 3.0)
     """
+    expect("tree", tree, _TREE, ProgramError, of="replay")
     indices, priorities = _pairs(indices, priorities)
     return _set(tree, indices, priorities, _inside(indices, tree.capacity))
 
@@ -149,6 +131,15 @@ def _set(tree: SumTree, indices: Array, priorities: Array, keep: Array) -> SumTr
         children = levels[-1].reshape(-1, K)[nodes]
         levels.append(level.at[nodes].set(jnp.sum(children, axis=1), mode="drop"))
     return SumTree(tuple(reversed(levels)), tree.capacity)
+
+
+_TREE = instance(SumTree, "a SumTree", "make_tree(capacity)")
+
+
+def _drawing(key: Any, batch: Any) -> tuple[Array, int]:
+    """The key and the number of what is drawn."""
+    key = expect("key", key, KEY, ProgramError, of="replay")
+    return key, expect("batch", batch, POSITIVE, ProgramError, of="replay")
 
 
 def find(tree: SumTree, targets: Array) -> Array:
@@ -178,9 +169,10 @@ def sample_indices(tree: SumTree, key: Array, batch: int) -> tuple[Array, Array]
       Indices, int32 ``[B]``, and their probabilities, float32 ``[B]``. All are zero if every priority is.
 
     Raises:
-      ProgramError: the batch is not a whole number, at least 1.
+      ProgramError: the batch is not a positive integer, or the key is none.
     """
-    batch = _number("batch", batch, 1)
+    expect("tree", tree, _TREE, ProgramError, of="replay")
+    key, batch = _drawing(key, batch)
     strata = (jnp.arange(batch, dtype=jnp.float32) + jax.random.uniform(key, (batch,), jnp.float32)) / batch
     indices = find(tree, strata * tree.total)
     return indices, tree.levels[-1][indices] / jnp.maximum(tree.total, _TINY)
@@ -192,13 +184,15 @@ def importance_weights(probability: Array, size: Array | int, beta: Array | floa
     What is drawn with probability zero, from a tree without priorities, weighs nothing.
 
     Raises:
-      ProgramError: the probabilities are no vector of real numbers.
+      ProgramError: the probabilities are no vector of real numbers, or size and beta are none.
 
     Example:
       >>> importance_weights(jnp.array([0.5, 0.25, 0.0]), 4, 1.0).tolist()
       [0.5, 1.0, 0.0]
     """
-    probability = _vector("probability", probability, jnp.float32)
+    probability = _vector("probability", probability, _REALS, jnp.float32)
+    size = expect("size", size, scalar(whole=True), ProgramError, of="replay")
+    beta = expect("beta", beta, scalar(), ProgramError, of="replay")
     drawn = probability >= _TINY
     expected = jnp.maximum(jnp.asarray(size, jnp.float32), 1.0) * jnp.where(drawn, probability, 1.0)
     weights = jnp.where(drawn, expected ** -jnp.asarray(beta, jnp.float32), 0.0)
@@ -231,6 +225,9 @@ class Sample(NamedTuple):
     probability: Array
 
 
+_REPLAY = instance(Replay, "a Replay", "make_replay(capacity, example)")
+
+
 def make_replay(capacity: int, example: Any, fanout: int = 16) -> Replay:
     """An empty ring for transitions like ``example`` (a pytree without a batch axis).
 
@@ -244,10 +241,7 @@ def make_replay(capacity: int, example: Any, fanout: int = 16) -> Replay:
       [0.0, 1.0, 2.0]
     """
     tree = make_tree(capacity, fanout)
-    if not jax.tree.leaves(example):
-        raise ProgramError(
-            located("replay: the example has no arrays.", fix="Give one transition, a pytree of arrays.")
-        )
+    capacity, example = tree.capacity, expect("example", example, ARRAYS, ProgramError, of="replay")
     data = jax.tree.map(lambda x: jnp.zeros((capacity, *jnp.shape(x)), jnp.result_type(x)), example)
     zero = jnp.zeros((), jnp.int32)
     return Replay(data, tree, zero, zero, jnp.ones((), jnp.float32))
@@ -263,6 +257,8 @@ def insert(replay: Replay, batch: Any) -> Replay:
     Raises:
       ProgramError: more transitions than the ring holds, or of another structure, shape or dtype.
     """
+    expect("replay", replay, _REPLAY, ProgramError)
+    expect("batch", batch, ARRAYS, ProgramError, of="replay")
     capacity, count = _capacity(replay), _count(replay, batch)
     if count > capacity:
         raise ProgramError(
@@ -296,14 +292,24 @@ def _count(replay: Replay, batch: Any) -> int:
 
 
 def sample(replay: Replay, key: Array, batch: int) -> Sample:
-    """Draw transitions in proportion to their priorities; index and probability are zero where every priority is."""
+    """Draw transitions in proportion to their priorities; index and probability are zero where every priority is.
+
+    Raises:
+      ProgramError: the batch is not a positive integer, or the key is none.
+    """
+    expect("replay", replay, _REPLAY, ProgramError)
     indices, probability = sample_indices(replay.tree, key, batch)
     return Sample(jax.tree.map(lambda ring: ring[indices], replay.data), indices, probability)
 
 
 def sample_uniform(replay: Replay, key: Array, batch: int) -> Sample:
-    """Draw transitions uniformly; priorities are not read. Probabilities are zero while the ring is empty."""
-    batch = _number("batch", batch, 1)
+    """Draw transitions uniformly; priorities are not read. Probabilities are zero while the ring is empty.
+
+    Raises:
+      ProgramError: the batch is not a positive integer, or the key is none.
+    """
+    expect("replay", replay, _REPLAY, ProgramError)
+    key, batch = _drawing(key, batch)
     indices = jax.random.randint(key, (batch,), 0, jnp.maximum(replay.size, 1), jnp.int32)
     one = jnp.where(replay.size > 0, 1.0 / jnp.maximum(replay.size, 1).astype(jnp.float32), 0.0)
     probability = jnp.broadcast_to(one, (batch,))
@@ -325,7 +331,9 @@ def update_priorities(replay: Replay, indices: Array, priorities: Array, alpha: 
       >>> replay.tree.levels[-1][:3].tolist(), float(replay.largest)
       ([2.0, 2.0, 0.0], 2.0)
     """
+    expect("replay", replay, _REPLAY, ProgramError)
     indices, priorities = _pairs(indices, priorities)
+    alpha = expect("alpha", alpha, scalar(), ProgramError, of="replay")
     held = _inside(indices, replay.size)
     raised = jnp.where(priorities > 0.0, priorities, 0.0) ** alpha
     finite = jnp.isfinite(raised)
@@ -339,5 +347,7 @@ def collision_free(replay: Replay, count: int, sampled: Array) -> Array:
 
     A learner that still holds ``sampled`` may run while the insertion proceeds only if so.
     """
-    capacity, sampled = _capacity(replay), _vector("sampled", sampled, jnp.int32)
+    expect("replay", replay, _REPLAY, ProgramError)
+    count = expect("count", count, integer(0, INT32), ProgramError, of="replay")
+    capacity, sampled = _capacity(replay), _vector("sampled", sampled, _INTEGERS, jnp.int32)
     return ~jnp.any((sampled - replay.position) % capacity < count)

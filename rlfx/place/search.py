@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import KEY, POSITIVE, Kind, expect, instance, number, reals, shown
+from rlfx.errors import PlacementError, located
 from rlfx.place.baselines import Assignment
 from rlfx.place.critical import Chain, chain
-from rlfx.place.problem import Problem
+from rlfx.place.problem import PROBLEM, Problem
 from rlfx.place.simulate import judged
 
 
@@ -33,6 +35,16 @@ class Moves(NamedTuple):
     order: float = 1.0
     ahead: float = 0.0
     critical: float = 0.0
+
+
+def _weighed(value: Any) -> Moves:
+    if not isinstance(value, Moves):
+        raise TypeError
+    weights = [number(0).take(weight) for weight in value[:5]]
+    number(0, 1).take(value.critical)
+    if not any(weights):
+        raise ValueError
+    return value
 
 
 DEVICES = Moves(device=1.0, follow=0.0, swap=0.0, order=0.0)
@@ -139,7 +151,20 @@ def _search(problem: Problem, key: jax.Array, state: State, near: jax.Array, tem
 
 
 def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chains: int) -> State:
-    """Chains at the best of some evaluated assignments, cyclically."""
+    """Chains at the best of some evaluated assignments, cyclically.
+
+    Raises:
+      PlacementError: no assignments, other than a cost of each, or no chains.
+    """
+    expect("problem", problem, PROBLEM, PlacementError, of="initial")
+    chains = expect("chains", chains, POSITIVE, PlacementError, of="initial")
+    costs = np.asarray(expect("costs", costs, reals(1, "[starts]"), PlacementError, of="initial"))
+    fits = isinstance(starts, list) and 0 < len(starts) == len(costs) and all(isinstance(s, Assignment) for s in starts)
+    if not fits:
+        fact = f"initial: starts is {shown(starts)}, for {len(costs)} costs."
+        raise PlacementError(
+            located(fact, fix="Give a list of assignments, and the cost of each: evaluate(problem, starts).")
+        )
     picks = np.resize(np.argsort(costs, kind="stable"), chains)
     device = jnp.asarray(np.stack([starts[i].device for i in picks]), jnp.int32)
     order = jnp.asarray(np.stack([starts[i].order for i in picks]), jnp.int32)
@@ -150,6 +175,10 @@ def initial(problem: Problem, starts: list[Assignment], costs: np.ndarray, chain
     )
     start, finish = jnp.zeros(device.shape, jnp.float32), jnp.full(device.shape, jnp.inf, jnp.float32)
     return State(device, order, cost, hold, start, finish, device, order, cost)
+
+
+_STATE = instance(State, "the State of some chains", "initial(problem, starts, costs, chains=1)")
+_MOVES = Kind("Moves with weights that are not negative, one of them positive", "Moves()", _weighed)
 
 
 def anneal(
@@ -175,7 +204,16 @@ def anneal(
 
     Returns:
       The chains afterwards, and the best cost after each step, float32 ``[steps]``, seconds.
+
+    Raises:
+      PlacementError: an argument is not of its kind.
     """
+    expect("problem", problem, PROBLEM, PlacementError, of="anneal")
+    expect("state", state, _STATE, PlacementError, of="anneal")
+    key, calls = expect("key", key, KEY, PlacementError, of="anneal"), expect("calls", calls, POSITIVE, PlacementError)
+    hot = expect("hot", hot, number(0), PlacementError, of="anneal")
+    cold = expect("cold", cold, number(above=0) if hot > 0 else number(0), PlacementError, of="anneal")
+    expect("moves", moves, _MOVES, PlacementError, of="anneal")
     chains = state.cost.shape[0]
     steps = max(1, calls // chains)
     scale = float(state.best_cost.min())

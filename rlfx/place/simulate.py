@@ -9,14 +9,15 @@ that the inner loops are vectorised.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import BOOLEAN, KEY, expect, integers, one_of, optional, reals
 from rlfx.errors import PlacementError, located
-from rlfx.place.problem import Problem
+from rlfx.place.problem import PROBLEM, Problem
 
 Order = Literal["critical-path", "depth-first", "breadth-first", "random"]
 ORDERS: tuple[Order, ...] = ("critical-path", "depth-first", "breadth-first", "random")
@@ -47,13 +48,14 @@ def run_order(problem: Problem, order: Order, key: jax.Array | None = None) -> n
     Raises:
       PlacementError: an unknown order, or ``random`` without a key.
     """
+    expect("problem", problem, PROBLEM, PlacementError, of="run_order")
+    order = expect("order", order, one_of(*ORDERS), PlacementError, of="run_order")
+    key = expect("key", key, optional(KEY), PlacementError, of="run_order")
     if order == "random":
         if key is None:
             raise PlacementError(located("order='random' needs a PRNG key.", fix="Pass key=jax.random.key(0)."))
         return np.asarray(jax.random.permutation(key, problem.tasks), np.int32)
     scores = {"critical-path": -problem.to_exit[0], "depth-first": -problem.depth, "breadth-first": problem.depth}
-    if order not in scores:
-        raise PlacementError(located(f"Unknown order {order!r}.", fix=f"Use one of {', '.join(ORDERS)}."))
     return ranks(scores[order])
 
 
@@ -162,7 +164,33 @@ def _run(
     return Schedules(makespan, began, ended, sent, landed)
 
 
-@partial(jax.jit, static_argnames="fifo")
+def _checked(problem: Problem, assignment: Any, priority: Any, fifo: Any, exec_noise: Any, transfer_noise: Any) -> None:
+    """Raise PlacementError unless these are a problem, and arrays that fit it; devices are checked where they are known."""
+    expect("problem", problem, PROBLEM, PlacementError, of="simulate")
+    expect("fifo", fifo, BOOLEAN, PlacementError, of="simulate")
+    expect("assignment", assignment, integers(2, "[B, V]"), PlacementError, of="simulate")
+    expect("priority", priority, integers(2, "[B, V]"), PlacementError, of="simulate")
+    expect("exec_noise", exec_noise, optional(reals(2, "[B, V]")), PlacementError, of="simulate")
+    expect("transfer_noise", transfer_noise, optional(reals(3, "[B, V, D]")), PlacementError, of="simulate")
+    rows = (np.shape(assignment)[0], problem.tasks)
+    wanted = {"assignment": rows, "priority": rows, "exec_noise": rows, "transfer_noise": (*rows, problem.devices)}
+    given = {"assignment": assignment, "priority": priority, "exec_noise": exec_noise, "transfer_noise": transfer_noise}
+    for name, shape in wanted.items():
+        if given[name] is not None and np.shape(given[name]) != shape:
+            size = f"{problem.tasks} tasks on {problem.devices} devices"
+            fact = f"simulate: {name} has shape {np.shape(given[name])}; there are {size}."
+            raise PlacementError(located(fact, fix=f"Give an array of shape {shape}."))
+    if not isinstance(assignment, jax.core.Tracer):
+        outside = ~((np.asarray(assignment) >= 0) & (np.asarray(assignment) < problem.devices))
+        if outside.any():
+            b, v = (int(i) for i in np.argwhere(outside)[0])
+            fact = f"simulate: task {v} of assignment {b} is on device {np.asarray(assignment)[b, v]}."
+            raise PlacementError(located(fact, fix=f"Devices are 0, ..., {problem.devices - 1}."))
+
+
+_compiled = jax.jit(_run, static_argnames="fifo")
+
+
 def simulate(
     problem: Problem,
     assignment: jax.Array,
@@ -185,6 +213,9 @@ def simulate(
     Returns:
       Makespans and all times, in seconds.
 
+    Raises:
+      PlacementError: no problem, an array of another shape, or a device that there is not.
+
     Example:
       >>> from rlfx.place import workloads, hardware
       >>> from rlfx.place.problem import build
@@ -194,10 +225,18 @@ def simulate(
       >>> bool(jnp.isclose(one.makespan[0], problem.one_device()[0]))
       True
     """
-    return _run(problem, assignment, priority, fifo, exec_noise, transfer_noise)
+    _checked(problem, assignment, priority, fifo, exec_noise, transfer_noise)
+    device, priority = jnp.asarray(assignment), jnp.asarray(priority)
+    return _compiled(problem, device, priority, fifo=bool(fifo), exec_noise=exec_noise, transfer_noise=transfer_noise)
 
 
 @partial(jax.jit, static_argnames="fifo")
+def _makespan(
+    problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool, exec_noise: Any, transfer_noise: Any
+) -> jax.Array:
+    return _run(problem, assignment, priority, fifo, exec_noise, transfer_noise).makespan
+
+
 def makespan(
     problem: Problem,
     assignment: jax.Array,
@@ -208,7 +247,9 @@ def makespan(
     transfer_noise: jax.Array | None = None,
 ) -> jax.Array:
     """Only the makespans of :func:`simulate`, float32 ``[B]``; nothing else is stored."""
-    return _run(problem, assignment, priority, fifo, exec_noise, transfer_noise).makespan
+    _checked(problem, assignment, priority, fifo, exec_noise, transfer_noise)
+    device, priority = jnp.asarray(assignment), jnp.asarray(priority)
+    return _makespan(problem, device, priority, fifo=bool(fifo), exec_noise=exec_noise, transfer_noise=transfer_noise)
 
 
 def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -> jax.Array:

@@ -8,13 +8,19 @@ import json
 import os
 import pathlib
 import sys
+import threading
 from collections.abc import Iterator
 
 import jax
 
+from rlfx._checks import installed
 from rlfx.errors import ProfileError, located
 from rlfx.profile.scripts import Window, execute
 
+ONE_CALL = (
+    "The script was inside one call of XLA all the time: what changes over the training does not show in it. Split the "
+    "call into iterations and wrap one in rlfx.profile.sampled, or look at several windows (--start)."
+)
 COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
@@ -32,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--duration", type=float, help="end it after so many seconds (default: one second after the last "
                      "compilation; 0: when the script ends)")  # fmt: skip
+    run.add_argument("--memory", type=int, default=2048, metavar="MB",
+                     help="end it when the process has grown by so much: it holds the trace (default: %(default)s)")  # fmt: skip
     run.add_argument("--steps", type=int, default=0, help="environment steps done in the capture")
     run.add_argument("--python-tracer", action="store_true", help="record every Python call (inflates Python 1.7-2x)")
     run.add_argument("script")
@@ -72,23 +80,22 @@ def run(arguments: argparse.Namespace) -> int:
         )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMMAND_BUFFERS}".strip()
 
-    from rlfx.profile import capture, read
+    from rlfx.profile import read
+    from rlfx.profile.capture import capturing
+
+    thread = threading.get_ident()
 
     def captured():
-        return capture(arguments.out, steps=arguments.steps, python_tracer=arguments.python_tracer)
+        return capturing(arguments.out, arguments.steps, None, arguments.python_tracer, 2, thread)
 
     key = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, key)
     jax.config.update(key, True)
     try:
-        with Window(captured, arguments.start, arguments.duration) as window:
+        with Window(captured, arguments.start, arguments.duration, arguments.memory << 20) as window:
             status = execute(script, arguments.arguments)
     finally:
         jax.config.update(key, before)
-    if not window.begun:
-        never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
-        fact = f"The script ended before the capture began: it {never}."
-        raise ProfileError(located(fact, fix="Give a smaller --start, or a script that computes with jax."))
     if window.refused:
         raise ProfileError(
             located(
@@ -96,13 +103,17 @@ def run(arguments: argparse.Namespace) -> int:
                 fix="Run it with `python` alone, and read its own directory with `python -m rlfx.profile report`.",
             )
         )
+    if not window.begun:
+        never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
+        fact = f"The script ended before the capture began: it {never}."
+        raise ProfileError(located(fact, fix="Give a smaller --start, or a script that computes with jax."))
     if window.cut:
-        when = (
-            "a second after the last compilation" if arguments.duration is None else f"after {arguments.duration:g} s"
-        )
-        cut = f"the capture ended {when}, and the script went on"
-        print(f"rlfx.profile: {cut}; --start and --duration choose others.", file=sys.stderr)
-    print(read(arguments.out))
+        cut = f"the capture ended {window.cut}, and the script went on"
+        print(f"rlfx.profile: {cut}; --start, --duration and --memory choose others.", file=sys.stderr)
+    found = read(arguments.out)
+    print(found)
+    if found.one_call:
+        print(f"\n{ONE_CALL}")
     return status
 
 
@@ -155,6 +166,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def calibrate(arguments: argparse.Namespace) -> None:
     """Measure and store the cost of profiling."""
+    installed("calibrate", "optax", "profile", ProfileError)
     from rlfx.profile import calibration
 
     measured = calibration.calibrate(arguments.rounds)

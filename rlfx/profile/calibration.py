@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     def paid(self) -> dict[str, int]:
         """Events of each kind in one run."""
         (process,) = self.report.processes
-        return {kind: len(found) for kind, found in process.timeline.paid.items()}
+        return {kind: len(found.times) for kind, found in process.timeline.paid.items()}
 
 
 def _once(body: Callable[[], object], profiled: bool) -> np.ndarray:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pathlib
 import platform
+import shutil
 import sys
 import tempfile
 import threading
@@ -22,7 +23,7 @@ import jax
 from rlfx._checks import BOOLEAN, NATURAL, PATH, TEXT, expect, integer, optional
 from rlfx._jaxpr import stop_trace
 from rlfx.errors import ProfileError, located
-from rlfx.profile import annotate, compilations, intercept
+from rlfx.profile import annotate, compilations, intercept, threads
 from rlfx.profile.report import Report, read
 from rlfx.profile.xspace import SIDECAR
 
@@ -41,10 +42,11 @@ class Session:
     directory: pathlib.Path
     process: str
     steps: int = 0
+    folder: pathlib.Path | None = None  # of its own trace, in the directory that others may share
 
     def report(self) -> Report:
-        """Read what was captured; see `rlfx.profile.read`."""
-        return read(self.directory)
+        """Read what was captured here, also if others captured into the directory later; see `rlfx.profile.read`."""
+        return read(self.folder or self.directory)
 
 
 @contextlib.contextmanager
@@ -94,27 +96,66 @@ def capture(
     process, python_tracer, host_level = (
         expect(name, value, OPTIONS[name], ProfileError, of="capture") for name, value in given.items()
     )
+    with capturing(directory, steps, process, python_tracer, host_level, threading.get_ident()) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def capturing(
+    directory: str | os.PathLike | None,
+    steps: int,
+    process: str | None,
+    python_tracer: bool,
+    host_level: int,
+    thread: int,
+) -> Iterator[Session]:
+    """`capture` of the program that `thread` runs, from any thread."""
     _warn_about_cache()
     _warn_about_command_buffers()
     root = pathlib.Path(tempfile.mkdtemp(prefix="rlfx-profile-") if directory is None else directory)
     name = process or multiprocessing.current_process().name
-    session = Session(root, name, steps)
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = int(python_tracer)
     options.host_tracer_level = host_level
     options.session_id = f"{name.replace('/', '_')}-{os.getpid()}-{time.time_ns()}"
+    folder = root / "plugins" / "profile" / options.session_id
+    _writable(folder)
+    session = Session(root, name, steps, folder)
     about = _about(name)
-    log = compilations.CompileLog()
+    log, watch = compilations.CompileLog(), threads.Watch()
     opened = annotate.open_annotations()
-    _start(root, options)
     try:
-        with compilations.watching(log), intercept.intercepting(), jax.profiler.TraceAnnotation(annotate.CAPTURE):
+        _start(root, options)
+    except ProfileError:
+        shutil.rmtree(folder)
+        raise
+    try:
+        with (
+            compilations.watching(log, thread),
+            intercept.intercepting(),
+            threads.watching(watch),
+            jax.profiler.TraceAnnotation(annotate.CAPTURE),
+        ):
             yield session
     finally:
-        edges = {**_edges(opened, annotate.open_annotations()), "not_ready": _not_ready()}
-        folder = root / "plugins" / "profile" / options.session_id
+        edges = {**_edges(opened, annotate.open_annotations(), thread), "not_ready": not_ready()}
         stop_trace(folder)
-        (folder / SIDECAR).write_text(json.dumps({**about, **edges, "steps": session.steps, **log.as_notes()}))
+        notes = {**about, **edges, "steps": session.steps, **log.as_notes(), **watch.as_notes()}
+        (folder / SIDECAR).write_text(json.dumps(notes))
+
+
+def _writable(folder: pathlib.Path) -> None:
+    """Make the folder of a trace now: at the end it would be too late to hear that it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SIDECAR).write_text("{}")
+    except OSError as error:
+        raise ProfileError(
+            located(
+                f"The trace cannot be written to {folder.parents[2]}: {error.strerror}.",
+                fix="Give a directory that you can write to.",
+            )
+        ) from None
 
 
 def _start(root: pathlib.Path, options: Any) -> None:
@@ -158,22 +199,19 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _edges(before: dict, after: dict) -> dict[str, Any]:
-    """Annotations open when the capture began, with the epoch time they closed, and those open when it ended.
-
-    Those of the capturing thread are exact; those of other threads cannot be matched to a line of the trace.
-    """
-    me = threading.get_ident()
-    mine = before.get(me, [])
-    late = [a for a in after.get(me, []) if a not in mine]
+def _edges(before: dict, after: dict, thread: int) -> dict[str, Any]:
+    """Annotations open when the capture began, with the epoch time they closed, and those open when it ended; and
+    each one's line of the trace."""
+    early = [(a, ident) for ident, stack in before.items() for a in stack]
+    late = [(a, ident) for ident, stack in after.items() for a in stack if a not in before.get(ident, [])]
     return {
-        "open_at_start": [(a.name, a.stop_ns) for a in mine],
-        "open_at_stop": [(a.name, a.start_ns) for a in late],
-        "open_elsewhere": len({id(a) for d in (before, after) for k, v in d.items() if k != me for a in v}),
+        "open_at_start": [(a.name, a.stop_ns, threads.line_id(ident)) for a, ident in early],
+        "open_at_stop": [(a.name, a.start_ns, threads.line_id(ident)) for a, ident in late],
+        "line": threads.line_id(thread),
     }
 
 
-def _not_ready() -> int:
+def not_ready() -> int:
     """Arrays that are still being computed. A trace alone does not tell: of what is under way it has no event."""
     count = 0
     for array in jax.live_arrays():

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rlfx.errors import ProfileError, located
+from rlfx.profile.attributed import Attributed
 from rlfx.profile.rows import key_of
 from rlfx.profile.tables import grid
-
-if TYPE_CHECKING:
-    from rlfx.profile.report import Report
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class Comparison:
         return "\n".join(parts)
 
 
-def compare(before: Report, after: Report) -> Comparison:
+def compare(before: Attributed, after: Attributed) -> Comparison:
     """Compare two runs of the same task, per step if both know their steps, else in total.
 
     Raises:
@@ -96,14 +93,14 @@ def compare(before: Report, after: Report) -> Comparison:
     return Comparison(unit, "a step" if before.steps else "in total", total, operations, limits, counts)
 
 
-def _named(report: Report, key: str) -> dict[str, int]:
+def _named(report: Attributed, key: str) -> dict[str, int]:
     out: dict[str, int] = {}
     for row, ns in report.rows.items():
         out[key_of(row, key)] = out.get(key_of(row, key), 0) + ns
     return out
 
 
-def _counts(report: Report) -> dict[str, int]:
+def _counts(report: Attributed) -> dict[str, int]:
     out: dict[str, int] = {}
     for (source, target, _, _), n in report.transitions.items():
         name = f"{source}→{target}"

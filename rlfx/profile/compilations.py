@@ -165,9 +165,8 @@ def _listening(name: str, log: CompileLog, level: int, explain: bool) -> Iterato
 
 
 @contextlib.contextmanager
-def watching(log: CompileLog) -> Iterator[None]:
-    """Record every compilation in the process, with jax's own explanation of why."""
-    main = threading.get_ident()
+def watching(log: CompileLog, main: int) -> Iterator[None]:
+    """Record every compilation in the process, with jax's own explanation of why; `main` is a thread's ident."""
 
     def duration(event: str, seconds: float, **tags: Any) -> None:
         stage = STAGES.get(event)

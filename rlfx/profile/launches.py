@@ -11,8 +11,11 @@ import collections
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from rlfx.profile import rules
-from rlfx.profile.events import DeviceEvent
+from rlfx.profile.columns import NONE
+from rlfx.profile.events import Event, Executions
 
 
 class Base(NamedTuple):
@@ -78,6 +81,10 @@ class Launches:
             queue.popleft()
         return self._claim(run, queue[0], queue[0].base) if queue else otherwise
 
+    def __contains__(self, run: int) -> bool:
+        """Is the launch of a run known?"""
+        return run in self._runs
+
     def _claim(self, run: int, launch: Launch | None, base: Base) -> Base:
         if launch is not None and launch.run is None:
             launch.run = run
@@ -85,20 +92,15 @@ class Launches:
         return base
 
 
-def unmatched(events: list) -> tuple[collections.Counter, collections.Counter]:
+def unmatched(events: list[Event], device: Executions) -> tuple[collections.Counter, collections.Counter]:
     """`(runs without a launch, launches without a run)` of each function.
 
     The first were under way when the capture began, the second had not finished when it ended, or have nothing to run.
     """
-    runs: dict[str, set] = collections.defaultdict(set)
     launches: collections.Counter = collections.Counter()
     calls: dict[int, list[tuple[int, str]]] = collections.defaultdict(list)
     until: dict[int, int] = {}
     for e in events:
-        if isinstance(e, DeviceEvent):
-            if e.run is not None:
-                runs[rules.function_of(e.module)].add(e.run)
-            continue
         if e.rule.kind != "state":
             continue
         stack = calls[e.line]
@@ -110,5 +112,46 @@ def unmatched(events: list) -> tuple[collections.Counter, collections.Counter]:
         elif e.rule.value == rules.DISPATCH and e.start >= until.get(e.line, 0):
             until[e.line] = e.end
             launches[stack[-1][1] if stack else ""] += 1
-    ran = collections.Counter({f: len(ids) for f, ids in runs.items()})
+    functions = [rules.function_of(kind.module) for kind in device.kinds]
+    distinct = sorted(set(functions))
+    index = np.asarray([distinct.index(f) for f in functions], np.int64)
+    known = device.run != NONE
+    run, number = np.unique(device.run[known], return_inverse=True)
+    pairs = np.unique(number * max(1, len(distinct)) + index[device.kind[known]]) if len(run) else np.zeros(0, np.int64)
+    ran = collections.Counter(distinct[i] for i in (pairs % max(1, len(distinct))).tolist())
     return ran - launches, launches - ran
+
+
+def extents(device: Executions, window: tuple[int, int], early: bool, late: bool) -> dict[int, tuple[int, int]]:
+    """From the first to the last instruction of each run in the window, with the times when it has no processor.
+
+    Args:
+      device: instructions without a run count as one of their module.
+      window: ns.
+      early: a program was under way when the window began: the one that is seen first.
+      late: a program was under way when the window ended: the one that is seen last.
+    """
+    chosen = np.flatnonzero((device.end > window[0]) & (device.start < window[1]))
+    if not len(chosen):
+        return {}
+    modules = {module: i for i, module in enumerate(dict.fromkeys(kind.module for kind in device.kinds))}
+    module = np.asarray([modules[kind.module] for kind in device.kinds], np.int64)[device.kind[chosen]]
+    run, number = np.unique(np.where(device.run[chosen] == NONE, ~module, device.run[chosen]), return_inverse=True)
+    first, last = np.full(len(run), window[1]), np.full(len(run), window[0])
+    np.minimum.at(first, number, np.maximum(device.start[chosen], window[0]))
+    np.maximum.at(last, number, np.minimum(device.end[chosen], window[1]))
+    if early:
+        first[np.argmin(first)] = window[0]
+    if late:
+        last[np.argmax(last)] = window[1]
+    return dict(zip(run.tolist(), zip(first.tolist(), last.tolist(), strict=True), strict=True))
+
+
+def alone(events: list[Event], runs: dict[int, tuple[int, int]]) -> int:
+    """ns of the run that lasted longest; 0 if another program was called or ran meanwhile."""
+    if not runs:
+        return 0
+    begin, end = max(runs.values(), key=lambda run: run[1] - run[0])
+    others = sum(first < end and last > begin for first, last in runs.values()) > 1
+    called = any(e.rule.value == rules.BACKEND and begin < e.start < end for e in events)
+    return 0 if others or called else end - begin

@@ -12,19 +12,17 @@ import json
 import os
 import pathlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import numpy as np
 
 from rlfx.errors import ProfileError, located
+from rlfx.profile.attributed import Attributed, Process
 from rlfx.profile.rules import BACKEND, CALLBACK, TRANSFER
 from rlfx.profile.sweep import split
 from rlfx.profile.timeline import ANNOTATION, HOST, TASK, THUNK
 
-if TYPE_CHECKING:
-    from rlfx.profile.report import Process, Report
-
-
+A = TypeVar("A", bound=Attributed)
 EVENTS = (ANNOTATION, THUNK, TASK, HOST)
 CALLS = (BACKEND, TRANSFER, CALLBACK)
 
@@ -85,7 +83,7 @@ def load(path: str | os.PathLike | None = None) -> Overhead:
         ) from None
 
 
-def correct(report: Report, overhead: Overhead) -> Report:
+def correct(report: A, overhead: Overhead) -> A:
     """Take the cost of profiling out of a report, at the instants where it was paid.
 
     Raises:
@@ -116,10 +114,10 @@ def correct(report: Report, overhead: Overhead) -> Report:
 
 def total(process: Process, overhead: Overhead) -> float:
     """CPU ns that profiling cost a process in its window, on all threads, on the critical path or not."""
-    return sum(overhead.costs.get(kind, 0.0) * len(events) for kind, events in process.timeline.paid.items())
+    return sum(overhead.costs.get(kind, 0.0) * len(marks.times) for kind, marks in process.timeline.paid.items())
 
 
-def held_up(report: Report, overhead: Overhead) -> tuple[float, float]:
+def held_up(report: Attributed, overhead: Overhead) -> tuple[float, float]:
     """ns that the events of a report cost `(on the critical path, off it)`, in wall time if they held everything up."""
     free, shared = (dataclasses.replace(overhead, contention=share) for share in (0.0, 1.0))
     on, all_of_it = (sum(sum(_owed(p, costs).values()) for p in report.processes) for costs in (free, shared))
@@ -130,16 +128,17 @@ def _owed(process: Process, overhead: Overhead) -> dict[int, float]:
     """ns by which book-keeping held a process up, by combination."""
     owed: dict[int, float] = {}
     lines = [track.line.kind for track in process.timeline.tracks]
-    for kind, events in process.timeline.paid.items():
+    for kind, marks in process.timeline.paid.items():
         cost = overhead.costs.get(kind, 0.0)
-        if not cost or not events:
+        if not cost:
             continue
-        combos = process.sweep.combo_at(np.asarray([time for time, _ in events], np.int64))
-        for (_, line), combo in zip(events, combos.tolist(), strict=True):
+        pairs = process.sweep.combo_at(marks.times).astype(np.int64) * len(lines) + marks.lines
+        for pair, count in zip(*(x.tolist() for x in np.unique(pairs, return_counts=True)), strict=True):
+            combo, line = divmod(pair, len(lines))
             found = process.sweep.attributions[combo]
             critical = found.bound or lines[line] in ("main", "program") or kind == CALLBACK
             share = 1.0 if critical else overhead.contention
-            owed[combo] = owed.get(combo, 0.0) + share * cost / found.parallel
+            owed[combo] = owed.get(combo, 0.0) + count * share * cost / found.parallel
     return owed
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from rlfx.profile.rules import (
     BACKEND,
+    BLOCKED,
     BUSY,
     CALLBACK,
     COMPILE,
@@ -23,6 +24,7 @@ BOUND = {
     (PYTHON, None): "host", (CALLBACK, None): "host", (BACKEND, None): "dispatch", (DISPATCH, None): "dispatch",
     (COMPILE, None): "compile", (TRANSFER, None): "transfer", (WAIT, BUSY): "device", (DEVICE, BUSY): "device",
     (WAIT, COPY): "transfer", (DEVICE, COPY): "transfer", (WAIT, IDLE): "idle", (DEVICE, IDLE): "idle",
+    (BLOCKED, BUSY): "device", (BLOCKED, COPY): "transfer", (BLOCKED, IDLE): "blocked",
 }  # fmt: skip
 
 

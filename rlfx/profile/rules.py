@@ -6,11 +6,12 @@ import functools
 import re
 from typing import NamedTuple
 
-from rlfx.profile.annotate import CAPTURE, OPERATION, PHASE
+from rlfx.profile.annotate import AGAIN, CAPTURE, OPERATION, PHASE
 
 # Host states. `callback`: Python called back from inside a compiled program. `device`: this thread itself executes
-# XLA kernels (the CPU backend runs small programs inline). `wait`: blocked until the device has finished.
-PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT = [
+# XLA kernels (the CPU backend runs small programs inline). `wait`: blocked until the device has finished. `blocked`:
+# by others than the device: a queue, a lock, a pipe, a socket, another process, a sleep.
+PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED = [
     "python",
     "backend",
     "dispatch",
@@ -19,16 +20,19 @@ PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT = [
     "callback",
     "device",
     "wait",
+    "blocked",
 ]
 # Reading a result back: a wait while the device still executes, a transfer afterwards. Resolved by the sweep.
 FETCH = "fetch"
 WAITING = "rlfx.wait:"
-STATES = (PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT)
+BLOCKING = "rlfx.blocked:"
+TOGETHER = "rlfx.tasks:"  # a loop of asyncio waits: `//` between the operations of its tasks, `/` inside one
+STATES = (PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED)
 BUSY, COPY, IDLE = "busy", "copy", "idle"
 
 
 class Rule(NamedTuple):
-    """`kind`: annotation, capture, state, inherit, record, region, stop, ignore or unknown; `value`: state or name."""
+    """`kind`: annotation, again, capture, state, inherit, record, region, stop, ignore, unknown; `value`: state or name."""
 
     kind: str
     value: str = ""
@@ -37,6 +41,7 @@ class Rule(NamedTuple):
 # First match wins. Everything a known event encloses without a rule of its own keeps the state around it.
 RULES: tuple[tuple[str, Rule], ...] = (
     (r"end: .*", Rule("ignore")),
+    (r"rlfx\.(blocked|tasks):.*", Rule("state", BLOCKED)),
     (r"ThreadpoolListener::Record", Rule("record")),
     (r"ThreadpoolListener::StartRegion", Rule("region")),
     (r"ThreadpoolListener::StopRegion", Rule("stop")),
@@ -104,6 +109,8 @@ def rule(name: str) -> Rule:
     """
     if name.startswith((OPERATION, PHASE)):
         return Rule("annotation", name)
+    if name.startswith(AGAIN):
+        return Rule("again", name[len(AGAIN) :])
     if name == CAPTURE:
         return Rule("capture")
     for pattern, found in _COMPILED:

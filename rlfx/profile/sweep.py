@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlfx.profile.columns import BLOCK
 from rlfx.profile.rows import DeviceRow, Row
 from rlfx.profile.rules import (
     BACKEND,
+    BLOCKED,
     BUSY,
     CALLBACK,
     COMPILE,
@@ -84,13 +86,15 @@ def sweep(timeline: Timeline) -> Sweep:
     start, stop = timeline.window
     tracks = [t for t in timeline.tracks if len(t.times) or t.line.kind == "main"]
     kinds = [t.line.kind for t in tracks]
-    inner = [t.times[(t.times > start) & (t.times < stop)] for t in tracks]
-    bounds = np.unique(np.concatenate([np.asarray([start, stop], np.int64), *inner]))
-    lengths = np.diff(bounds)
+    inner = [t.times[np.searchsorted(t.times, start, "right") : np.searchsorted(t.times, stop)] for t in tracks]
+    bounds = np.concatenate([np.asarray([start, stop], np.int64), *inner])
+    bounds.sort()
+    bounds = bounds[np.append(True, bounds[1:] != bounds[:-1])]
     roots = [_root(timeline, kind) for kind in kinds]
     combo, columns = _combinations(tracks, roots, bounds[:-1])
     total = np.zeros(len(columns), np.int64)
-    np.add.at(total, combo, lengths)
+    for at in range(0, len(combo), BLOCK):
+        np.add.at(total, combo[at : at + BLOCK], np.diff(bounds[at : at + BLOCK + 1]))
     contexts = [*timeline.contexts, *_EXTRA]
     attributions = [attribute([contexts[c] for c in column], kinds) for column in columns]
     rows: dict[Row, int] = {}
@@ -112,19 +116,26 @@ def _root(timeline: Timeline, kind: str) -> int:
 
 
 def _combinations(tracks, roots, at: np.ndarray) -> tuple[np.ndarray, list[tuple[int, ...]]]:
-    """`(combination of each segment, context of every track in each combination)`."""
-    rng = np.random.default_rng(0)
-    matrix = np.empty((len(tracks), len(at)), np.int32)
-    key = np.zeros(len(at), np.uint64)
-    for row, (track, root) in enumerate(zip(tracks, roots, strict=True)):
-        found = np.searchsorted(track.times, at, "right") - 1
-        matrix[row] = np.where(found >= 0, track.context[found] if len(track.times) else root, root)
-        values = int(matrix[row].max(initial=0)) + 1
-        key += rng.integers(0, 2**64, values, np.uint64)[matrix[row]]
-    _, first, combo = np.unique(key, return_index=True, return_inverse=True)
-    if not (matrix[:, first[combo]] == matrix).all():  # a collision of 64-bit sums: practically never
-        _, first, combo = np.unique(matrix, axis=1, return_index=True, return_inverse=True)
-    return combo.ravel(), [tuple(column) for column in matrix[:, first].T.tolist()]
+    """`(combination of each segment, context of every track in each combination)`, a block of segments at a time."""
+    known: dict[tuple[int, ...], int] = {}
+    combo = np.empty(len(at), np.int32)
+    for begin in range(0, len(at), BLOCK):
+        block = at[begin : begin + BLOCK]
+        matrix = np.empty((len(tracks), len(block)), np.int32)
+        code = np.zeros(len(block), np.int64)
+        for row, (track, root) in enumerate(zip(tracks, roots, strict=True)):
+            first = max(0, int(np.searchsorted(track.times, block[0], "right")) - 1)
+            times = track.times[first : int(np.searchsorted(track.times, block[-1], "right"))]
+            found = np.searchsorted(times, block, "right") - 1
+            matrix[row] = np.where(found >= 0, track.context[first + found] if len(times) else root, root)
+            values, index = np.unique(matrix[row], return_inverse=True)
+            code = code * len(values) + index
+            if code.max() > 1 << 31:
+                _, code = np.unique(code, return_inverse=True)
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        numbers = [known.setdefault(tuple(column), len(known)) for column in matrix[:, first].T.tolist()]
+        combo[begin : begin + BLOCK] = np.asarray(numbers, np.int32)[which]
+    return combo, list(known)
 
 
 def attribute(contexts: list[Context], kinds: list[str]) -> Attribution:
@@ -158,12 +169,17 @@ def attribute(contexts: list[Context], kinds: list[str]) -> Attribution:
         )
         return Attribution(rows, device, state, False, len(acting))
     host = DEVICE if main is not None and main.state == DEVICE else WAIT
+    if host == WAIT and not any(c.state == WAIT for c in contexts) and any(c.state == BLOCKED for c in contexts):
+        host = BLOCKED
     if leaves:
         rows = tuple((Row(key.phase, key.path, key.stage, host, state), weight) for key, weight in device)
         return Attribution(rows, device, state, True, len(leaves))
     waiting = [c for c in contexts if c.state is not None and any(s.path for s in c.shares)]
     waiting = waiting or ([main] if main is not None else [])
-    rows = _shared([(Row(s.phase or phase, s.path, s.stage, host, state), 1) for s in c.shares] for c in waiting)
+    rows = _shared(
+        [(Row(s.phase or phase, s.path, s.stage, BLOCKED if c.state == BLOCKED else host, state), 1) for s in c.shares]
+        for c in waiting
+    )
     return Attribution(rows or ((Row(phase, (), "", host, state), 1),), device, state, False)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import collections
 import html as escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rlfx.profile.attributed import Attributed
 from rlfx.profile.rows import bound_by, named
 from rlfx.profile.rules import IDLE, STATES
 
-if TYPE_CHECKING:
-    from rlfx.profile.report import Report
 
-
-def operation_rows(report: Report, depth: int | None = None) -> tuple[list[str], list[tuple]]:
+def operation_rows(report: Attributed, depth: int | None = None) -> tuple[list[str], list[tuple]]:
     """`(host states in use, [(phase, operation, ms, share, ms by host state..., ms device)])`, in the order of paths.
 
     Operations deeper than `depth` count for the one around them.
@@ -60,7 +58,7 @@ def grid(header: list[str], body: list[list[str]], left: int = 1) -> str:
     return "\n".join(lines)
 
 
-def text(report: Report, depth: int | None = None) -> str:
+def text(report: Attributed, depth: int | None = None) -> str:
     """The whole report as text."""
     parts = [_title(report), report.verdict, "", _operations(report, depth), "", _device(report)]
     for title, body in (
@@ -77,7 +75,7 @@ def text(report: Report, depth: int | None = None) -> str:
     return "\n".join(parts)
 
 
-def _title(report: Report) -> str:
+def _title(report: Attributed) -> str:
     count = len(report.processes)
     head = f"{count} process{'es' if count > 1 else ''}, {report.span_ns / 1e9:.3f} s"
     if report.corrected_ns:
@@ -88,7 +86,7 @@ def _title(report: Report) -> str:
     return head
 
 
-def _operations(report: Report, depth: int | None) -> str:
+def _operations(report: Attributed, depth: int | None) -> str:
     states, table = operation_rows(report, depth)
     phases = any(row[0] for row in table)
     header = (["phase"] if phases else []) + ["operation", "ms", "share", *states, "device busy"]
@@ -104,7 +102,7 @@ def _ms(value: float) -> str:
     return f"{value:.2f}" if value >= 0.005 else "."
 
 
-def _device(report: Report) -> str:
+def _device(report: Attributed) -> str:
     lines = [
         f"device busy {report.device_busy:.1%} of the span, device-bound {report.device_bound:.1%}; "
         f"a sampling tool would say {report.naive_utilisation:.0%}",
@@ -114,7 +112,7 @@ def _device(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _device_rows(report: Report, depth: int | None) -> str:
+def _device_rows(report: Attributed, depth: int | None) -> str:
     work: collections.Counter = collections.Counter()
     count: collections.Counter = collections.Counter()
     for row, ns in report.device_rows.items():
@@ -127,7 +125,7 @@ def _device_rows(report: Report, depth: int | None) -> str:
     return grid(["operation", "ms", "share", "instructions"], body) if body else ""
 
 
-def _transitions(report: Report) -> str:
+def _transitions(report: Attributed) -> str:
     kinds: collections.Counter = collections.Counter()
     cells: dict[str, collections.Counter] = {}
     for (source, target, _, path), n in report.transitions.items():
@@ -142,7 +140,7 @@ def _transitions(report: Report) -> str:
     return grid(["operation", *[f"{a}→{b}" for a, b in columns]], body) if columns else ""
 
 
-def _compiled(report: Report) -> str:
+def _compiled(report: Attributed) -> str:
     body = []
     for c in report.compiled[:15]:
         causes = collections.Counter(c.causes)
@@ -151,12 +149,12 @@ def _compiled(report: Report) -> str:
     return grid(["function", "cause", "count", "ms"], body, left=2) if body else ""
 
 
-def _stages(report: Report) -> str:
+def _stages(report: Attributed) -> str:
     stages = {k: v for k, v in report.stages().items() if k}
     return grid(["stage", "ms"], [[k, f"{ns / 1e6:.2f}"] for k, ns in stages.items()]) if stages else ""
 
 
-def _processes(report: Report) -> str:
+def _processes(report: Attributed) -> str:
     if len(report.processes) < 2:
         return ""
     first = min(p.span[0] for p in report.processes)
@@ -169,7 +167,7 @@ def _processes(report: Report) -> str:
     return grid(["process", "pid", "start s", "seconds", "device busy", "device-bound"], body)
 
 
-def _threads(report: Report) -> str:
+def _threads(report: Attributed) -> str:
     body = []
     for p in report.processes:
         if len(p.sweep.threads) < 2:
@@ -180,7 +178,7 @@ def _threads(report: Report) -> str:
     return grid(["process", "thread", "ms"], body, left=3) if body else ""
 
 
-def html(report: Report) -> str:
+def html(report: Attributed) -> str:
     """A table for notebooks, with a bar of host states in every row."""
     states, table = operation_rows(report)
     colours = dict(zip(STATES, COLOURS, strict=True))
@@ -208,10 +206,10 @@ def html(report: Report) -> str:
 
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart: one colour a host state.
-COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2")
+COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2", "#DDDDDD")
 
 
-def as_dict(report: Report) -> dict[str, Any]:
+def as_dict(report: Attributed) -> dict[str, Any]:
     """Everything in JSON types."""
     return {
         "seconds": report.span_ns / 1e9,

@@ -1,7 +1,7 @@
 """Protocol-buffer wire format: just enough to read the messages that jax does not parse for us.
 
-`ProfileData` gives the events of a trace, but neither thread ids, nor the profiler's own warnings, nor the HLO modules
-that the profiler embeds in the metadata of a plane without events. They are read here, without protobuf or TensorFlow.
+jax's `ProfileData` gives the events of a trace one by one, but neither thread ids, nor the profiler's own warnings, nor
+the HLO modules that the profiler embeds in the metadata of a plane. They are read here, without protobuf or TensorFlow.
 """
 
 from __future__ import annotations
@@ -48,23 +48,26 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """
     at = 0
     while at < len(data):
-        key, at = varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = varint(data, at)
-            yield number, value
-            continue
-        if kind == LENGTH:
-            size, at = varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            size = 8 if kind == FIXED64 else 4
-        else:
-            raise ProfileError(truncated(f"wire type {kind} does not exist"))
-        if at + size > len(data):
-            raise ProfileError(truncated(f"field {number} has {len(data) - at} of {size} bytes"))
-        chunk = data[at : at + size]
-        at += size
-        yield number, chunk if kind == LENGTH else int.from_bytes(chunk, "little")
+        number, value, at = field(data, at)
+        yield number, value
+
+
+def field(data: memoryview, at: int) -> tuple[int, int | memoryview, int]:
+    """Read one field: `(number, value, position after it)`."""
+    key, at = varint(data, at)
+    number, kind = key >> 3, key & 7
+    if kind == VARINT:
+        return number, *varint(data, at)
+    if kind == LENGTH:
+        size, at = varint(data, at)
+    elif kind in (FIXED64, FIXED32):
+        size = 8 if kind == FIXED64 else 4
+    else:
+        raise ProfileError(truncated(f"wire type {kind} does not exist"))
+    if at + size > len(data):
+        raise ProfileError(truncated(f"field {number} has {len(data) - at} of {size} bytes"))
+    chunk = data[at : at + size]
+    return number, chunk if kind == LENGTH else int.from_bytes(chunk, "little"), at + size
 
 
 def message(data: memoryview) -> dict[int, list[int | memoryview]]:

@@ -1,16 +1,16 @@
-"""Read a trace: planes, lines and events with jax's `ProfileData`; warnings and HLO modules from the wire format."""
+"""Read a trace: its planes and lines, warnings, HLO modules, and the notes beside it; its events are decoded later."""
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import pathlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax.profiler import ProfileData
-
 from rlfx.errors import ProfileError, located
-from rlfx.profile import wire
+from rlfx.profile import columns, wire
 from rlfx.profile.hlo import Module
 
 METADATA_PLANE = "/host:metadata"
@@ -27,12 +27,17 @@ class Trace:
     """
 
     path: pathlib.Path
-    planes: list[Any]
+    planes: list[columns.Plane]
     modules: dict[int, Module]
     start_ns: int
     notes: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
-    data: Any = field(default=None, repr=False)  # owns the memory behind `planes`
+    file: mmap.mmap | None = field(default=None, repr=False)
+
+    def forget(self) -> None:
+        """Give back the memory of what was read of the file; it is read again if it is looked at again."""
+        if self.file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.file.madvise(mmap.MADV_DONTNEED)
 
 
 def find(directory: str | pathlib.Path) -> list[pathlib.Path]:
@@ -62,31 +67,48 @@ def read_trace(path: str | pathlib.Path) -> Trace:
       ProfileError: the file is empty, truncated, or not a trace.
     """
     path = pathlib.Path(path)
-    raw = path.read_bytes()
     try:
-        return parse_trace(raw, path, _notes(path))
+        return parse_trace(_mapped(path), path, _notes(path))
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
 
 
-def parse_trace(raw: bytes, path: pathlib.Path, notes: dict[str, Any]) -> Trace:
+def _mapped(path: pathlib.Path) -> memoryview:
+    """The bytes of a file, which the system reads when they are looked at."""
+    with path.open("rb") as file:
+        empty = not os.fstat(file.fileno()).st_size
+        return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def parse_trace(raw: memoryview, path: pathlib.Path, notes: dict[str, Any]) -> Trace:
     """Read a serialized XSpace."""
     if not raw:
         raise ProfileError(wire.truncated("it is empty"))
-    space = wire.message(memoryview(raw))
+    space = wire.message(raw)
     if 1 not in space:
         raise ProfileError(wire.truncated("it holds no plane"))
     modules: dict[int, Module] = {}
-    for plane in space[1]:
-        found = wire.message(plane)
-        if wire.text(found, 2) == METADATA_PLANE:
-            modules = _modules(found)
-    data = ProfileData.from_serialized_xspace(raw)
-    planes = list(data.planes)
-    stats = {key: value for plane in planes if plane.name == ENVIRONMENT_PLANE for key, value in plane.stats}
+    planes = []
+    start = 0
+    for data in space[1]:
+        plane = columns.plane(data)
+        planes.append(plane)
+        if plane.name == METADATA_PLANE:
+            modules = _modules(wire.message(data))
+        elif plane.name == ENVIRONMENT_PLANE:
+            start = _start(plane, wire.message(data))
     warnings = [bytes(text).decode("utf-8", "replace") for number in (2, 3) for text in space.get(number, [])]
-    start = int(stats.get("profile_start_time", 0))
-    return Trace(path, planes, modules, start, notes, warnings, data)
+    file = raw.obj if isinstance(raw.obj, mmap.mmap) else None
+    return Trace(path, planes, modules, start, notes, warnings, file)
+
+
+def _start(plane: columns.Plane, found: dict) -> int:
+    """Epoch ns at which the trace began."""
+    for raw in found.get(6, []):
+        stat = wire.message(raw)
+        if plane.stats.get(wire.integer(stat, 1)) == "profile_start_time":
+            return wire.integer(stat, 3) or wire.integer(stat, 4)
+    return 0
 
 
 def _modules(plane: dict) -> dict[int, Module]:

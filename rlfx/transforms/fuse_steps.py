@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx._checks import KEY, POSITIVE, Kind, expect, function, one_of, scalar
 from rlfx.errors import ProgramError, located
-from rlfx.recurrence.program import Program
-from rlfx.transforms._fuse_loop import FusedLoops
-from rlfx.transforms._fuse_program import trace_step
-from rlfx.transforms._fuse_scan import batch_of, check_backend, fuse_scan
-from rlfx.transforms._scalarize import UnsupportedPrimitive
+from rlfx.recurrence.ir.program import Program
+from rlfx.transforms.steps.loop import FusedLoops
+from rlfx.transforms.steps.program import trace_step
+from rlfx.transforms.steps.scalarize import UnsupportedPrimitive
+from rlfx.transforms.steps.scan import batch_of, check_backend, fuse_scan
 
 __all__ = [
     "Statistics",
@@ -138,9 +139,7 @@ def fuse_steps(
       >>> float(statistics.reward.sum()), bool(statistics.episodes.min() >= 1)
       (800.0, True)
     """
-    if outputs not in ("final", "statistics", "trajectory"):
-        fact = f"fuse_steps: outputs={outputs!r}."
-        raise ProgramError(located(fact, fix='Use "final", "statistics" or "trajectory".'))
+    outputs = expect("outputs", outputs, one_of(*_BODIES), ProgramError, of="fuse_steps")
     _check_environment("fuse_steps", env)
     if outputs == "statistics" and not getattr(env, "resets", True):
         fact = f"fuse_steps: statistics of {env.name}, which does not begin new episodes: each step after an end would be one."
@@ -150,13 +149,10 @@ def fuse_steps(
     scan = fuse_scan(body, k, backend=backend, tile=tile)
 
     def run(key: jax.Array, states: Any, extra: Any = None, *, t0: Any = 0, b0: Any = 0):
-        dtype, shape = getattr(key, "dtype", None), np.shape(key)
-        if not (
-            (jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()) or (dtype == jnp.uint32 and shape == (2,))
-        ):
-            fact = f"fuse_steps: the key is {dtype or type(key).__name__}{list(shape)}."
-            raise ProgramError(located(fact, fix="Give one typed key: jax.random.key(seed)."))
+        key = expect("key", key, KEY, ProgramError, of="fuse_steps")
         n = batch_of(states, None, k)
+        b0 = expect("b0", b0, scalar(whole=True), ProgramError, of="fuse_steps")
+        _check_states(env, key, states)
         if policy is None:
             _check_given(env, extra)
         index = jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
@@ -197,15 +193,43 @@ def fuse_loops(program: Program, *, backend: str = "auto", tile: int | None = No
       True
     """
     check_backend(backend, tile)
-    return dataclasses.replace(program, directives={**program.directives, "loops": FusedLoops(backend, tile)})
+    return dataclasses.replace(
+        program, directives=dataclasses.replace(program.directives, loops=FusedLoops(backend, tile))
+    )
+
+
+def _environment(value: Any) -> Any:
+    if isinstance(value, type) or not all(
+        hasattr(value, name) for name in ("reset", "observe", "step", "action_space")
+    ):
+        raise TypeError
+    return value
+
+
+_ENVIRONMENT = Kind("an environment", 'rlfx.envs.make("CartPole-v1")', _environment)
 
 
 def _check_environment(user: str, env: Any) -> None:
-    if not all(hasattr(env, name) for name in ("observe", "step", "action_space")):
-        fact = f"{user} of {type(env).__name__} ({env!r}), which is no environment."
-        raise ProgramError(
-            located(fact, fix="Give what rlfx.envs.make returns (to a compilation: transform=fuse_steps).")
-        )
+    fix = "Give what rlfx.envs.make returns (to a compilation: transform=fuse_steps)."
+    expect("env", env, _ENVIRONMENT, ProgramError, of=user, fix=fix)
+
+
+def _check_states(env: Any, key: jax.Array, states: Any) -> None:
+    """Raise ProgramError unless the states are those of N environments (a scan checks their dtypes)."""
+    one = jax.eval_shape(env.reset, key)
+    wanted, given = jax.tree.structure(one), jax.tree.structure(states)
+    if wanted != given:
+        fact = f"fuse_steps: the states have structure {given}, those of {env.name} have {wanted}."
+        raise ProgramError(located(fact, fix="Give jax.vmap(env.reset)(keys), or what a run returned."))
+    for path, x, leaf in zip(*_paths(one), jax.tree.leaves(states), strict=True):
+        if np.shape(leaf)[1:] != x.shape:
+            fact = f"fuse_steps: states{path} is {list(np.shape(leaf))}, of one environment it is {list(x.shape)}."
+            raise ProgramError(located(fact, fix="Give jax.vmap(env.reset)(keys), or what a run returned."))
+
+
+def _paths(tree: Any) -> tuple[list[str], list[Any]]:
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path) for path, _ in paths], [leaf for _, leaf in paths]
 
 
 def _check_given(env: Any, actions: Any) -> None:
@@ -225,6 +249,9 @@ def _check_given(env: Any, actions: Any) -> None:
             raise ProgramError(located(fact, fix="Clip the actions, or mask the logits they come from."))
 
 
+_POLICY = function("params", "key", "obs")
+
+
 def _actor(env: Any, policy: Any) -> Callable:
     """``(shared, key, state, given action) -> (observation, action)``."""
 
@@ -237,12 +264,10 @@ def _actor(env: Any, policy: Any) -> Callable:
 
     if policy is None:
         return lambda shared, key, state, given: (env.observe(state), given)
-    if callable(policy):
-        return observed(policy)
     if isinstance(policy, str) and policy == "random":
         return observed(lambda shared, key, obs: _uniform(env.action_space, key))
-    fact = f"fuse_steps: policy={policy!r}."
-    raise ProgramError(located(fact, fix='Use None (actions are given), "random", or policy(params, key, obs).'))
+    fix = 'Use None (actions are given), "random", or policy(params, key, obs).'
+    return observed(expect("policy", policy, _POLICY, ProgramError, of="fuse_steps", fix=fix))
 
 
 def _uniform(space: Any, key: jax.Array) -> Any:
@@ -313,6 +338,14 @@ def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
     return Support(reason is None, reason)
 
 
+def _pairs(value: Any) -> tuple[tuple[Any, Any], ...]:
+    pairs = tuple((backend, tile) for backend, tile in value)
+    if not pairs or isinstance(value, (str, bytes)):
+        raise ValueError
+    return pairs
+
+
+_CANDIDATES = Kind("pairs of a backend and a tile", '(("scan", None), ("tile", 64))', _pairs)
 CANDIDATES = (("scan", None), ("tile", 64), ("tile", 256))
 
 
@@ -331,11 +364,9 @@ def tune(make: Callable, *args: Any, candidates: tuple = CANDIDATES, repeat: int
       >>> best in seconds
       True
     """
-    if not callable(make) or not candidates or any(len(c) != 2 for c in candidates):
-        fact = f"tune: make={make!r}, candidates={candidates!r}."
-        raise ProgramError(
-            located(fact, fix="Give make(backend, tile), and pairs such as (('scan', None), ('tile', 64)).")
-        )
+    expect("make", make, function("backend", "tile"), ProgramError, of="tune")
+    candidates = expect("candidates", candidates, _CANDIDATES, ProgramError, of="tune")
+    repeat = expect("repeat", repeat, POSITIVE, ProgramError, of="tune")
     seconds = {}
     for backend, tile in candidates:
         run = jax.jit(make(backend, tile))

@@ -11,10 +11,10 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, NATURAL, POSITIVE, each, expect, instance, one_of, optional, shown
 from rlfx.errors import DomainError, located
-from rlfx.recurrence.arguments import validate_target
-from rlfx.recurrence.directed import directed
-from rlfx.recurrence.program import Program
-from rlfx.transforms._blocks_loss import Blocks, InBlocks, in_blocks
+from rlfx.recurrence.api.pending import directed
+from rlfx.recurrence.ir.arguments import validate_target
+from rlfx.recurrence.ir.program import Program
+from rlfx.transforms.blocks.loss import Blocks, InBlocks, in_blocks
 
 #: The default of ``batch_argnums``.
 BATCH = 1
@@ -177,6 +177,10 @@ def _sizes(over: str, block_size: Any) -> dict[str, int]:
     return {d: expect("block_size", size, POSITIVE) for d, size in zip(over, sizes, strict=True)}
 
 
+#: The directive of a block's size, by axis.
+_BLOCKS = {"t": "timesteps", "b": "environments"}
+
+
 def _program(program: Program, sizes: dict[str, int]) -> Program:
     axes = {"t": ("T", program.domain.length), "b": ("B", program.domain.batch)}
     for axis, size in sizes.items():
@@ -200,5 +204,5 @@ def _program(program: Program, sizes: dict[str, int]) -> Program:
                 fix="Use rlfx.compile, with a loss.",
             )
         )
-    asked = {**program.directives.get("block_size", {}), **sizes}
-    return replace(program, directives={**program.directives, "block_size": asked})
+    asked = {_BLOCKS[axis]: size for axis, size in sizes.items()}
+    return replace(program, directives=replace(program.directives, **asked))

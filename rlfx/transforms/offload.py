@@ -11,13 +11,13 @@ import jax
 from rlfx import _jaxpr as J
 from rlfx._checks import NATURAL, TEXT, each, expect, one_of, optional, shown
 from rlfx.errors import DomainError, located
-from rlfx.recurrence.arguments import validate_target
-from rlfx.recurrence.directed import directed
-from rlfx.recurrence.host import JAXLIB, Hosting, checked_names, refuse
-from rlfx.recurrence.program import Program
-from rlfx.transforms._blocks_loss import Blocks
-from rlfx.transforms._offload_driver import Driven
-from rlfx.transforms._offload_loss import Offloaded
+from rlfx.recurrence.api.pending import directed
+from rlfx.recurrence.execute.host import JAXLIB, Hosting, checked_names, refuse
+from rlfx.recurrence.ir.arguments import validate_target
+from rlfx.recurrence.ir.program import Program
+from rlfx.transforms.blocks.driver import Driven
+from rlfx.transforms.blocks.loss import Blocks
+from rlfx.transforms.blocks.offloaded import Offloaded
 from rlfx.transforms.incrementalize import BATCH, checked_blocks, refuse_others
 
 FORMS = {"program": Offloaded, "driver": Driven}
@@ -138,4 +138,4 @@ def _program(program: Program, hosting: Hosting) -> Program:
         raise DomainError(located(fact, where=program.where, fix="Use rlfx.compile."))
     refuse(jax.default_backend(), JAXLIB)
     checked_names(program, hosting.names)
-    return replace(program, directives={**program.directives, "offload": hosting})
+    return replace(program, directives=replace(program.directives, offload=hosting))

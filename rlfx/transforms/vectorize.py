@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, overload
 
 from rlfx._checks import expect, one_of
-from rlfx.recurrence.arguments import validate_target
-from rlfx.recurrence.directed import directed
-from rlfx.recurrence.program import Program
+from rlfx.recurrence.api.pending import directed
+from rlfx.recurrence.ir.arguments import validate_target
+from rlfx.recurrence.ir.program import Program
 
 
 @overload
@@ -51,5 +51,5 @@ def vectorize(target: Any, *, over: str = "t") -> Any:
     validate_target(target, "vectorize")
     if not isinstance(target, Program):
         return directed(target, lambda program: vectorize(program, over=over))
-    asked = (*target.directives.get("vectorize", ()), over)
-    return replace(target, directives={**target.directives, "vectorize": tuple(dict.fromkeys(asked))})
+    asked = tuple(dict.fromkeys((*target.directives.vectorize, over)))
+    return replace(target, directives=replace(target.directives, vectorize=asked))

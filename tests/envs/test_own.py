@@ -207,7 +207,7 @@ def test_parametric_cartpole():
     np.testing.assert_allclose(c.final_obs, a.final_obs, atol=5e-3)  # Euler steps sixteen times as fine
     assert state.ballast.shape == (12,)
     assert int(state.cartpole.time) == 1
-    with pytest.raises(EnvError, match="Both factors are at least 1"):
+    with pytest.raises(EnvError, match="ParametricCartPole: state_factor must be a positive integer, got 0"):
         rlfx.envs.make("CartPole-parametric", state_factor=0)
 
 

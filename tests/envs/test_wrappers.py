@@ -490,15 +490,15 @@ def test_check_finds_what_is_wrong(env, message):
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: rlfx.envs.time_limit(Counter(), 0), "at least one step"),
-    (lambda: rlfx.envs.frame_stack(Counter(), 0), "at least one frame"),
-    (lambda: rlfx.envs.action_repeat(Counter(), 0), "at least once"),
+    (lambda: rlfx.envs.time_limit(Counter(), 0), "time_limit: steps must be a positive integer, got 0"),
+    (lambda: rlfx.envs.frame_stack(Counter(), 0), "frame_stack: frames must be a positive integer, got 0"),
+    (lambda: rlfx.envs.action_repeat(Counter(), 0), "action_repeat: repeats must be a positive integer, got 0"),
     (lambda: rlfx.envs.clip_action(cartpole), "Only the actions of a Box"),
-    (lambda: rlfx.envs.auto_reset(Counter(), reset="often"), "does not know reset='often'"),
-    (lambda: rlfx.envs.auto_reset(Counter(), reset="optimistic", ratio=0), "ratio=0"),
-    (lambda: rlfx.envs.random_rollout("CartPole-v1", 0, 5), "0 environments"),
-    (lambda: rlfx.envs.random_rollout("CartPole-v1", 5, 0), "0 steps"),
-    (lambda: rlfx.envs.random_rollout("CartPole-v1", 2.5, 5), "2.5 environments"),
+    (lambda: rlfx.envs.auto_reset(Counter(), reset="often"), "reset must be \"fresh\", .*, got 'often'"),
+    (lambda: rlfx.envs.auto_reset(Counter(), reset="optimistic", ratio=0), "auto_reset: ratio must be a positive integer, got 0"),
+    (lambda: rlfx.envs.random_rollout("CartPole-v1", 0, 5), "num_envs must be a positive integer, got 0"),
+    (lambda: rlfx.envs.random_rollout("CartPole-v1", 5, 0), "num_steps must be a positive integer, got 0"),
+    (lambda: rlfx.envs.random_rollout("CartPole-v1", 2.5, 5), "num_envs must be a positive integer, got 2.5"),
 ])  # fmt: skip
 def test_bad_arguments(make, message):
     with pytest.raises(EnvError, match=message):

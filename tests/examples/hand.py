@@ -1,5 +1,6 @@
 """What the examples compute, written by hand: scans and loops over arrays with the axes [T, B]."""
 
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -11,8 +12,12 @@ import rlfx
 
 def keys(length, batch, key, *names):
     """The keys ``t.key_for(name)`` of a program, ``[T, B]`` each: they depend on nothing else in it."""
-    take = rlfx.unroll(lambda _, c, t: (c, tuple(t.key_for(n) for n in names)), length=length, batch=batch)
-    return take(None, None, key)[1]
+    return _keys(length, batch, names)(None, None, key)[1]
+
+
+@functools.cache
+def _keys(length, batch, names):
+    return jax.jit(rlfx.unroll(lambda _, c, t: (c, tuple(t.key_for(n) for n in names)), length=length, batch=batch))
 
 
 def rollout(env, log_probs, state, action_keys, env_keys):

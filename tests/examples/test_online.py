@@ -1,5 +1,7 @@
 """DQN, SARSA(lambda) and the iteration level: programs that learn at every timestep, against Python loops."""
 
+from types import SimpleNamespace
+
 import dqn
 import hand
 import iteration_level
@@ -32,20 +34,27 @@ def test_dqn_is_a_python_loop(monkeypatch, calls):
     explore_keys, action_keys, env_keys, replay_keys = hand.keys(length, B, KEY, "explore", "action", "env", "replay")
     state, params, target, past = first.state, first.params.value, first.target.value, []
     step_all, gradient = jax.jit(jax.vmap(dqn.env.step)), jax.jit(jax.grad(dqn.batch_loss))
+
+    @jax.jit
+    def act(params, obs, epsilon, explore_keys, action_keys):
+        explore = jax.vmap(lambda k: jax.random.bernoulli(k, epsilon))(explore_keys)
+        anything = jax.vmap(lambda k: jax.random.randint(k, (), 0, 2))(action_keys)
+        greedy = jax.vmap(lambda o: jnp.argmax(mlp(params, o)))(obs).astype(jnp.int32)
+        return jnp.where(explore, anything, greedy)
+
+    @jax.jit
+    def draw(keys, low, stop):
+        return jax.vmap(lambda k: jax.random.randint(k, (dqn.SAMPLES,), low, stop))(keys)
+
     for t in range(length):
         obs = jax.vmap(dqn.env.observe)(state)
-        epsilon = max(0.05, 1.0 - t / dqn.EXPLORE_UNTIL)
-        explore = jax.vmap(lambda k: jax.random.bernoulli(k, epsilon))(explore_keys[t])
-        anything = jax.vmap(lambda k: jax.random.randint(k, (), 0, 2))(action_keys[t])
-        greedy = jax.vmap(lambda o: jnp.argmax(mlp(params, o)))(obs).astype(jnp.int32)
-        action = jnp.where(explore, anything, greedy)
+        action = act(params, obs, max(0.05, 1.0 - t / dqn.EXPLORE_UNTIL), explore_keys[t], action_keys[t])
         state, step = step_all(env_keys[t], state, action)
         past.append(dqn.Transition(obs, action, step.reward, step.terminated, step.final_obs))
 
-        low = max(t - dqn.CAPACITY + 1, 0)
-        times = jax.vmap(lambda k: jax.random.randint(k, (dqn.SAMPLES,), low, t + 1))(replay_keys[t])
-        memory = jax.tree.map(lambda *x: jnp.stack(x), *past)
-        sampled = jax.tree.map(lambda x: jnp.stack([x[times[b], b] for b in range(B)]), memory)
+        times = np.asarray(draw(replay_keys[t], max(t - dqn.CAPACITY + 1, 0), t + 1))
+        memory = jax.tree.map(lambda *x: np.stack(x), *past)
+        sampled = jax.tree.map(lambda x: np.stack([x[times[b], b] for b in range(B)]), memory)
         if t % dqn.LEARN_EVERY == 0:
             params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient(params, target, sampled))
         if t % dqn.COPY_EVERY == 0:
@@ -107,6 +116,11 @@ def test_iterations_are_a_python_loop():
     take_key = rlfx.unroll(lambda _, c, i: (c, i.key), length=iterations)
 
     @jax.jit
+    def act(params, state, keys):
+        state, data = hand.rollout(env, lambda obs: actor(params, obs), state, *keys)
+        return state, vars(data)
+
+    @jax.jit
     def gradient(online, target, obs, action, advantage):
         wanted = advantage + hand.over(lambda x: critic(target, x), obs)
         normalised = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -121,8 +135,8 @@ def test_iterations_are_a_python_loop():
     for i, iteration_key in enumerate(take_key(None, None, key)[1]):
         if i % iteration_level.COPY_EVERY == 0:
             target = online
-        keys = hand.keys(length, batch, iteration_key, "action", "env")
-        state, data = hand.rollout(env, lambda obs, p=online: actor(p, obs), state, *keys)
+        state, data = act(online, state, hand.keys(length, batch, iteration_key, "action", "env"))
+        data = SimpleNamespace(**data)
         values = np.asarray(hand.over(lambda obs, p=target: critic(p, obs), data.obs))
         last_obs = jax.vmap(env.observe)(state)
         following = hand.next_values(lambda obs, p=target: critic(p, obs), data, values, last_obs)

@@ -142,8 +142,3 @@ def test_the_demo_learns(tmp_path, capsys, lenient):
 def test_the_demo_fails_if_it_did_not_learn(tmp_path, capsys, lenient):
     assert ppo.main(["--seed", "0", "--updates", "5", "--envs", "4", "--plot", str(tmp_path / "curve.png")]) == 1
     assert "not reached" in capsys.readouterr().out
-
-
-def test_recurrent_ppo_runs(capsys, lenient):
-    rnn.main(["--updates", "1"])
-    assert "falls per 1,000 steps" in capsys.readouterr().out

@@ -74,7 +74,10 @@ FORMS: dict[str, Form] = {
              '($0 - over("mean", "tb", @0, t, b)) / (over("max", "b", lambda t, b: size(@0(t, b) - 0.01), t, b) + 0.5)',
              past=False),
         Form("shared", "f", "f", "rlfx.shared(lambda x: jnp.tanh(x.sum() + x[0]), $0)",
-             "np.tanh(sum(@0(t, c) for c in every) + @0(t, 0))", until="shared under until", batch=True),
+             "np.tanh(sum(@0(t, c) for c in every) + @0(t, 0))", until="values of ended environments", batch=True),
+        Form("shared_carry", "f", "", "rlfx.shared(lambda x: jnp.tanh(x.sum() + x[0]), carry['h'])",
+             "np.tanh(sum(last_carry('h', t, c) for c in every) + last_carry('h', t, 0))", feature="shared under until",
+             batch=True),
         # of the carry
         Form("next", "i", "", 'carry["n"] + 1', 'carry("n", t, b) + 1', weight=0),
         Form("share", "f", "ff", '0.5 * $1 + rlfx.mean($0, "b")', '0.5 * $1 + over("mean", "b", @0, t, b)', weight=0),

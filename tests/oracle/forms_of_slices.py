@@ -55,8 +55,8 @@ SPANS = [
     _slices(
         "ragged_series",
         "fs",
-        "S(@0[:t + 1] * 0.7)[rlfx.maximum(t - 1, 0)]",
-        "span(@0, &, 0, max(t - 1, 0) + 1, b) * 0.7",
+        "S(@0[:t + 1] * 0.7)[t]",
+        "span(@0, &, 0, t + 1, b) * 0.7",
         feature="series of slices",
     ),
     # elementwise, with scalars, with one another
@@ -65,7 +65,8 @@ SPANS = [
     _slices("s_plus", "sfs", "jnp.sin($0 + $1)", "np.sin($0 + $1)"),
     _slices("s_where", "sfs", "jnp.where($0 > $1, $0, 0.1)", "np.where(more($0, $1), $0, 0.1)"),
     _slices("s_product", "sss", "$0 * jnp.cos($1)", "$0 * np.cos($1)", weight=2),
-    _slices("s_flip", "ss", "$0[::-1]", "$0[::-1]"),
+    _slices("s_flip", "ss", "$0[::-1]", "$0[::-1]", full=True),
+    _slices("s_flip_empty", "ss", "jnp.flip($0)", "$0[::-1]"),
     _slices("s_cumsum", "ss", "jnp.cumsum($0) * 0.3", "np.cumsum($0) * 0.3"),
     _slices("s_softmax", "sfs", "jax.nn.softmax($0 * $1)", "softmax($0 * $1)", full=True, weight=2),
     _slices("s_stop", "ss", "jax.lax.stop_gradient($0)", "stop(&, t, b, $0)"),
@@ -104,7 +105,14 @@ SPANS = [
     _slices(
         "s_associative", "ss", "jax.lax.associative_scan(jnp.add, $0)", "np.cumsum($0)", feature="associative scans"
     ),
-    _slices("s_take", "ss", "jnp.take_along_axis($0, jnp.argsort($0), 0)", "ordered($0)", feature="take along a slice"),
+    _slices(
+        "s_take",
+        "ss",
+        "jnp.take_along_axis($0, jnp.argsort($0), 0)",
+        "ordered($0)",
+        full=True,
+        feature="take along a slice",
+    ),
     # products, attention
     _slices("scores", "wvs", "$0 @ $1", "$0 @ $1", weight=2),
     _slices("mix", "swv", "jax.nn.softmax($0) @ $1", "softmax($0) @ $1", full=True, weight=3),
@@ -177,7 +185,7 @@ SPANS = [
         feature="slices in control flow",
     ),
     _slices("tail", "sf", "$0[-2:].sum() * 0.5", "$0[-2:].sum() * 0.5", full=True, feature="slices of slices"),
-    _slices("strided", "sf", "$0[::2].sum() * 0.5", "$0[::2].sum() * 0.5", feature="slices of slices"),
+    _slices("strided", "sf", "$0[::2].sum() * 0.5", "$0[::2].sum() * 0.5", full=True, feature="slices of slices"),
     _slices(
         "reward_sum",
         "f",

@@ -65,7 +65,7 @@ POINTWISE = [
     _map("count", "iii", "($0 + 2 * $1) % 5", "($0 + 2 * $1) % 5"),
     _map("halve", "ii", "$0 // 2", "$0 // 2"),
     _map("equal", "iib", "$0 % 3 == $1 % 2", "$0 % 3 == $1 % 2"),
-    _map("both", "bbb", "$0 & ~$1", "$0 and not $1"),
+    _map("both", "bbb", "jnp.logical_and($0, ~$1)", "$0 and not $1"),
     _map("above", "ffb", "$0 > $1", "more($0, $1)"),
 ]
 POINTWISE += [
@@ -128,7 +128,7 @@ READS = [
         "ff",
         "rlfx.shared(lambda x: jnp.tanh(x.mean() + x[0]), @0[#0])",
         "np.tanh(np.mean([read(@0, #0, c) for c in every]) + read(@0, #0, 0))",
-        until="shared under until",
+        until="values of ended environments",
         batch=True,
     ),
     Form(
@@ -168,8 +168,16 @@ LOOKUPS = [
         f"@0[{_BACK.format('$1')}, $2 % B]",
         f"@0({_WENT.format('$1')}, $2 % B)",
         batch=True,
-        until="lookups of ended environments",
+        until="values of ended environments",
         weight=2,
+    ),
+    _look(
+        "look_env_carry",
+        "iif",
+        f"S(carry['h'])[{_BACK.format('$0')}, $1 % B]",
+        f"last_carry('h', {_WENT.format('$0')}, $1 % B)",
+        batch=True,
+        feature="lookups of ended environments",
     ),
     _look(
         "look_many",
@@ -194,14 +202,14 @@ LOOKUPS = [
     _look(
         "look_outside",
         "fif",
-        "jnp.nan_to_num(@0[t.now + 3 * $1 - 4], nan=0.25)",
+        "jnp.nan_to_num(@0.lookup(t.now + 3 * $1 - 4), nan=0.25)",
         "@0(t + 3 * $1 - 4, b) if 0 <= t + 3 * $1 - 4 <= t else 0.25",
         feature="lookups out of range",
     ),
     _look(
         "look_clip",
         "fif",
-        '@0.at(t.now + 3 * $1 - 4, outside="clip")',
+        '@0.lookup(t.now + 3 * $1 - 4, outside="clip")',
         "@0(min(max(t + 3 * $1 - 4, 0), t), b)",
         feature="lookups that clip",
     ),

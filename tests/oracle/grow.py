@@ -160,9 +160,10 @@ class Grower:
             self.make(FORMS["recall"], (self.history,), (str(back),))
 
     def finish(self, wanted: int) -> tuple[Node, ...]:
-        """Values that nothing has used yet, and as many more as are wanted; slices are summed."""
-        for v in [v for v in self.values if v not in self.used and out(v) in "sw"]:
-            self.make(FORMS["sum" if out(v) == "s" else "w_sum"], (v,))
+        """Values that nothing has used yet, and as many more as are wanted; slices are summed, others made floats."""
+        for v in [v for v in self.values if v not in self.used and out(v) in "swib" and FORMS[v.form].ins]:
+            others = (self.some("f"), self.some("f")) if out(v) == "b" else ()
+            self.make(FORMS[{"s": "sum", "w": "w_sum", "i": "float", "b": "if"}[out(v)]], (v, *others))
         loose = [v for v in self.values if v not in self.used and out(v) in "fv" and FORMS[v.form].ins]
         more = [v for v in self.values if v in self.used and out(v) in "fv" and FORMS[v.form].ins]
         return tuple(dict.fromkeys((loose + more[::-1])[:wanted])) or (self.make(FORMS["h"], ()),)
@@ -221,6 +222,10 @@ def _carried(g: Grower, rng: np.random.Generator, roots: tuple[Node, ...]) -> tu
     return tuple(following)
 
 
+#: Of the trees of a sweep. What goes wrong goes wrong with few forms, mostly, and time is in proportion to their number.
+SIZES = (3, 3, 4, 3, 5, 4, 9)
+
+
 def chosen(seed: int, on: Collection[str] = ON, only: Collection[str] = ()) -> Tree:
     """The tree of a sweep: of every ten one in float64, one over two calls; of every thirty one with T > 128."""
     if seed % 30 == 4:
@@ -228,4 +233,4 @@ def chosen(seed: int, on: Collection[str] = ON, only: Collection[str] = ()) -> T
         length = int(rng.choice([129, 131, 150, 191, 200]))
         return grow(seed, 3, on, only, length=length, batch=(None, 1, 2)[int(rng.integers(3))])
     more: dict[str, Any] = {3: {"float": "float64"}, 7: {"calls": 2}}.get(seed % 10, {})
-    return grow(seed, 9, on, only, **more)
+    return grow(seed, SIZES[seed % len(SIZES)], on, only, **more)

@@ -1,8 +1,9 @@
 """The NumPy side: a tree printed as functions of one (t, b), and loops over both. It never sees rlfx.
 
-Everything is float64. Derivatives are central differences along random directions, one for each leaf of the parameters
-and of the carry. What stops or bends a gradient keeps its value from the unperturbed run. Where a comparison of floats is
-closer than :data:`MARGIN`, rounding or a difference could decide it otherwise: the run says so, and is not compared.
+Everything is float64. Derivatives are central differences along random directions, each of them of many leaves of the
+parameters and of the carry. What stops or bends a gradient keeps its value from the unperturbed run. Where a comparison
+of floats is closer than :data:`MARGIN`, rounding or a difference could decide it otherwise: the run says so, and is not
+compared.
 """
 
 from __future__ import annotations
@@ -136,6 +137,10 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
             return carry("k", t - 1, b) + 1
         return names[printed[following[name]]](t - 1, b)
 
+    def last_carry(name: str, t: int, b: int) -> Any:
+        """What others see of an environment: after its end, its last carry."""
+        return carry(name, min(t, stop_of(b)), b)
+
     def stop_of(b: int) -> int:
         if b not in ends:
             t = 1
@@ -168,7 +173,10 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
         values = np.array([f(s, c) for s, c in points if s < stop_of(c)])
         if op in ("max", "min"):
             return largest(values) if op == "max" else -largest(-values)
-        return getattr(np, op)(values)
+        result = getattr(np, op)(values)
+        if op == "std":  # of equal values: a kink, without a derivative
+            tape.note(max(result, 1e-9))
+        return result
 
     def recall(f: Callable, back: int, t: int, b: int) -> Any:
         i = max(t0 + t - back, 0)
@@ -203,8 +211,8 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
         return kept + factor * (np.asarray(x) - kept)
 
     names.update(
-        np=np, p=p, carry=carry, N=stop_of, now=lambda t: t0 + t, every=envs, B=len(envs), T=tree.length, KS=KS,
-        V=lambda x: np.full(2, x), combine=lambda x, y: x + 0.5 * y[0], point=point,
+        np=np, p=p, carry=carry, last_carry=last_carry, N=stop_of, now=lambda t: t0 + t, every=envs, B=len(envs),
+        T=tree.length, KS=KS, V=lambda x: np.full(2, x), combine=lambda x, y: x + 0.5 * y[0], point=point,
         stop=tape.stop, bent=bent, more=more, largest=largest, argmax=argmax, ordered=ordered, size=size,
         read=read, at_edge=at_edge, span=span, window=window, over=over, recall=recall,
         softmax=softmax, discounted=discounted, chain=chain, inner=inner,
@@ -229,8 +237,8 @@ def run(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> Result:
         aux.append(values)
     losses = [sum(weight(i) * np.sum(x[t, b]) for i, x in enumerate(aux)) for b in range(batch) for t in range(ends[b])]
     final = {k: np.array([names["carry"](k, ends[b], b) for b in range(batch)]) for k in ("k", *dict(tree.carried))}
-    if "m" in final:
-        final["m"] = final["m"][0]
+    if "m" in final:  # until the last environment has ended
+        final["m"] = final["m"][np.argmax(ends)]
     if tree.history is not None:
         final["buffer"] = np.array([_buffer(names[printed[tree.history]], start, t0, ends[b], b) for b in range(batch)])
     return Result(float(np.mean(losses) if tree.reduce == "mean" else np.sum(losses)), aux, final, ends)
@@ -253,27 +261,30 @@ def cotangent(i: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.cos(1.0 + i + 0.37 * np.arange(np.prod(shape, dtype=int))).reshape(shape)
 
 
-def slopes(tree: Tree, p: dict, start: dict, t0: int, tape: Tape, directions: dict, cotangents: bool) -> dict:
-    """``{("params" | "carry", leaf): the derivative of the objective along its direction}``."""
+def slopes(tree: Tree, p: dict, start: dict, t0: int, tape: Tape, directions: list[dict]) -> dict:
+    """Derivatives along each of some directions ``{("params" | "carry", leaf): change}``, without and with cotangents.
 
-    def objective(group: str, leaf: str, step: float) -> float:
+    Returns:
+      ``{cotangents: {leaves of a direction: derivative of the objective}}``.
+    """
+
+    def objectives(direction: dict, step: float) -> np.ndarray:
         inputs = {"params": dict(p), "carry": dict(start)}
-        inputs[group][leaf] = inputs[group][leaf] + step * directions[group, leaf]
+        for (group, leaf), change in direction.items():
+            inputs[group][leaf] = inputs[group][leaf] + step * change
         result = run(tree, inputs["params"], inputs["carry"], t0, tape)
-        total = result.loss
-        if cotangents:
-            total += sum(np.sum(cotangent(i, x.shape) * x) for i, x in enumerate(result.aux))
-            floats = [k for k in ("h", "v") if k in result.carry]
-            total += sum(
-                np.sum(cotangent(9 + i, result.carry[k].shape) * result.carry[k]) for i, k in enumerate(floats)
-            )
-        return float(total)
+        others = sum(np.sum(cotangent(i, x.shape) * x) for i, x in enumerate(result.aux))
+        floats = [result.carry[k] for k in ("h", "v") if k in result.carry]
+        others += sum(np.sum(cotangent(9 + i, x.shape) * x) for i, x in enumerate(floats))
+        return np.array([result.loss, result.loss + others])
 
     tape.recording = False
-    found = {}
-    for group, leaf in directions:
-        up, down, up2, down2 = (objective(group, leaf, s * STEP) for s in (1, -1, 2, -2))
-        found[group, leaf] = (8 * (up - down) - (up2 - down2)) / (12 * STEP)
+    found: dict[bool, dict] = {False: {}, True: {}}
+    for direction in directions:
+        up, down, up2, down2 = (objectives(direction, s * STEP) for s in (1, -1, 2, -2))
+        slope = (8 * (up - down) - (up2 - down2)) / (12 * STEP)
+        for cotangents in (False, True):
+            found[cotangents][tuple(direction)] = float(slope[int(cotangents)])
     tape.recording = True
     return found
 

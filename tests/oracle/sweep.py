@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections import Counter
 
 import jax
@@ -20,12 +21,17 @@ def wrong_alike(verdict: driver.Verdict) -> frozenset[str]:
     return frozenset(": ".join(w.split(": ")[:2])[:60] if "Error: " in w else w.split(":")[0] for w in verdict.wrong)
 
 
-def smallest(tree: Tree, verdict: driver.Verdict, plans: int) -> Tree:
+def one_way(seed: int) -> dict:
+    """How a tree of a long sweep runs: at once, every fourth one under a plan instead."""
+    return {"plans": int(seed % 4 == 1), "at_once": seed % 4 != 1}
+
+
+def smallest(tree: Tree, verdict: driver.Verdict, ways: dict) -> Tree:
     kinds = wrong_alike(verdict)
 
     def fails(candidate: Tree) -> bool:
         try:
-            return bool(kinds & wrong_alike(driver.check(candidate, plans=plans)))
+            return bool(kinds & wrong_alike(driver.check(candidate, **ways)))
         except Exception:
             return False  # no program: it reads what is not there
 
@@ -38,26 +44,31 @@ def main() -> None:
     parser.add_argument("last", type=int)
     parser.add_argument("--on", default="", help="features, separated by commas")
     parser.add_argument("--only", default="", help="features or forms to have much of")
-    parser.add_argument("--plans", type=int, default=1)
+    parser.add_argument(
+        "--plans", type=int, help="under how many plans, too; by default every fourth tree under one instead"
+    )
     parser.add_argument("--shrink", action="store_true")
     args = parser.parse_args()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
+    gc.set_threshold(200_000, 20, 50)
     on, only = (frozenset(filter(None, x.split(","))) for x in (args.on, args.only))
     assert on <= set(FEATURES), f"no such feature: {', '.join(on - set(FEATURES))}"
     counts = Counter()
     for seed in range(args.first, args.last):
         tree = grow.chosen(seed, ON | on, only)
-        verdict = driver.check(tree, plans=args.plans, reference=seed % 20 == 0)
+        ways = {"plans": args.plans} if args.plans is not None else one_way(seed)
+        verdict = driver.check(tree, reference=seed % 50 == 0, **ways)
         counts[verdict.outcome] += 1
         if verdict.wrong or verdict.refused:
             if verdict.wrong and args.shrink:
-                tree = smallest(tree, verdict, args.plans)
-                verdict = driver.check(tree, plans=args.plans)
+                tree = smallest(tree, verdict, ways)
+                verdict = driver.check(tree, **ways)
             print(f"\n{seed}: {tree}\n{printed.source(tree)}", *verdict.wrong, *verdict.refused, sep="\n", flush=True)
         if seed % 10 == 9:
             print(seed, dict(counts), flush=True)
-    print(dict(counts))
+            jax.clear_caches()  # of programs that do not come again
+    print(f"seeds {args.first} to {args.last - 1}:", dict(counts))
 
 
 if __name__ == "__main__":

@@ -43,10 +43,11 @@ def test_durations_are_measured_kernel_by_kernel():
     graph = work.graph()
     problem = build(graph, hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9))
     executor = Executor(graph, jax.devices()[:2])
+    begin = time.perf_counter()
     measured = executor.calibrated(problem, jax.tree.leaves(work.arguments(jax.random.key(0))), repeats=2)
     assert measured.exec_time.shape == problem.exec_time.shape
     assert np.all(measured.exec_time > 0)
-    assert np.all(measured.exec_time < 1.0)
+    assert np.all(measured.exec_time < time.perf_counter() - begin)
     for d in range(2):  # one duration a kernel and device
         assert len(np.unique(measured.exec_time[:, d])) <= executor.programs
     off = ~np.eye(2, dtype=bool)
@@ -110,11 +111,11 @@ def test_work_is_conserved_and_overlaps():
     barrier = threading.Barrier(4)
 
     def compute(v, d, values):
-        barrier.wait(timeout=5)  # passes only if all four run at once
+        barrier.wait(timeout=60)  # passes only if all four run at once
         return ()
 
     timeline, _ = runtime.run([[]] * 4, np.arange(4), np.arange(4), 4, compute, lambda *a: a[-1])
-    assert timeline.makespan < 5
+    assert timeline.makespan < 60
 
 
 def test_run_time_order_is_obeyed():

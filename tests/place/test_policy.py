@@ -81,7 +81,8 @@ def test_a_message_passing_per_step_is_the_same_mixture_seen_at_every_step(chain
         placed, ready = pending < 0, pending == 0
         encoding = encode(params, f, jnp.asarray(np.stack([placed, ready], axis=1)))
         select += float(jax.nn.log_softmax(jnp.where(ready, encoding.select, -jnp.inf))[v])
-        load = jnp.stack([encoding.placed[placed & (device == k)].sum(axis=0) for k in range(chain.devices)])
+        done = np.asarray(encoding.placed)  # in NumPy: each number of tasks would be a program
+        load = np.stack([done[placed & (device == k)].sum(axis=0) for k in range(chain.devices)])
         place += float(jax.nn.log_softmax(place_row(params, encoding.task[v], load, episode.state[0, step]))[d])
         pending = pending - chain.adjacency[v]
         pending[v] = -1

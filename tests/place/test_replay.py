@@ -115,7 +115,7 @@ def test_collisions():
 
 
 def test_refusals():
-    with pytest.raises(ProgramError, match=r"A sum tree needs capacity >= 1 and fanout >= 2, got 0 and 16"):
+    with pytest.raises(ProgramError, match=r"replay: capacity must be a positive integer, got 0"):
         rp.make_tree(0)
     with pytest.raises(ProgramError, match=r"9 transitions do not fit into a replay of 8"):
         rp.insert(rp.make_replay(8, jnp.float32(0)), jnp.zeros(9))
@@ -209,26 +209,26 @@ def test_an_empty_replay_draws_nothing():
 FULL = rp.insert(rp.make_replay(5, {"x": jnp.float32(0)}), {"x": jnp.zeros(3, jnp.float32)})
 F32 = jnp.zeros(2, jnp.float32)
 BAD = {
-    "capacity": (lambda: rp.make_tree(2.5), "got 2.5 and 16"),
-    "boolean": (lambda: rp.make_tree(True), "got True and 16"),
-    "fanout": (lambda: rp.make_replay(4, F32, fanout=1), "got 4 and 1"),
-    "example": (lambda: rp.make_replay(4, {}), "the example has no arrays"),
+    "capacity": (lambda: rp.make_tree(2.5), "capacity must be a positive integer, got 2.5"),
+    "boolean": (lambda: rp.make_tree(True), "capacity must be a positive integer, got True"),
+    "fanout": (lambda: rp.make_replay(4, F32, fanout=1), "fanout must be an integer >= 2, got 1"),
+    "example": (lambda: rp.make_replay(4, {}), "example must be a pytree of arrays of numbers, got {}"),
     "beyond the padding": (lambda: rp.set_priorities(rp.make_tree(5), jnp.array([99]), F32[:1]), "index 99 is not one"),
     "beyond the capacity": (lambda: rp.set_priorities(rp.make_tree(5), jnp.array([5]), F32[:1]), "5 transitions, 0, ..., 4"),
     "before the first": (lambda: rp.set_priorities(rp.make_tree(5), jnp.array([-1]), F32[:1]), "index -1"),
     "not yet inserted": (lambda: rp.update_priorities(FULL, jnp.array([3]), F32[:1]), "index 3 is not one of the 3"),
-    "fractions": (lambda: rp.update_priorities(FULL, F32, F32), r"indices is float32\[2\]"),
-    "one index": (lambda: rp.update_priorities(FULL, jnp.int32(1), F32), r"indices is int32\[\]"),
-    "text": (lambda: rp.update_priorities(FULL, "0", F32), "indices is str"),
+    "fractions": (lambda: rp.update_priorities(FULL, F32, F32), r"indices must be an array \[B\] of integers"),
+    "one index": (lambda: rp.update_priorities(FULL, jnp.int32(1), F32), r"indices must be an array \[B\] of integers"),
+    "text": (lambda: rp.update_priorities(FULL, "0", F32), r"indices must be an array \[B\] of integers, got '0'"),
     "counts": (lambda: rp.update_priorities(FULL, jnp.arange(2), F32[:1]), "1 priorities for 2 indices"),
-    "complex": (lambda: rp.update_priorities(FULL, jnp.arange(2), F32.astype(jnp.complex64)), "priorities is complex64"),
+    "complex": (lambda: rp.update_priorities(FULL, jnp.arange(2), F32.astype(jnp.complex64)), "priorities must be an array"),
     "structure": (lambda: rp.insert(FULL, F32), "transitions have structure"),
     "shape": (lambda: rp.insert(FULL, {"x": jnp.zeros((2, 3), jnp.float32)}), r"float32\[2, 3\], a transition's is float32\[\]"),
     "no batch axis": (lambda: rp.insert(FULL, {"x": jnp.float32(0)}), r"float32\[\], a transition's"),
     "dtype": (lambda: rp.insert(FULL, {"x": jnp.zeros(2, jnp.int32)}), r"int32\[2\], a transition's is float32"),
-    "batch": (lambda: rp.sample(FULL, jax.random.key(0), 0), "batch is 0"),
-    "half a batch": (lambda: rp.sample_uniform(FULL, jax.random.key(0), 2.5), "batch is 2.5"),
-    "probability": (lambda: rp.importance_weights(0.5, 4, 0.4), "probability is"),
+    "batch": (lambda: rp.sample(FULL, jax.random.key(0), 0), "batch must be a positive integer, got 0"),
+    "half a batch": (lambda: rp.sample_uniform(FULL, jax.random.key(0), 2.5), "batch must be a positive integer, got 2.5"),
+    "probability": (lambda: rp.importance_weights(0.5, 4, 0.4), "probability must be an array"),
 }  # fmt: skip
 
 

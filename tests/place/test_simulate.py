@@ -166,7 +166,7 @@ def test_run_orders():
     assert problem.depth[np.argmin(broad)] == 0
     with pytest.raises(PlacementError, match=r"(?s)order='random' needs a PRNG key.*key=jax.random.key\(0\)"):
         sim.run_order(problem, "random")
-    with pytest.raises(PlacementError, match=r"(?s)Unknown order 'best'.*critical-path, depth-first"):
+    with pytest.raises(PlacementError, match=r"(?s)run_order: order must be \"critical-path\", .*, got 'best'"):
         sim.run_order(problem, "best")
 
 
@@ -202,7 +202,7 @@ def test_hardware_models():
     v100 = hardware.v100_meshes()
     assert v100.devices == 8
     assert v100.bandwidth[0, 3] > v100.bandwidth[0, 4] > v100.bandwidth[0, 5]
-    with pytest.raises(PlacementError, match=r"Hardware.bandwidth must be positive everywhere"):
+    with pytest.raises(PlacementError, match=r"uniform: bandwidth must be a finite number > 0, got 0\.0"):
         hardware.p100_pcie(bandwidth=0.0)
     machine = hardware.measured(jax.devices()[:2], size=64)
     assert np.all(machine.flops > 0)

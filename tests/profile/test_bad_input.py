@@ -138,6 +138,28 @@ def test_an_older_capture_of_the_same_process_is_set_aside(tmp_path):
     assert any("an older capture of process 'MainProcess': ignored" in p for p in report.problems)
 
 
+def test_a_session_reports_its_own_capture(tmp_path):
+    sessions = []
+    for name in ("first", "second"):
+        with capture(tmp_path) as session, operation(name):
+            jax.block_until_ready(jnp.ones(3) + 1)
+        sessions.append(session)
+    reports = [session.report() for session in sessions]
+    assert [bool(r.within("first")) for r in reports] == [True, False]
+    assert [bool(r.within("second")) for r in reports] == [False, True]
+
+
+def test_a_directory_that_cannot_be_written_is_noticed_before_the_program_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    ran = []
+    refused = pytest.raises(
+        ProfileError, match=r"The trace cannot be written to .*file: Not a directory\.\n  Fix: Give a"
+    )
+    with refused, capture(tmp_path / "file"):
+        ran.append(1)
+    assert not ran
+
+
 def test_a_capture_that_leaves_the_device_running(tmp_path):
     a = jnp.ones((400, 400))
     f = jax.jit(lambda a: jax.lax.fori_loop(0, 600, lambda i, c: jnp.tanh(c @ a), a))

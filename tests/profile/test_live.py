@@ -13,6 +13,7 @@ from jax import block_until_ready  # bound before any capture
 
 from rlfx.profile import capture, operation, phase, read
 from rlfx.profile.compilations import LOWERS
+from tests.profile.busy import tries
 
 pytestmark = pytest.mark.optimised
 
@@ -57,26 +58,28 @@ def test_sums_are_exact_and_calls_are_counted(tmp_path, x):
 
 
 def test_two_scopes_of_known_ratio(tmp_path, x):
-    @jax.jit
-    def program(a):
-        with operation("long"):
-            a = work(a, 90)  # beside it the start of the program, which is in the first scope, does not count
-        with operation("short"):
-            return work(a, 30)
+    x = x[:64, :64]
 
+    def both(_, a):  # in turns, since what a processor does in a second changes
+        with operation("long"):
+            for _ in range(3):
+                a = jnp.tanh(a @ x)
+        with operation("short"):
+            return jnp.tanh(a @ x)
+
+    program = jax.jit(lambda a: jax.lax.fori_loop(0, 15, both, a))
     jax.block_until_ready(program(x))
-    long, short = [], []
-    for attempt in range(
-        200
-    ):  # the least of each: other programs' turns come on top, and on a busy machine it takes longer
+    found = []
+    for attempt in range(60):
         with capture(tmp_path / str(attempt)) as session:
             jax.block_until_ready(program(x))
         report = session.report()
-        long.append(report.device_within("long"))
-        short.append(report.device_within("short"))
-        if attempt >= 30 and 2.7 <= min(long) / min(short) <= 3.3:
+        found.append((report.device_within("long"), report.device_within("short")))
+        fastest = sorted(found, key=sum)[:5]  # other programs' turns come on top, in the one or the other
+        ratio = np.median([long / short for long, short in fastest])
+        if attempt >= 15 and 2.7 <= ratio <= 3.3:
             break
-    assert 2.7 <= min(long) / min(short) <= 3.3
+    assert 2.7 <= ratio <= 3.3
 
 
 def scan_of(f):
@@ -135,14 +138,20 @@ def test_a_recurrent_policy_leaves_at_most_five_percent_unattributed(tmp_path):
         with operation("step"):
             return [w - 0.1 * d for w, d in zip(p, g, strict=True)]
 
-    params = jax.block_until_ready(update(params))
-    with capture(tmp_path) as session:
-        for _ in range(5):
-            params = update(params)
-        jax.block_until_ready(params)
-    report = session.report()
+    start = jax.block_until_ready(update(params))
+
+    def check(folder):
+        params = start
+        with capture(folder) as session:
+            for _ in range(5):
+                params = update(params)
+            jax.block_until_ready(params)
+        report = session.report()
+        assert report.unattributed <= 0.05
+        return report
+
+    report = tries(check, tmp_path)
     assert total_exact(report)
-    assert report.unattributed <= 0.05
     assert {("recurrent loss", "gates"), ("recurrent loss", "candidate"), ("step",)} <= {
         r.path for r in report.device_rows
     }
@@ -161,10 +170,14 @@ def test_operations_inside_a_pallas_call_are_those_of_its_caller(tmp_path):
 
     a = jnp.ones((64, 64))
     jax.block_until_ready(f(a))
-    with capture(tmp_path) as session:
-        jax.block_until_ready(f(a))
-    report = session.report()
-    assert report.device_within("fused steps") > 0.95 * sum(report.device_rows.values()) > 0
+
+    def check(folder):
+        with capture(folder) as session:
+            jax.block_until_ready(f(a))
+        report = session.report()
+        assert report.device_within("fused steps") > 0.95 * sum(report.device_rows.values()) > 0
+
+    tries(check, tmp_path)
 
 
 def test_stages_of_compiled_programs(tmp_path, x):
@@ -191,29 +204,37 @@ def test_blocked_waits_belong_to_the_operation_that_the_device_executes(tmp_path
             return work(a, 300)
 
     jax.block_until_ready(f(x))
-    with capture(tmp_path) as session, operation("update"):
-        for _ in range(5):
-            jax.block_until_ready((f(x), f(x)))
-            block_until_ready((f(x), f(x)))
-            f(x).block_until_ready()
-            np.asarray(f(x))
-    report = session.report()
-    # On a loaded machine the host also waits for a thread of XLA's to get a core: that is `wait` with an idle device.
-    bound = report.total(host="wait", device="busy")
-    assert bound > 0.5 * report.device_within("loss") > 0
-    assert report.total(host="wait", device="busy", path=("update", "loss")) > 0.9 * bound
+
+    def check(folder):
+        with capture(folder) as session, operation("update"):
+            for _ in range(5):
+                jax.block_until_ready((f(x), f(x)))
+                block_until_ready((f(x), f(x)))
+                f(x).block_until_ready()
+                np.asarray(f(x))
+        report = session.report()
+        # On a loaded machine the host also waits for a thread of XLA's to get a core: that is `wait` with an idle device.
+        bound = report.total(host="wait", device="busy")
+        assert bound > 0.5 * report.device_within("loss") > 0
+        assert report.total(host="wait", device="busy", path=("update", "loss")) > 0.9 * bound
+
+    tries(check, tmp_path)
 
 
 def test_a_wait_through_a_name_imported_before_is_a_wait(tmp_path, x):
     f = jax.jit(lambda a: work(a, 300))
     block_until_ready(f(x))
     original = jax.block_until_ready
-    with capture(tmp_path) as session:
-        block_until_ready((f(x), f(x)))
-        jax.effects_barrier()
-    report = session.report()
-    assert report.total(host="python") < 0.1 * report.window_ns
-    assert report.count("python", "wait") == 2
+
+    def check(folder):
+        with capture(folder) as session:
+            block_until_ready((f(x), f(x)))
+            jax.effects_barrier()
+        report = session.report()
+        assert report.total(host="python") < 0.1 * report.window_ns
+        return report
+
+    assert tries(check, tmp_path).count("python", "wait") == 2
     assert jax.block_until_ready is original
 
 
@@ -234,11 +255,17 @@ def test_callbacks_are_the_host_s_work(tmp_path):
 
     a = jnp.ones(100_000)
     jax.block_until_ready(f(a))
-    with capture(tmp_path) as session:
-        for _ in range(3):
-            jax.block_until_ready(f(a))
-    report = session.report()
-    assert report.total(host="callback", path=("simulation", "physics")) == pytest.approx(sum(slept[1:]), rel=0.05)
+
+    def check(folder):
+        slept.clear()
+        with capture(folder) as session:
+            for _ in range(3):
+                jax.block_until_ready(f(a))
+        report = session.report()
+        assert report.total(host="callback", path=("simulation", "physics")) == pytest.approx(sum(slept), rel=0.05)
+        return report
+
+    report = tries(check, tmp_path)
     assert sum(n for (_, target, _, _), n in report.transitions.items() if target == "callback") == 3
     assert report.verdict.startswith("host-bound")
     assert total_exact(report)
@@ -345,18 +372,22 @@ def test_several_threads_share_an_instant(tmp_path):
             while time.perf_counter() < end:
                 time.sleep(0.001)
 
-    with capture(tmp_path) as session:
-        threads = [threading.Thread(target=busy, args=("acting",)) for _ in range(2)]
-        for t in threads:
-            t.start()
-        busy("learning")
-        for t in threads:
-            t.join()
-    report = session.report()
+    def check(folder):
+        with capture(folder) as session:
+            threads = [threading.Thread(target=busy, args=("acting",)) for _ in range(2)]
+            for t in threads:
+                t.start()
+            busy("learning")
+            for t in threads:
+                t.join()
+        report = session.report()
+        # Three threads at once for 100 ms: two thirds of it is acting's.
+        assert 1.4 * report.within("learning") < report.within("acting") < 2.6 * report.within("learning")
+        return report
+
+    report = tries(check, tmp_path)
     assert total_exact(report)
     assert len(report.processes[0].sweep.threads) == 3
-    # Three threads at once for 100 ms: two thirds of it is acting's, a little less where the machine is loaded.
-    assert 1.4 * report.within("learning") < report.within("acting") < 2.6 * report.within("learning")
     assert "thread" in report.text()
 
 
@@ -374,7 +405,7 @@ def test_annotations_across_the_edges_of_a_capture(tmp_path):
     manager.__exit__(None, None, None)
     inner.__exit__(None, None, None)
     report = session.report()
-    ms = {row.path: ns / 1e6 for row, ns in report.rows.items()}
+    ms = {path: ns / 1e6 for (path,), ns in report.by("path").items()}
     assert set(ms) == {("outer",), (), ("inner",)}
     assert min(ms.values()) >= 9.5
 
@@ -425,7 +456,8 @@ def test_programs_under_way_when_the_capture_begins_are_not_the_first_launches(t
     assert total_exact(report)
     assert ("mine",) in {row.path for row in report.device_rows}
     early = any("launched before the capture" in p for p in report.problems)
-    assert early == (("jit(_lambda)",) in {row.path for row in report.device_rows})
+    # One that ended as the capture began may have left nothing in it but its end.
+    assert early or ("jit(_lambda)",) not in {row.path for row in report.device_rows}
 
 
 def test_the_python_tracer_changes_nothing_in_the_states(tmp_path, x):

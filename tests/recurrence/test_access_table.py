@@ -5,7 +5,7 @@ for ``y[t] = c[t] * sum(x[phi(t)] ** 2)`` and inside nonlinear networks: plain, 
 recurrences that run forwards and backwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,6 @@ mlp = Network(
 )
 attention = Network("attention", mlp.encode, _attention)
 NETWORKS = [squares, mlp, attention]
-network_cases = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.name)
 
 
 def parameters(batch: int | None, seed: int = 0) -> dict[str, np.ndarray]:
@@ -125,10 +124,10 @@ def parameters(batch: int | None, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def program(row: Row, network: Network, nested: str) -> Callable:
-    """The per-timestep program."""
+def program(row: Row, networks: Sequence[Network], nested: str) -> Callable:
+    """The per-timestep program: what every network makes of its own parameters, each in aux, and their sum."""
 
-    def f(p, carry, t):
+    def value_of(network: Network, p: Any, t: Any) -> Any:
         obs = rlfx.inputs(p["obs"])
         x = rlfx.series(network.encode(jnp, p, obs[t]))
 
@@ -136,12 +135,30 @@ def program(row: Row, network: Network, nested: str) -> Callable:
             return jnp.tanh(p["decay"] * previous + network.loss(jnp, p, obs[t], row.rows(x, t)))
 
         if nested == "plain":
-            return network.loss(jnp, p, obs[t], row.rows(x, t)), carry
+            return network.loss(jnp, p, obs[t], row.rows(x, t))
         if nested == "forward":
-            return rlfx.solve(lambda s: value(s[t - 1]), start=0.3), carry
-        return rlfx.solve(lambda s: value(s[t + 1]), end=0.3), carry
+            return rlfx.solve(lambda s: value(s[t - 1]), start=0.3)
+        return rlfx.solve(lambda s: value(s[t + 1]), end=0.3)
+
+    def f(params, carry, t):
+        values = {network.name: value_of(network, params[network.name], t) for network in networks}
+        return sum(values.values()), carry, values
 
     return f
+
+
+def value_and_gradient(fn: Callable) -> Callable:
+    """Parameters of networks to the mean value of each of them, and to its gradient by its own parameters."""
+
+    def total(params):
+        loss, (_, values) = fn(params, None)
+        return loss, jax.tree.map(jnp.mean, values)
+
+    def run(params):
+        grads, values = jax.grad(total, has_aux=True)(params)
+        return values, grads
+
+    return run
 
 
 def by_loop(row: Row, network: Network, nested: str, p: dict[str, np.ndarray]) -> float:
@@ -182,59 +199,69 @@ def assert_close(got: Any, expected: Any, tolerance: float = 2e-5) -> None:
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=tolerance, atol=tolerance), got, expected)
 
 
-def compare(row: Row, network: Network, nested: str, batch: int | None, seed: int = 0) -> tuple[float, float]:
-    """The largest errors in value and gradient; asserts that they are small."""
+def legal(row: Row) -> list[Network]:
+    """The networks that may read the row: softmax has no meaning on an empty slice (test_errors has the refusal)."""
+    empty = row is not ACROSS and not all(row.positions(t) for t in range(T))
+    return [n for n in NETWORKS if not (empty and n is attention)]
+
+
+def errors(row: Row, nested: str, p: dict, values: dict, grads: dict) -> dict[str, tuple[float, float]]:
+    """By network, the largest errors in value and gradient against the loop; asserts that they are small."""
+    found = {}
+    for network in legal(row):
+        loop = lambda q: by_loop(row, network, nested, q)  # noqa: E731
+        loss, grad, exact = values[network.name], grads[network.name], differences(loop, p)
+        assert_close((loss, grad), (loop(p), exact))
+        found[network.name] = (
+            abs(float(loss) - loop(p)),
+            max(float(np.abs(np.asarray(grad[k]) - exact[k]).max()) for k in p),
+        )
+    return found
+
+
+def compare(row: Row, nested: str, batch: int | None, seed: int = 0, reference: bool = True) -> dict:
+    """Every network that may read the row, in one program, to the loop and to the reference interpreter."""
     p = parameters(batch, seed)
-    f = program(row, network, nested)
-    value_and_grad = jax.value_and_grad(lambda fn, q: fn(q, None)[0], argnums=1)
-    loss, grad = value_and_grad(rlfx.compile(f, length=T, batch=batch), single(p))
-    ref_loss, ref_grad = value_and_grad(rlfx.reference(f, length=T, batch=batch), single(p))
-    assert_close((loss, grad), (ref_loss, ref_grad), 5e-6)
-    loop = lambda q: by_loop(row, network, nested, q)  # noqa: E731
-    exact = differences(loop, p)
-    assert_close((loss, grad), (loop(p), exact))
-    return abs(float(loss) - loop(p)), max(float(np.abs(np.asarray(grad[k]) - exact[k]).max()) for k in p)
+    f = program(row, legal(row), nested)
+    params = {network.name: single(p) for network in legal(row)}
+    got = jax.jit(value_and_gradient(rlfx.compile(f, length=T, batch=batch)))(params)
+    if reference:
+        assert_close(got, value_and_gradient(rlfx.reference(f, length=T, batch=batch))(params), 5e-6)
+    return errors(row, nested, p, *got)
 
 
-def skip_if_empty(row: Row, network: Network) -> None:
-    if network is attention and not all(row.positions(t) for t in range(T)):
-        pytest.skip("softmax has no meaning on an empty slice; test_errors tests the refusal")
-
-
-@network_cases
 @row_cases
-@pytest.mark.parametrize("batch", [None, 2])
-def test_row(row: Row, network: Network, batch: int | None):
-    skip_if_empty(row, network)
-    compare(row, network, "plain", batch)
+def test_row(row: Row):
+    compare(row, "plain", 2)
 
 
-@network_cases
 @pytest.mark.parametrize("nested", ["plain", "forward", "backward"])
-def test_another_environment_at_a_traced_time(network: Network, nested: str):
-    compare(ACROSS, network, nested, 2)
+def test_another_environment_at_a_traced_time(nested: str):
+    compare(ACROSS, nested, 2)
 
 
-@network_cases
 @row_cases
-def test_row_under_vmap_and_jit(row: Row, network: Network):
-    skip_if_empty(row, network)
-    several = [parameters(None, seed) for seed in range(3)]
-    compiled = rlfx.compile(program(row, network, "plain"), length=T)
+def test_row_under_vmap_and_jit(row: Row):
+    several = [parameters(None, seed) for seed in range(2)]
+    compiled = rlfx.compile(program(row, legal(row), "plain"), length=T)
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *map(single, several))
-    losses, grads = jax.jit(jax.vmap(jax.value_and_grad(lambda q: compiled(q, None)[0])))(stacked)
+    params = {network.name: stacked for network in legal(row)}
+    got = jax.jit(jax.vmap(value_and_gradient(compiled)))(params)
     for i, p in enumerate(several):
-        loop = lambda q: by_loop(row, network, "plain", q)  # noqa: E731
-        mine = jax.tree.map(lambda g: g[i], grads)
-        assert_close((losses[i], mine), (loop(p), differences(loop, p)))
+        errors(row, "plain", p, *jax.tree.map(lambda g: g[i], got))
 
 
-@network_cases
 @row_cases
 @pytest.mark.parametrize(("nested", "batch"), [("forward", None), ("backward", 2)])
-def test_row_inside_solve(row: Row, network: Network, nested: str, batch: int | None):
-    skip_if_empty(row, network)
-    compare(row, network, nested, batch, seed=1)
+def test_row_inside_solve(row: Row, nested: str, batch: int | None):
+    compare(row, nested, batch, seed=1, reference=nested == "forward")
+
+
+@pytest.mark.slow
+@row_cases
+@pytest.mark.parametrize(("nested", "batch"), [("plain", None), ("forward", 2), ("backward", None), ("backward", 2)])
+def test_row_and_its_reference_with_and_without_a_batch(row: Row, nested: str, batch: int | None):
+    compare(row, nested, batch)
 
 
 # -- recurrent rows: h[t + 1] = w h[t] --------------------------------------------------------------------------------
@@ -295,13 +322,8 @@ def table() -> str:
     lines = [f"| phi | {heads} |", "| --- |" + " --- |" * len(NETWORKS)]
     print(*lines, sep="\n")
     for row in [*ROWS, ACROSS]:
-        cells = []
-        for network in NETWORKS:
-            empty = row is not ACROSS and not all(row.positions(t) for t in range(T))
-            if network is attention and empty:
-                cells.append("(empty slices)")
-            else:
-                cells.append(", ".join(f"{error:.0e}" for error in compare(row, network, "plain", 2)))
+        found = compare(row, "plain", 2)
+        cells = [", ".join(f"{error:.0e}" for error in found.get(n.name, ())) or "(empty slices)" for n in NETWORKS]
         lines.append(f"| `{row.text}` | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
     return "\n".join(lines)

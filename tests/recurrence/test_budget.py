@@ -11,8 +11,8 @@ from jax.experimental import io_callback
 
 import rlfx
 from rlfx.errors import DomainError, MemoryBudgetError, ScheduleError
-from rlfx.recurrence import budget
-from rlfx.recurrence.estimate import estimate_temp_bytes
+from rlfx.recurrence.memory.estimate import estimate_temp_bytes
+from rlfx.recurrence.plan import budget
 
 pytestmark = pytest.mark.optimised
 
@@ -91,16 +91,18 @@ def planned_for(platform, f, room, monkeypatch, jaxlib="0.11.1"):
     """The plan that the planner would choose on a platform; nothing is compiled."""
     monkeypatch.setattr(budget, "JAXLIB", jaxlib)
     explanation = rlfx.compile(f, length=LENGTH, batch=BATCH).explain(*arguments())
-    trial = dataclasses.replace(explanation.trial, platform=platform)
-    return budget.search(trial, explanation.learner, explanation.plan, room), trial
+    evaluator, cpu = explanation.evaluator, explanation.evaluator.target
+    other = dataclasses.replace(cpu, platform=platform, room=dataclasses.replace(cpu.room, host=platform != "cpu"))
+    evaluator = dataclasses.replace(evaluator, target=other)
+    return budget.search(evaluator, explanation.learner, explanation.plan, room), evaluator
 
 
 def test_with_host_memory_of_its_own_monte_carlo_offloads(monkeypatch):
     """TimeRL Fig. 11 on a GPU: wait, offload, fetch; n-step learns behind the actor and moves nothing."""
     room = STACKED // 2
-    plan, trial = planned_for("cuda", program, room, monkeypatch)
+    plan, evaluator = planned_for("cuda", program, room, monkeypatch)
     assert (plan.form, plan.offload) == ("blocks", budget.OFFLOADED)
-    assert trial.timeline(plan).peak_device <= room < STACKED <= trial.timeline(plan).peak_host
+    assert evaluator.timeline(plan).peak_device <= room < STACKED <= evaluator.timeline(plan).peak_host
     assert "; what is stored is in host memory" in str(plan)
     assert rlfx.Plan.from_json(plan.to_json()) == plan
     assert planned_for("cuda", n_step, room, monkeypatch)[0].form == "stream"

@@ -12,9 +12,10 @@ import pytest
 
 import rlfx
 from rlfx import envs
-from rlfx.recurrence.estimate import estimate_temp_bytes
-from rlfx.recurrence.lowered import Lowered
-from rlfx.recurrence.plan import Plan
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.memory.estimate import estimate_temp_bytes
+from rlfx.recurrence.plan.planner import Options, evaluator_of
+from rlfx.recurrence.schedule.plan import Plan
 
 KEY = jax.random.key(0)
 S = rlfx.series
@@ -106,10 +107,10 @@ SHAPES = {
 def planned(f, carry=1.0):
     """The program, planned for its value and its gradient."""
     program = rlfx.trace(f, jnp.float32(2.0), jax.tree.map(jnp.float32, carry), KEY, length=4)
-    lowered = Lowered(program)
-    lowered.forward  # noqa: B018
-    lowered.plan(lowered.learner(frozenset(program.params), False), program.params, 1)
-    return lowered
+    rule = GradientRule(program, Options(), rlfx.target("cpu"))
+    rule.forward  # noqa: B018
+    rule.plan(rule.learner(frozenset(program.params), False), program.params)
+    return rule
 
 
 def calls(fn):
@@ -158,7 +159,7 @@ def test_deep_programs_are_planned_without_recursion(n):
         *(("a chain on a slice", "a chain before the start") if n == 2000 else ()),
     ):
         program = rlfx.trace(SHAPES[name](n), jnp.float32(2.0), jnp.float32(1.0), KEY, length=4)
-        assert Lowered(program).forward.stages
+        assert GradientRule(program, Options(), rlfx.target("cpu")).forward.stages
 
 
 def test_deep_programs_are_right():
@@ -199,9 +200,9 @@ def test_a_shuffle_inside_a_timestep():
 
 
 def test_estimates_of_deep_programs():
-    lowered = planned(SHAPES["diamonds on the carry"](1200))
-    trial = lowered.trial(list(lowered.program.params), 1)
-    assert estimate_temp_bytes(trial.jaxpr(Plan())) < 10_000
+    rule = planned(SHAPES["diamonds on the carry"](1200))
+    evaluator = evaluator_of(rule, rule.program.params)
+    assert estimate_temp_bytes(evaluator.jaxpr(Plan())) < 10_000
 
 
 @pytest.mark.parametrize("f", [chain, diamonds], ids=["chain", "diamonds"])

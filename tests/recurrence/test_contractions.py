@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.contractions import DOT, fast_contractions
+from rlfx.recurrence.cpu.contractions import DOT
+from rlfx.recurrence.cpu.contractions import fast_contractions as on_target
 
 X = jax.random.normal(jax.random.key(0), (600, 5))
 PARAMS = [jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 16), (16, 16), (16, 1)], 1)]
@@ -16,6 +17,10 @@ def loss(params, x):
     for w in params[:-1]:
         x = jnp.tanh(x @ w)
     return jnp.mean((x @ params[-1]) ** 2)
+
+
+def fast_contractions(fn):
+    return on_target(fn, rlfx.target("cpu"))
 
 
 def copies(fn, *args):

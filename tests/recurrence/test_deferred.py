@@ -7,16 +7,15 @@ import pytest
 
 import rlfx
 from rlfx import _jaxpr as J
-from rlfx.recurrence.deferred import MOST_ROWS, deferring
-from rlfx.recurrence.loops import scan
+from rlfx.recurrence.execute.loops import scan
+from rlfx.recurrence.gradient.deferred import Deferring
 
 T, H, IN = 7, 13, 5  # primes: a shape names what it belongs to
 KEY = jax.random.key(5)
-FEW, MANY = 3, MOST_ROWS["cpu"] + 4
+MOST = rlfx.target().rewrites.deferred_rows
+FEW, MANY = 3, MOST + 4
 
-pytestmark = pytest.mark.skipif(
-    jax.default_backend() not in MOST_ROWS, reason="weights are not deferred on this backend"
-)
+pytestmark = pytest.mark.skipif(not MOST, reason="weights are not deferred on this backend")
 
 
 def init(key):
@@ -50,6 +49,7 @@ def carries(f, batch):
 
 def gradient(make, f, batch, params, **options):
     fn = make(f, length=T, batch=batch, **options)
+    fn = jax.jit(fn) if make is rlfx.compile else fn  # the reference runs operation by operation
     return jax.value_and_grad(lambda p, c: fn(p, c)[0], (0, 1))(params, carries(f, batch))
 
 
@@ -106,5 +106,31 @@ def test_a_loop_without_weights_is_a_scan():
         return [state[0] * 0.5 + at_t[1][0]], [state[0]]
 
     args = step, [jnp.float32(1.0)], (jnp.arange(3), [jnp.ones(3)]), False, None
-    texts = [str(jax.make_jaxpr(lambda f=f: f(*args))()) for f in (deferring, scan)]
+    texts = [str(jax.make_jaxpr(lambda f=f: f(*args))()) for f in (Deferring(MOST), scan)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("plan", [rlfx.Plan(), rlfx.Plan("blocks", 3)], ids=lambda p: p.form)
+def test_the_second_derivative_sees_the_weights(plan):
+    """A deferred product's weights take no gradient inside the loop, but the gradient itself depends on them."""
+    params = {"w": 0.3 * jnp.ones((3, 3)) + 0.1 * jnp.eye(3), "v": jnp.arange(3.0)}
+    start = 0.1 * jnp.ones((4, 3)) * jnp.arange(1.0, 5.0)[:, None]
+
+    def step(p, h, t):
+        h = jnp.tanh(p["w"] @ h + 0.3 * t.now.astype(jnp.float32))
+        return jnp.sum(h * p["v"]), h
+
+    def by_hand(p):
+        def body(h, t):
+            h = jnp.tanh(h @ p["w"].T + 0.3 * t)
+            return h, h @ p["v"]
+
+        return jnp.mean(jax.lax.scan(body, start, jnp.arange(5.0))[1])
+
+    def curvature(loss):
+        slope = jax.grad(loss)
+        return jax.jit(jax.grad(lambda p: sum(jnp.sum(x**2) for x in jax.tree.leaves(slope(p)))))(params)
+
+    loss_fn = rlfx.compile(step, length=5, batch=4, plan=plan)
+    found, expected = curvature(lambda p: loss_fn(p, start)[0]), curvature(by_hand)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)

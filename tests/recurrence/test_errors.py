@@ -558,8 +558,10 @@ def test_a_read_inside_a_loop_without_a_count():
         return jax.lax.while_loop(lambda a: a < 10, lambda a: a + x[t] + 1.0, jnp.float32(0.0)), c  # <-
 
     message = refusal(ProgramError, f)
-    assert "inside while cannot be moved out of it" in message
-    assert "Read the series before the while" in message
+    assert (
+        "Another timestep is read inside of a loop without a known count (jax.lax.while_loop or fori_loop)" in message
+    )
+    assert "Read it before, v = x[t - 1], and use v inside." in message
 
 
 def test_a_read_inside_a_loop_that_cannot_be_moved_out():
@@ -570,8 +572,8 @@ def test_a_read_inside_a_loop_that_cannot_be_moved_out():
         return jax.lax.scan(body, jnp.float32(0.0), None, length=2)[0], c  # <-
 
     message = refusal(ProgramError, f)
-    assert "cannot be moved out of it" in message
-    assert "Read the series before the scan" in message
+    assert "A series is named and read inside of a loop (jax.lax.scan, map or fori_loop)" in message
+    assert "Name and read it before, v = rlfx.series(a)[t - 1], and use v inside." in message
 
 
 @pytest.mark.parametrize(

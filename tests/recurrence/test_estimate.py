@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlfx.recurrence.estimate import estimate_temp_bytes, largest_values
+from rlfx.recurrence.memory.estimate import estimate_temp_bytes, largest_values
 
 pytestmark = pytest.mark.optimised
 

@@ -109,7 +109,12 @@ TOGETHER = {
     "select": lambda s, w: jax.lax.select(w > 1, s, w),
     "add": jax.lax.add,
 }
-CUTS = {"[t:]": lambda x, t: x[t:], "[:t + 1]": lambda x, t: x[: t + 1], "[:t]": lambda x, t: x[:t]}
+CUTS = {
+    "[t:]": lambda x, t: x[t:],
+    "[:t + 1]": lambda x, t: x[: t + 1],
+    "[:t]": lambda x, t: x[:t],
+    "[t + 1:]": lambda x, t: x[t + 1 :],
+}
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -14,8 +14,8 @@ import pytest
 
 import rlfx
 from rlfx.errors import BoundaryError, DomainError, ProgramError, RlfxError, UnsupportedSliceOp
-from rlfx.recurrence.access import Reach, reach, relation
-from rlfx.recurrence.index import LENGTH, TIME, Lookup, Point, Slice, Window, as_index, extreme
+from rlfx.recurrence.ir.access import Reach, reach, relation
+from rlfx.recurrence.language.index import LENGTH, TIME, Lookup, Point, Slice, Window, as_index, extreme
 
 KEY = jax.random.key(0)
 T, B = 5, 3
@@ -102,13 +102,24 @@ def test_integers_of_every_kind_in_an_index(run):
 
 
 def test_numpys_integers_in_windows_and_periods():
-    def f(p, c, t):
-        x = rlfx.series(1.0 * t)
-        return c, (x.window(np.int64(-1), np.int8(1)), rlfx.every(np.int32(2), lambda: 1.0 * t, otherwise=-1.0))
+    """Six windows and three periods of every kind of integer: 81."""
+    bounds = [(lo, hi) for lo in (0, 1) for hi in (2, 3, 4)]
+    signed = [n for n in INTEGERS if n not in (np.uint8, np.uint16)]
+    members = [(lo - 2 * (n in signed), hi, n) for lo, hi in bounds for n in INTEGERS]
+    periods = [(k, n) for k in (1, 2, 3) for n in INTEGERS]
 
-    window, every = rlfx.unroll(f, length=3)(None, None)[1]
-    np.testing.assert_array_equal(window, [[0, 0], [0, 1], [1, 2]])
-    np.testing.assert_array_equal(every, [0, -1, 2])
+    def f(p, c, t):
+        x = rlfx.series(1.0 + t)
+        windows = [x.window(n(lo), n(hi)) for lo, hi, n in members]
+        return c, (windows, [rlfx.every(n(k), lambda: 1.0 * t, otherwise=-1.0) for k, n in periods])
+
+    windows, every = rlfx.unroll(f, length=3)(None, None)[1]
+    for got, (lo, hi, _) in zip(windows, members, strict=True):
+        np.testing.assert_array_equal(
+            got, [[k + 1 if 0 <= k < 3 else 0 for k in range(t + lo, t + hi)] for t in range(3)]
+        )
+    for got, (k, _) in zip(every, periods, strict=True):
+        np.testing.assert_array_equal(got, [t if t % k == 0 else -1 for t in range(3)])
     for n in (True, 0, -1, 1.5, np.float32(2), jnp.arange(2)):
         refused(DomainError, lambda p, c, t: rlfx.every(n, lambda: 1.0, otherwise=0.0))
         refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t).window(n, n))
@@ -181,18 +192,23 @@ OF_MORE = [
 TABLE = np.array([0, 2, 1, 3])
 
 
+#: What is made of an index before it is one.
+MADE = [lambda i: i, lambda i: jnp.minimum(i + 1, 3), lambda i: jnp.where(i > 1, i, 0)]
+
+
 def test_an_index_that_depends_on_t_and_constants_alone_is_refused():
-    assert len(OF_T_ALONE) + len(OF_MORE) >= 32
-    for index in OF_T_ALONE:
-        message = refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t)[index(p, c, t)], key=KEY)
+    """63 of t alone, and 36 of more."""
+    assert len(OF_T_ALONE) * len(MADE) >= 50
+    for index, made in itertools.product(OF_T_ALONE, MADE):
+        message = refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t)[made(index(p, c, t))], key=KEY)
         assert "depends on t and constants alone" in message
         assert "x[rlfx.minimum(t + 1, t.length - 1)]" in message
         assert "x[:][i], x[t:][i]" in message
-        traced(lambda p, c, t: rlfx.series(1.0 * t).lookup(index(p, c, t)), key=KEY)  # said to be a lookup
-        traced(lambda p, c, t: rlfx.series(1.0 * t)[:][index(p, c, t)], key=KEY)
+        traced(lambda p, c, t: rlfx.series(1.0 * t).lookup(made(index(p, c, t))), key=KEY)  # said to be a lookup
+        traced(lambda p, c, t: rlfx.series(1.0 * t)[:][made(index(p, c, t))], key=KEY)
     p, c = {"i": jnp.int32(1), "xs": jnp.arange(4)}, jnp.int32(1)
-    for index in OF_MORE:
-        traced(lambda p, c, t: rlfx.series(1.0 * t)[index(p, c, t)], p, c, KEY)
+    for index, made in itertools.product(OF_MORE, MADE):
+        traced(lambda p, c, t: rlfx.series(1.0 * t)[made(index(p, c, t))], p, c, KEY)
 
 
 def test_an_index_of_an_environment_and_of_t_alone():
@@ -355,10 +371,11 @@ def test_lookups_on_a_mesh():
 
 
 def test_environments_that_are_not_there():
-    for b in (-1, B, np.int64(-1), np.int8(B), np.array(7)):
-        message = refused(DomainError, lambda p, c, t: rlfx.series(c)[t, b], carry=jnp.zeros(B), batch=B)
-        assert f"reads environment {int(b)}, and there are {B}, numbered from 0 to {B - 1}" in message
-        refused(DomainError, lambda p, c, t: rlfx.series(c).lookup(t, b), carry=jnp.zeros(B), batch=B)
+    kinds = (int, np.int8, np.int64, np.array)
+    for b in (n(k) for k in (-7, -2, -1, B, B + 1, B + 9, 100) for n in kinds):
+        for read in (lambda x, t: x[t, b], lambda x, t: x.lookup(t, b)):
+            message = refused(DomainError, lambda p, c, t: read(rlfx.series(c), t), carry=jnp.zeros(B), batch=B)
+            assert f"reads environment {int(b)}, and there are {B}, numbered from 0 to {B - 1}" in message
     assert "this program has no batch" in refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t)[t, 0])
     for outside in ("wrap", None, True, 0):
         assert f"got {outside!r}" in refused(
@@ -515,20 +532,43 @@ def test_time_through_transformations_of_jax():
     """A value that came back is no index any more; where it can't have changed, it is."""
     x = lambda t: rlfx.series(1.0 * t, start=0.0, end=0.0)  # noqa: E731
     plus_one = lambda t: jax.tree.map(lambda v: v + 1, t)  # noqa: E731
-    for read in (
-        lambda p, c, t: x(t)[plus_one(t)],
-        lambda p, c, t: x(t)[plus_one({"t": t})["t"]],
-        lambda p, c, t: x(t)[plus_one(t) :],
-        lambda p, c, t: jax.lax.cond(c > 0, lambda: x(t)[plus_one(t)], lambda: c),
-        lambda p, c, t: jax.lax.fori_loop(0, 3, lambda i, s: (s[0] + 1, s[1] + x(t)[s[0]]), (t, c)),
-        lambda p, c, t: jax.lax.scan(lambda s, _: (s, x(t)[s]), t, None, length=2),
-        lambda p, c, t: x(t)[jax.vmap(lambda v: t)(jnp.arange(3))],
-        lambda p, c, t: x(t)[jax.jit(lambda u: u)(t)],
-        lambda p, c, t: jax.checkpoint(lambda u: x(t)[u])(t),
-    ):
-        message = refused(DomainError, read, carry=jnp.float32(0.0))
-        assert "what a transformation of jax" in message
-        assert "functions may close over t" in message
+    reads = [
+        lambda x, i: x[i],
+        lambda x, i: x[i - 1],
+        lambda x, i: x[i:],
+        lambda x, i: x[: i + 1],
+        lambda x, i: x[rlfx.minimum(i, 1)],
+        lambda x, i: x[i // 2],
+    ]
+    # a function of time that comes back as another, and what reads at it
+    changed = [
+        lambda r, t: r(plus_one(t)),
+        lambda r, t: r(plus_one({"t": t})["t"]),
+        lambda r, t: r(plus_one([0, (t,)])[1][0]),
+        lambda r, t: r(jax.tree.unflatten(jax.tree.structure(t), [7 * x for x in jax.tree.leaves(t)])),
+        lambda r, t: jax.lax.fori_loop(0, 3, lambda i, s: (s[0] + 1, s[1] + r(s[0])), (t, 0.0)),
+        lambda r, t: jax.lax.scan(lambda s, _: (s, r(s)), t, None, length=2),
+        lambda r, t: r(jax.vmap(lambda v: t)(jnp.arange(3))),
+        lambda r, t: r(jax.jit(lambda u: u)(t)),
+        lambda r, t: jax.checkpoint(lambda u: r(u))(t),
+    ]
+    members = [(True, lambda p, c, t: jax.lax.cond(c > 0, lambda: x(t)[plus_one(t)], lambda: c))]
+    members += [
+        (j in (0, 2), lambda p, c, t, g=g, r=r: g(lambda i: jnp.sum(r(x(t), i)), t))
+        for g, (j, r) in itertools.product(changed, enumerate(reads))
+    ]
+    assert len(members) >= 50
+    # What is computed with such a value is an int32, and no index for another reason.
+    others = (
+        "depends on t and constants alone",
+        "must be affine in t",
+        "comes back from one that",
+        "be moved out of it",
+    )
+    for as_it_is, read in members:
+        message = refused((DomainError, ProgramError), read, carry=jnp.float32(0.0))
+        assert any(fact in message for fact in (("what a transformation of jax",) if as_it_is else others)), message
+        assert not as_it_is or "functions may close over t" in message
 
     def f(p, c, t):
         same = jax.tree.map(lambda v: v, t)
@@ -551,33 +591,47 @@ def test_time_through_transformations_of_jax():
 
 
 def test_the_fix_at_the_ends_says_what_was_written():
-    far = [
-        (lambda t: t + 3, "t + 3"),
-        (lambda t: 2 * t + 1, "2 * t + 1"),
-        (lambda t: t.length - t + 2, "-t + 6"),
-        (lambda t: t // 2 + 3, "t // 2 + 3"),
-    ]
+    far = [(lambda t, k=k: t + k, f"t + {k}") for k in range(1, 12)]
+    far += [(lambda t, k=k: k * t + 1, f"{k} * t + 1") for k in range(2, 8)]
+    far += [(lambda t, k=k: t.length - t + k, f"-t + {k + 4}") for k in range(1, 6)]
+    far += [(lambda t, k=k: t // 2 + k, f"t // 2 + {k}") for k in range(3, 9)]
     for index, text in far:
         message = refused(BoundaryError, lambda p, c, t: rlfx.inputs(p)[index(t)], params=V)
         assert f"x[rlfx.minimum({text}, t.length - 1)]" in message
-    for index, text in [
-        (lambda t: t - 3, "t - 3"),
-        (lambda t: 2 - t, "-t + 2"),
-        (lambda t: rlfx.minimum(t - 1, 3), "rlfx.minimum(t - 1, 3)"),
-    ]:
+    before = [(lambda t, k=k: t - k, f"t - {k}") for k in range(1, 12)]
+    before += [(lambda t, k=k: k - t, f"-t + {k}") for k in range(1, 3)]
+    before += [(lambda t, k=k: rlfx.minimum(t - 1, k), f"rlfx.minimum(t - 1, {k})") for k in range(2)]
+    before += [(lambda t, k=k: t // 2 - k, f"t // 2 - {k}") for k in range(1, 8)]
+    for index, text in before:
         message = refused(BoundaryError, lambda p, c, t: rlfx.inputs(p)[index(t)], params=V)
         assert f"x[rlfx.maximum({text}, 0)]" in message
+    assert len(far) + len(before) >= 50
 
 
 def test_a_slice_with_a_step_says_what_to_write():
-    for read, fix in [
-        (lambda x, t: x[::-1], "x[:][::-1]"),
-        (lambda x, t: x[::2], "x[:][::2]"),
-        (lambda x, t: x[t::2], "x[t:][::2]"),
-        (lambda x, t: x[: t + 1 : -1], "x[:t + 1][::-1]"),
-        (lambda x, t: x[t - 3 : t : 3], "x[t - 3:t][::3]"),
-    ]:
-        assert fix in refused(DomainError, lambda p, c, t: read(rlfx.series(1.0 * t), t))
+    bounds = {
+        ":": lambda t: (None, None),
+        "t:": lambda t: (t, None),
+        ":t": lambda t: (None, t),
+        ":t + 1": lambda t: (None, t + 1),
+        "t - 3:t": lambda t: (t - 3, t),
+        "t + 1:": lambda t: (t + 1, None),
+        "t:t + 3": lambda t: (t, t + 3),
+        "2:": lambda t: (2, None),
+        ":3": lambda t: (None, 3),
+    }
+    members = [*itertools.product(bounds, (-1, 2, 3, -2, 5, 7))]
+    assert len(members) >= 50
+    for text, step in members:
+        cut = bounds[text]
+        message = refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t)[slice(*cut(t), step)])
+        stepped, fix = (lambda x, t: x[slice(*cut(t))][::step]), f"x[{text}][::{step}]"
+        if text in (":t", "t - 3:t", "t + 1:"):  # they may be empty
+            stepped, fix = (lambda x, t: x.window(-3, 0)[::step]), f"x.window(lo, hi, fill=v)[::{step}]"
+            if step == -1:
+                stepped, fix = (lambda x, t: jnp.flip(x[slice(*cut(t))])), f"jnp.flip(x[{text}])"
+        assert fix in message
+        traced(lambda p, c, t: jnp.sum(stepped(rlfx.series(1.0 * t), t)))  # the fix works
 
 
 FITS = {
@@ -622,7 +676,7 @@ def test_values_at_the_ends_and_in_windows_fit_or_are_refused():
 
 def test_what_a_history_keeps():
     for capacity in (0, -1, 1.5, True, None, "3"):
-        with pytest.raises(DomainError, match="capacity is a positive integer"):
+        with pytest.raises(DomainError, match="History: capacity must be a positive integer, got "):
             rlfx.History(capacity, like=jnp.float32(0.0))
     assert rlfx.History(np.int64(2), like=jnp.float32(0.0)).capacity == 2
     like = {"a": jnp.zeros((), jnp.int32), "b": jnp.zeros(2)}
@@ -643,6 +697,18 @@ def test_what_a_history_keeps():
         assert fact in message
         assert "rlfx.History(capacity, like=value)" in message
     traced(lambda p, c, t: rlfx.series(good, history=c), carry=rlfx.History(3, like))
+    # 64 pairs: floats may be rounded to other floats; nothing else is lost
+    dtypes = [jnp.dtype(d) for d in ("bool", "int8", "uint8", "int32", "bfloat16", "float16", "float32", "complex64")]
+    for kept, given in itertools.product(dtypes, dtypes):
+        write = lambda p, c, t: rlfx.series(jnp.zeros((), given), history=c)  # noqa: E731
+        carry = rlfx.History(3, jnp.zeros((), kept))
+        floats = all(jnp.issubdtype(d, jnp.floating) for d in (kept, given))
+        with jax.numpy_dtype_promotion("standard"):
+            fits = floats or jnp.promote_types(kept, given) == kept
+        if fits:
+            traced(write, carry=carry)
+        else:
+            assert f"its dtype is {given}" in refused(BoundaryError, write, carry=carry)
 
 
 @pytest.mark.parametrize(
@@ -650,7 +716,8 @@ def test_what_a_history_keeps():
 )
 def test_the_time_of_the_first_timestep(run):
     program = run(lambda p, c, t: (c, t.now), length=4)
-    for t0 in (0, 7, np.int64(3), jnp.int32(5), jnp.uint32(7), -1, 2**31 - 5):
+    numbers = [n(k) for k in (0, 3, 7) for n in (*INTEGERS, jnp.int32, jnp.uint32, jnp.int8)]
+    for t0 in (*numbers, -1, 2**31 - 5):
         np.testing.assert_array_equal(program(None, None, t0=t0)[1], int(t0) + np.arange(4))
     for t0 in (
         1.5,

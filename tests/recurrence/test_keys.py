@@ -8,7 +8,7 @@ import pytest
 import rlfx
 from rlfx.errors import ProgramError
 from rlfx.prng import fast_prng, seeded
-from rlfx.recurrence import time
+from rlfx.recurrence.language import time
 
 KEY = jax.random.key(42)
 

@@ -38,6 +38,26 @@ def test_compile_returns_loss_carry_and_aux_with_the_axes_of_their_domains():
     close(aux["none"], 15.0)
 
 
+@pytest.mark.parametrize("until", [None, lambda c: c["n"] >= 2], ids=["until T", "until"])
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_the_loss_may_be_a_result_too(reduce, until):
+    """As a loss it is reduced, as aux it is there at every point: each has a derivative of its own."""
+
+    def program(as_result):
+        def f(p, c, t):
+            loss = p * c["x"]
+            return loss, {"x": 0.9 * c["x"], "n": c["n"] + 1}, as_result(loss)
+
+        return rlfx.compile(f, length=3, batch=2, reduce=reduce, until=until)
+
+    def total(p, fn):
+        loss, (_, aux, *_) = fn(p, {"x": jnp.array([1.0, 2.0]), "n": jnp.zeros(2, jnp.int32)})
+        return loss + jnp.sum(jnp.arange(6.0).reshape(3, 2) * aux)
+
+    same, other = program(lambda loss: loss), program(lambda loss: 1.0 * loss)
+    close(jax.grad(total)(jnp.float32(2.0), same), jax.grad(total)(jnp.float32(2.0), other))
+
+
 def test_absent_aux_is_none():
     assert rlfx.compile(lambda p, c, t: (p, c), length=2)(1.0, None) == (1.0, (None, None))
 
@@ -311,7 +331,7 @@ def test_random_access_outside_of_the_past_fills_or_clips(outside):
         i = rlfx.inputs(p["i"])[t]
         return c, (x.lookup(i, outside=outside), x.lookup(jnp.stack([i, t.now]), outside=outside))
 
-    p = {"x": jnp.array([1.0, 2.0, 4.0, 8.0]), "i": jnp.array([0, 7, -3, 2])}
+    p = {"x": jnp.array([1.0, 2.0, 4.0, 8.0]), "i": jnp.array([0, 7, -3, 2], jnp.int32)}
     one, two = values(f, 4, params=p)
     late, early = (
         (2, 1) if outside == "clip" else (np.nan, np.nan)

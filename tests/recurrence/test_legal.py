@@ -1,5 +1,7 @@
 """Programs that are legal run, and what is refused is refused in the user's words: boundaries, streams, callbacks, meshes."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,7 @@ INSIDE = [
     *((lambda t, k=k: rlfx.minimum(t, k), lambda t, k=k: min(t, k)) for k in range(5)),
     *((lambda t, k=k: t - k * 3 % 7, lambda t, k=k: t - k * 3 % 7) for k in range(8, 14)),
     *((lambda t, k=k: (t + 1) // k - 1, lambda t, k=k: (t + 1) // k - 1) for k in range(2, 6)),
-    *((lambda t, k=k: 2 * (t // 2) - k, lambda t, k=k: 2 * (t // 2) - k) for k in range(10)),
+    *((lambda t, k=k: 2 * (t // 2) - k, lambda t, k=k: 2 * (t // 2) - k) for k in range(12)),
 ]
 
 
@@ -57,7 +59,7 @@ def test_an_end_value_that_no_read_reaches_is_no_dependence():
     loss, (last, _) = rlfx.compile(f, length=T, reduce="sum")(jnp.float32(2.0), ONE)
     np.testing.assert_allclose(last, c[-1], rtol=1e-5)
     np.testing.assert_allclose(loss, 2.0 * sum(c[:-1]), rtol=1e-5)
-    assert len(INSIDE) >= 40
+    assert len(INSIDE) >= 50
 
 
 @pytest.mark.parametrize("ahead", range(1, 6))
@@ -170,16 +172,33 @@ def test_streams_whose_chunk_and_delay_exceed_the_length(length):
 # -- plans that do not hold -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [{"memory_budget": 1 << 20}, {"plan": rlfx.Plan("blocks", 2)}, {"plan": rlfx.Plan()}])
+ASKED = [
+    {"memory_budget": 1 << 20},
+    *({"plan": p} for p in (rlfx.Plan(), *(rlfx.Plan("blocks", n) for n in (1, 2, 4)))),
+    {"plan": rlfx.Plan("blocks", 1, cached=True)},
+    {"plan": rlfx.Plan("blocks", 2), "memory_budget": 1 << 20},
+]
+#: What is differentiated besides the loss.
+PICKED = [
+    lambda out: out[1][0],
+    lambda out: out[0] + out[1][0],
+    lambda out: out[1][1].sum(),
+    lambda out: out[0] * out[1][0],
+    lambda out: out[0] + out[1][1][-1],
+    lambda out: jnp.where(out[0] > 0, out[1][0], out[0]),
+    lambda out: jax.lax.cond(out[0] > 0, lambda: out[1][1][0], lambda: out[0]),
+    lambda out: jnp.stack([out[0], out[1][0]]).max(),
+    lambda out: sum(jnp.sum(x) for x in jax.tree.leaves(out)),
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_a_gradient_of_more_than_the_loss_does_not_drop_the_plan(asked):
+    """54 gradients of aux or the carry, too."""
+    assert len(ASKED) * len(PICKED) >= 50
     fn = rlfx.compile(lambda p, c, t: (jnp.sin(p * c), 0.9 * c, p + c), length=4, **asked)
-    (name,) = asked
-    for pick in (
-        lambda out: out[1][0],
-        lambda out: out[0] + out[1][0],
-        lambda out: out[1][1].sum(),
-        lambda out: out[0] * out[1][0],
-    ):
+    name = next(k for k in ("memory_budget", "plan") if k in asked)
+    for pick in PICKED:
         refused(
             ScheduleError,
             [f"{name}= holds for the gradient of the loss alone", f"compile without {name}="],
@@ -206,7 +225,13 @@ def test_shared_closes_over_no_value_of_one_environment():
         lambda a, v: jax.lax.cond(a[0] > 0, lambda: v, lambda: a[0]),
         lambda a, v: jax.vmap(lambda a: a + v)(a),
         lambda a, v: jax.lax.fori_loop(0, 2, lambda _, s: s + v, a[0]),
+        lambda a, v: jax.lax.scan(lambda s, x: (s + x * v, None), 0.0, a)[0],
+        lambda a, v: jax.checkpoint(lambda a: a.max() - v)(a),
+        lambda a, v: jax.grad(lambda x: x * v)(a[0]),
+        lambda a, v: jnp.where(a > v, a, v),
+        lambda a, v: jax.tree.map(lambda x: x + v, {"a": a})["a"],
     ]
+    assert len(closed_over) * len(uses) >= 50
     for make in closed_over.values():
         for use in uses:
 
@@ -298,6 +323,30 @@ TWO_TYPES = {
 }
 
 
+KINDS = {
+    "i32[]": lambda c: jnp.int32(1),
+    "f32[]": lambda c: c,
+    "bool[]": lambda c: c > 0,
+    "bf16[]": lambda c: c.astype(jnp.bfloat16),
+    "f32[2]": lambda c: jnp.stack([c, c]),
+    "f32[1]": lambda c: c[None],
+    "i8[2, 1]": lambda c: jnp.zeros((2, 1), jnp.int8),
+    "c64[]": lambda c: c.astype(jnp.complex64),
+}
+
+
+def test_every_of_any_two_types():
+    """56 pairs: each is refused, whichever comes first."""
+    for (one, fn), (other, otherwise) in itertools.permutations(KINDS.items(), 2):
+        f = lambda p, c, t, g=fn, o=otherwise: (c, rlfx.every(2, lambda: g(c), otherwise=o(c)))  # noqa: E731
+        fact = f"What fn of rlfx.every returns is {one}, otherwise is {other}."
+        refused(ProgramError, [fact], lambda f=f: rlfx.trace(f, None, ONE, length=3, loss=False))
+    for kind in KINDS.values():
+        rlfx.trace(
+            lambda p, c, t, k=kind: (c, rlfx.every(2, lambda: k(c), otherwise=k(c))), None, ONE, length=3, loss=False
+        )
+
+
 @pytest.mark.parametrize("fact", TWO_TYPES)
 def test_every_of_two_types(fact):
     fn, otherwise = TWO_TYPES[fact]
@@ -314,18 +363,32 @@ def test_every_leaves_errors_of_its_function_alone():
         rlfx.trace(lambda p, c, t: (c, rlfx.every(2, wrong, otherwise=c)), None, ONE, length=3, loss=False)
 
 
+#: What a parameter meets.
+MEETS = [
+    lambda w, c: w * c,
+    lambda w, c: c - w,
+    lambda w, c: jnp.maximum(w, c),
+    lambda w, c: jnp.where(c > 1, w, c),
+    lambda w, c: S(w * c, start=w)[0],
+    lambda w, c: jnp.sum(jnp.stack([c, c]) * w),
+]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("number", [0.5, 2, np.float64(0.5).item()])
-def test_python_numbers_as_parameters_are_weakly_typed(dtype, number):
-    """As under jax.jit: they take the type of what they meet."""
+def test_python_numbers_as_parameters_are_weakly_typed(dtype):
+    """As under jax.jit: they take the type of what they meet. 18 for each dtype."""
     c = jnp.asarray(1.5, dtype)
-    f = lambda p, c, t: (p["w"] * c, c)  # noqa: E731
-    for make in (rlfx.compile, rlfx.reference):
-        loss, _ = make(f, length=2)({"w": number}, c)
-        assert loss.dtype == jax.jit(lambda p, c: p["w"] * c)({"w": number}, c).dtype == dtype
-    compiled = rlfx.compile(f, length=2)
-    compiled({"w": number}, c)
-    strong = jnp.asarray(number, jnp.float32)
+    f = lambda p, c, t: (c, [meet(p["w"], c) for meet in MEETS])  # noqa: E731
+    for make in (rlfx.unroll, lambda f, length: rlfx.reference(f, length=length, loss=False)):
+        program = make(f, length=2)
+        for number in (0.5, 2, np.float64(0.5).item()):
+            _, found = program({"w": number}, c)
+            assert [x.dtype for x in found] == [dtype] * len(MEETS)
+            numbers = jax.jit(lambda w, c: jnp.stack([m(w, c) for i, m in enumerate(MEETS) if i != 4]))(number, c)
+            np.testing.assert_array_equal(jnp.stack([x[0] for i, x in enumerate(found) if i != 4]), numbers)
+    compiled = rlfx.compile(lambda p, c, t: (p["w"] * c, c), length=2)
+    assert compiled({"w": 0.5}, c)[0].dtype == dtype
+    strong = jnp.asarray(0.5, jnp.float32)
     assert compiled({"w": strong}, c.astype(jnp.float32))[0].dtype == jnp.float32
     if dtype != "float32":
         with pytest.raises(Exception, match="promotion"):

@@ -23,6 +23,7 @@ def program(reduction, slice_of, elementwise=lambda y: y):
 
 def value_and_gradient(make, f, w, x):
     fn = make(f, length=T, batch=B)
+    fn = jax.jit(fn) if make is rlfx.compile else fn  # the reference runs operation by operation
     return jax.value_and_grad(lambda w, x: fn(w, x)[0], (0, 1))(w, x)
 
 

@@ -1,5 +1,7 @@
 """Every legal plan has the same results: the learner at once, in tiles, behind the actor, or acting again."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import ScheduleError
-from rlfx.recurrence.choose import why_not
+from rlfx.recurrence.plan.choose import why_not
 from tests import strategies
 from tests.recurrence.test_generated import mismatches
 
@@ -48,6 +50,11 @@ def gradient(program, length, mesh=None, **options):
     return jax.jit(jax.value_and_grad(lambda p: fn(p, state, key), has_aux=True))(params)
 
 
+@functools.cache
+def at_once(program):
+    return gradient(program, 23, plan=rlfx.Plan())
+
+
 def assert_close(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), one, other)
 
@@ -65,19 +72,19 @@ STREAMS = [rlfx.Plan("stream", 1), rlfx.Plan("stream", 5), rlfx.Plan("stream", 2
 
 @pytest.mark.parametrize("plan", PLANS + STREAMS, ids=lambda p: f"{p.form}-{p.block}-{p.environments}")
 def test_the_plan_changes_nothing(plan):
-    assert_close(gradient(score, 23, plan=plan), gradient(score, 23, plan=rlfx.Plan()))
+    assert_close(gradient(score, 23, plan=plan), at_once(score))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{p.form}-{p.block}-{p.environments}")
 def test_the_plan_changes_nothing_for_whole_returns(plan):
-    assert_close(gradient(monte_carlo, 23, plan=plan), gradient(monte_carlo, 23, plan=rlfx.Plan()))
+    assert_close(gradient(monte_carlo, 23, plan=plan), at_once(monte_carlo))
 
 
 @pytest.mark.parametrize("plan", [PLANS[2], PLANS[5], STREAMS[1]], ids=lambda p: p.form)
 def test_plans_on_a_mesh(plan):
     plan = rlfx.Plan(plan.form, plan.block, plan.environments and 1)
     mesh = jax.make_mesh((2,), ("b",))
-    assert_close(gradient(score, 23, mesh, plan=plan), gradient(score, 23, plan=rlfx.Plan()))
+    assert_close(gradient(score, 23, mesh, plan=plan), at_once(score))
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 7, 11])
@@ -183,12 +190,12 @@ def test_a_plan_is_a_value_that_can_be_saved_and_pinned():
 
 @pytest.mark.parametrize(("over", "size"), [("t", 5), ("b", 2), ("tb", (5, 2))])
 def test_incrementalize_over_timesteps_and_environments(over, size):
-    expected = gradient(score, 23, plan=rlfx.Plan())
+    expected = at_once(score)
     assert_close(gradient(rlfx.incrementalize(score, over=over, block_size=size), 23), expected)
 
 
 def test_function_level_transforms_are_those_of_programs():
-    expected = gradient(score, 23, plan=rlfx.Plan())
+    expected = at_once(score)
     assert_close(gradient(rlfx.vectorize(rlfx.incrementalize(score, over="t", block_size=4)), 23), expected)
     reference = rlfx.reference(rlfx.vectorize(monte_carlo), length=3, batch=BATCH)
     loss, _ = reference({"w": jnp.ones((3, 40))}, jnp.ones(BATCH), jax.random.key(0))
@@ -253,7 +260,7 @@ def test_illegal_plans_are_refused_with_the_reason():
     def recurrent(params, state, t):
         return jnp.sum(params["w"]) * state, jnp.tanh(params["w"][0, 0] * state)
 
-    assert "the gradient flows through reads of other timesteps" in refusal(recurrent, rlfx.Plan("blocks", 3))
+    assert "the gradient flows through reads of other timesteps" in refusal(recurrent, rlfx.Plan("replay", 3))
     with pytest.raises(ScheduleError, match=r'form must be "at once", .*, got .fast.'):
         rlfx.Plan("fast", 3)
     with pytest.raises(ScheduleError, match="block must be a positive integer or None, got 0"):

@@ -1,12 +1,16 @@
 """Slices of symbolic length in blocks, and over one's own past in sections: the same results, without ``[T, T]``."""
 
+import functools
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence import sections, tiling
+from rlfx.recurrence.execute.sections import Section
+from rlfx.recurrence.schedule import sections, tiling
 
 WIDTH = 3
 SLICES = [
@@ -26,8 +30,9 @@ def in_pieces(monkeypatch):
     """Everything runs in blocks and sections, however small it is."""
 
     def choose(room: int, tile: int = 2):
-        monkeypatch.setattr(tiling, "AT_ONCE", {"cpu": 0})
-        monkeypatch.setattr(tiling, "IN_BLOCK", {"cpu": room})
+        cpu = rlfx.target("cpu")
+        small = replace(cpu, room=replace(cpu.room, at_once=0, in_block=room))
+        monkeypatch.setattr("rlfx.recurrence.api.compile._here", lambda sharding: small)
         monkeypatch.setattr(tiling, "SMALLEST_BLOCK", 1)
         monkeypatch.setattr(sections, "SMALLEST_TILE", tile)
 
@@ -77,6 +82,11 @@ def value_and_gradient(fn, params, carry):
     return jax.value_and_grad(objective, (0, 1), has_aux=True)(params, carry)
 
 
+def at_once(fn, params, carry):
+    """The same as one program."""
+    return jax.jit(lambda p, c: value_and_gradient(fn, p, c))(params, carry)
+
+
 def assert_close(got, expected):
     for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5)
@@ -86,43 +96,47 @@ def assert_close(got, expected):
 def test_random_slices_in_blocks(seed, in_pieces):
     """Blocked = at once = reference, values and gradients; block sizes that do not divide T; batch, and vmap."""
     rng = np.random.default_rng(seed)
-    length, batch = int(rng.integers(5, 10)), [None, 2][seed % 2]
+    length, batch = int(rng.integers(5, 7)), [None, 2][seed % 2]
     slices = [SLICES[i] for i in (seed, int(rng.integers(len(SLICES))))]
     f = learner(slices, [int(k) for k in rng.integers(0, 3, 2)])
     params, carry = arguments(length, batch, seed)
     options = {"length": length, "batch": batch}
-    plain = jax.jit(lambda p, c: value_and_gradient(rlfx.compile(f, **options), p, c))(params, carry)
+    plain = at_once(rlfx.compile(f, **options), params, carry)
     assert_close(plain, value_and_gradient(rlfx.reference(f, **options), params, carry))
     in_pieces(int(rng.integers(1, 400)))
     blocked = rlfx.compile(f, **options)
     if seed % 4 < 2:
-        assert_close(jax.jit(lambda p, c: value_and_gradient(blocked, p, c))(params, carry), plain)
+        assert_close(at_once(blocked, params, carry), plain)
         return
     both = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), params)
     got = jax.jit(jax.vmap(lambda p: value_and_gradient(blocked, p, carry)))(both)
     assert_close(jax.tree.map(lambda x: x[0], got), plain)
 
 
+def of_its_own_past(params, carry, t):
+    past = rlfx.series((carry @ params["w"][0], carry @ params["w"][1]))
+    query = carry @ params["w"][2]
+    found = attend(past[: t + 1], query, 0) + jnp.sum(past[:t][1], 0)
+    heads = jnp.einsum("thd,hd->h", past[: t + 1][0].reshape(-1, 1, WIDTH), query[None])
+    new = jnp.tanh(found + 0.1 * heads[0] + 0.1 * rlfx.inputs(params["obs"])[t])
+    return jnp.sum(new**2), new, new
+
+
+@functools.cache
+def meaning_of_its_own_past(options):
+    return at_once(rlfx.reference(of_its_own_past, **dict(options)), *arguments(**dict(options), seed=3))
+
+
 @pytest.mark.parametrize("tile", [1, 3, 8])
 @pytest.mark.parametrize("batch", [None, 2])
 def test_ones_own_past_in_sections(tile, batch, in_pieces):
-    """Sections that do not divide T: values, gradients through the recurrence, and an episode that ends early."""
-    length = 7
-
-    def f(params, carry, t):
-        past = rlfx.series((carry @ params["w"][0], carry @ params["w"][1]))
-        query = carry @ params["w"][2]
-        found = attend(past[: t + 1], query, 0) + jnp.sum(past[:t][1], 0)
-        heads = jnp.einsum("thd,hd->h", past[: t + 1][0].reshape(-1, 1, WIDTH), query[None])
-        new = jnp.tanh(found + 0.1 * heads[0] + 0.1 * rlfx.inputs(params["obs"])[t])
-        return jnp.sum(new**2), new, new
-
-    params, carry = arguments(length, batch, 3)
-    options = {"length": length, "batch": batch}
+    """Sections that do not divide T: values, and gradients through the recurrence."""
+    options = {"length": 5, "batch": batch}
+    params, carry = arguments(**options, seed=3)
     in_pieces(100, tile)
-    compiled = rlfx.compile(f, **options)
-    expected = value_and_gradient(rlfx.reference(f, **options), params, carry)
-    assert_close(jax.jit(lambda p, c: value_and_gradient(compiled, p, c))(params, carry), expected)
+    compiled = rlfx.compile(of_its_own_past, **options)
+    expected = meaning_of_its_own_past(tuple(options.items()))
+    assert_close(at_once(compiled, params, carry), expected)
     assert_close(jax.jit(compiled)(params, carry)[0], expected[0][0])  # without gradients the loop is another one
 
 
@@ -168,8 +182,8 @@ OF_THE_PAST = {
 
 @pytest.mark.parametrize("what", OF_THE_PAST)
 def test_what_is_computed_of_pieces(what, in_pieces):
-    """Acting and learning, in sections of two timesteps."""
-    length, batch = 7, 2
+    """Acting and learning, in sections of two timesteps, the last of one."""
+    length, batch = 5, 2
 
     def f(params, carry, t):
         key, value, query = (jnp.tanh(carry @ w) for w in params["w"])
@@ -180,16 +194,16 @@ def test_what_is_computed_of_pieces(what, in_pieces):
     params, carry = arguments(length, batch, 5)
     options = {"length": length, "batch": batch}
     in_pieces(100, 2)
-    expected = value_and_gradient(rlfx.reference(f, **options), params, carry)
+    expected = at_once(rlfx.reference(f, **options), params, carry)
     compiled = rlfx.compile(f, **options)
     assert_close(jax.jit(compiled)(params, carry)[0], expected[0][0])  # no derivative: pieces
-    assert_close(jax.jit(lambda p, c: value_and_gradient(compiled, p, c))(params, carry), expected)
+    assert_close(at_once(compiled, params, carry), expected)
 
 
 @pytest.mark.parametrize("length", [5, 8, 16])
 def test_a_growing_tile_holds_every_timestep_and_is_never_copied_without_room(length, in_pieces, monkeypatch):
     """Sections of one timestep, as many as there are; which tiles each of them reads."""
-    read, own = [], sections.Section.read
+    read, own = [], Section.read
 
     def reading(section, equation, tile):
         value = own(section, equation, tile)
@@ -202,7 +216,7 @@ def test_a_growing_tile_holds_every_timestep_and_is_never_copied_without_room(le
 
     in_pieces(100, 1)
     monkeypatch.setattr(sections, "MOST_SECTIONS", length)
-    monkeypatch.setattr(sections.Section, "read", reading)
+    monkeypatch.setattr(Section, "read", reading)
     x = jnp.arange(1.0, 1 + WIDTH)
     got = rlfx.unroll(f, length=length)(None, x)
     assert_close(got, rlfx.reference(f, length=length, loss=False)(None, x))
@@ -223,10 +237,11 @@ def test_what_is_not_written_yet_is_no_part_of_the_gradient(in_pieces):
         return jnp.sum(new), new
 
     params, carry = jnp.array([[10.0] * WIDTH, [-10.0] * WIDTH]), jnp.ones(WIDTH) * 0.3
-    expected = jax.grad(lambda p: rlfx.reference(f, length=6)(p, carry)[0])(params)
+    gradient = lambda fn: jax.jit(jax.grad(lambda p: fn(p, carry)[0]))(params)  # noqa: E731
+    expected = gradient(rlfx.reference(f, length=6))
     for tile in (8, 2):
         in_pieces(100, tile)
-        assert_close(jax.grad(lambda p: rlfx.compile(f, length=6)(p, carry)[0])(params), expected)
+        assert_close(gradient(rlfx.compile(f, length=6)), expected)
 
 
 def test_sections_under_until(in_pieces):
@@ -312,7 +327,7 @@ def test_a_tile_is_as_long_as_the_section_a_slice_only_as_what_it_may_hold(lengt
         return weighted, jnp.tanh(weighted + 0.5 * c)
 
     args = jnp.float32(0.7), jnp.float32(0.2)
-    values = [jax.value_and_grad(lambda p, c, g=g: g(p, c)[0], (0, 1))(*args) for g in _both(f, length)]
+    values = [jax.jit(jax.value_and_grad(lambda p, c, g=g: g(p, c)[0], (0, 1)))(*args) for g in _both(f, length)]
     assert_close(*values)
 
 

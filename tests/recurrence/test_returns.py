@@ -205,6 +205,57 @@ def test_vtrace_on_policy_is_the_lambda_return():
     close(target, expected)
 
 
+def forward(d: Data, goes_on):
+    """A return as the sum from t on, as long as ``goes_on[k]`` (weights of k), the next value from there; float64."""
+    _, nv, terminated, done = numbers(d)
+    out = []
+    for t in range(T):
+        g, weight = 0.0, 1.0
+        for k in range(t, T):
+            left = 0.0 if done[k] or k == T - 1 else goes_on[k + 1]
+            g += weight * (d.reward[k] + GAMMA * (1 - left) * (0.0 if terminated[k] else nv[k]))
+            weight *= GAMMA * left
+        out.append(g)
+    return out
+
+
+@cases
+@pytest.mark.parametrize("clip", [1.0, 0.6])
+def test_retrace(ends, clip):
+    """Munos et al. 2016, eq. 4: ``q`` and all errors to the end of the episode, by the products of the weights between."""
+    d = rollout(ends)
+    got = run(lambda s, v, nv, r: rlfx.retrace(s, v, nv, r, gamma=GAMMA, lam=LAM, clip=clip), d)
+    q, nv, terminated, done = numbers(d)
+    c = LAM * np.minimum(np.exp(d.log_rho.astype(float)), clip)
+    expected = []
+    for t in range(T):
+        total, weight = q[t], 1.0
+        for k in range(t, T):
+            weight *= GAMMA * c[k] if k > t else 1.0
+            total += weight * (d.reward[k] + GAMMA * ~terminated[k] * nv[k] - q[k])
+            if done[k]:
+                break
+        expected.append(total)
+    close(got, expected)
+
+
+@cases
+def test_q_lambda_and_upgo(ends):
+    d = rollout(ends)
+    q, nv, terminated, _ = numbers(d)
+    got = run(
+        lambda s, v, nv, r: (
+            rlfx.q_lambda(s, nv, r > 0.0, gamma=GAMMA, lam=LAM),
+            rlfx.q_lambda(s, nv, True, gamma=GAMMA, lam=LAM),
+            rlfx.upgo(s, v, nv, gamma=GAMMA),
+        ),
+        d,
+    )
+    better = d.reward + GAMMA * np.where(terminated, 0.0, nv) >= q
+    for g, goes_on in zip(got, (LAM * (d.log_rho > 0), np.full(T, LAM), better), strict=True):
+        close(g, forward(d, goes_on))
+
+
 @cases
 def test_gradients_reach_the_critic_through_every_kind_of_end(ends):
     d = rollout(ends)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from rlfx.errors import DomainError
-from rlfx.recurrence.shuffle import _rectangle, shuffle
+from rlfx.recurrence.language.shuffle import _rectangle, shuffle
 
 # Fixed keys make these tests deterministic: a p-value below this would happen once in ten thousand tests by chance.
 ALPHA = 1e-4

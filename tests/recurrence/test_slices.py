@@ -196,7 +196,8 @@ def test_nothing_of_a_slice_leaks_from_its_trace():
         ), c
 
     with jax.checking_leaks():
-        assert np.isfinite(jax.grad(lambda p: rlfx.compile(f, length=3, batch=2)(p, jnp.ones(2))[0])(0.5))
+        gradient = jax.jit(jax.grad(lambda p: rlfx.compile(f, length=3, batch=2)(p, jnp.ones(2))[0]))
+        assert np.isfinite(gradient(0.5))
 
 
 CONSTANTS = (True, False, 1, 2.5, np.float32(2.0), np.int8(3), np.True_, np.array([True, False]), 1j)
@@ -217,18 +218,21 @@ def test_a_constant_is_a_series_like_any_other():
     np.testing.assert_array_equal(valid, [[False, True], [True, True], [True, True]])
 
 
-@pytest.mark.parametrize("sizes", [s for s in itertools.product((0, 2), (0, 3), (0, 2)) if 0 in s])
-def test_products_of_nothing_have_gradients(sizes):
-    n, k, m = sizes
+def test_products_of_nothing_have_gradients():
+    """Of every size n, k, m of which one is 0, by two products: 74."""
+    sizes = [s for s in itertools.product((0, 1, 2, 3), repeat=3) if 0 in s]
+    assert 2 * len(sizes) >= 50
+    weights = {str(s): jnp.ones(s[1:]) for s in sizes}
+    carry = {str(s): jnp.ones((2, *s[:2])) for s in sizes}
 
     def f(p, c, t):
-        return (c @ p).sum() + jnp.einsum("nk,km->", c, p), c * 2.0
+        each = [((c[k] @ p[k]).sum(), jnp.einsum("nk,km->", c[k], p[k])) for k in p]
+        return sum(a + b for a, b in each), jax.tree.map(lambda x: x * 2.0, c), each
 
-    weights, carry = jnp.ones((k, m)), jnp.ones((2, n, k))
     fn = rlfx.compile(f, length=3, batch=2)
-    loss, gradient = jax.value_and_grad(lambda p: fn(p, carry)[0])(weights)
-    np.testing.assert_array_equal(loss, 0)
-    np.testing.assert_array_equal(gradient, jnp.zeros((k, m)))
+    (loss, (_, each)), gradient = jax.jit(jax.value_and_grad(lambda p: fn(p, carry), has_aux=True))(weights)
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), (loss, each))
+    jax.tree.map(lambda g, w: np.testing.assert_array_equal(g, jnp.zeros_like(w)), gradient, weights)
 
 
 # -- what is not finite outside of a slice ------------------------------------------------------------------------------
@@ -319,6 +323,55 @@ def test_parts_and_shapes_of_slices():
         for name, end in itertools.product(SHAPES, ENDS)
     }
     agrees(members, lambda key, t: SHAPES[key[0]](X, *ENDS[key[1]][1](t), np))
+
+
+def there(values, k):
+    """An element at positions that count from the end if negative, and are clipped."""
+    n = len(values)
+    return values[np.clip(np.where(k < 0, k + n, k), 0, n - 1)]
+
+
+#: Of values, a traced position and a vector of two, what is there; and the sum of it on arrays.
+POSITIONS = {
+    "[i]": (lambda s, i, ij: s[i], lambda s, i, ij: there(s, i)),
+    "[i + 1]": (lambda s, i, ij: s[i + 1], lambda s, i, ij: there(s, i + 1)),
+    "[-i - 1]": (lambda s, i, ij: s[-i - 1], lambda s, i, ij: there(s, -i - 1)),
+    "[[i, j]]": (lambda s, i, ij: s[ij], lambda s, i, ij: there(s, ij)),
+    "of what is computed": (lambda s, i, ij: (2.0 * s)[ij - 1], lambda s, i, ij: 2 * there(s, ij - 1)),
+    "take": (lambda s, i, ij: jnp.take(s, ij, mode="clip"), lambda s, i, ij: there(s, np.maximum(ij, 0))),
+    "dynamic_index": (lambda s, i, ij: jax.lax.dynamic_index_in_dim(s, i), lambda s, i, ij: there(s, i)),
+    "dynamic_slice": (lambda s, i, ij: jax.lax.dynamic_slice_in_dim(s, i, 1), lambda s, i, ij: there(s, i)),
+    "of columns": (lambda s, i, ij: jnp.stack([s, 3.0 * s], 1)[i], lambda s, i, ij: 4 * there(s, i)),
+    "of a column": (lambda s, i, ij: jnp.stack([s, 3.0 * s], 1)[i, 1], lambda s, i, ij: 3 * there(s, i)),
+    "vmap": (lambda s, i, ij: jax.vmap(lambda k: s[k])(ij), lambda s, i, ij: there(s, ij)),
+    "two": (lambda s, i, ij: s[i] * s[0], lambda s, i, ij: there(s, i) * s[0]),
+    "of a matrix": (lambda s, i, ij: jnp.outer(s, jnp.ones(2))[i], lambda s, i, ij: 2 * there(s, i)),
+}
+
+
+def test_slices_at_traced_positions():
+    """52; also at positions that are not in there, where jnp clips, and leaves the derivative of ``s[[i, j]]`` open."""
+    members = [*itertools.product(POSITIONS, ENDS)]
+    open_ = ("[[i, j]]", "of what is computed")
+    weights = np.array([at not in open_ for at, _ in members], np.float32)
+    assert len(members) >= 50
+    i, ij = np.array([0, 1, 2, 1]), np.array([[0, 1], [1, 0], [2, 5], [3, -1]])
+
+    def f(p, c, t):
+        x, k, kj = rlfx.series(p * c), rlfx.inputs(jnp.asarray(i))[t], rlfx.inputs(jnp.asarray(ij))[t]
+        each = [jnp.sum(POSITIONS[at][0](x[slice(*ENDS[end][0](t))], k, kj)) for at, end in members]
+        return jnp.stack(each) @ weights, 2.0 * c, jnp.stack(each)
+
+    def by_hand(p):
+        find = lambda at, end, t: np.sum(POSITIONS[at][1](p * X[slice(*ENDS[end][1](t))].astype(float), i[t], ij[t]))  # noqa: E731
+        return np.array([[find(*m, t) for m in members] for t in range(T)])
+
+    fn = rlfx.compile(f, length=T, reduce="sum")
+    (_, (_, got)), gradient = jax.jit(jax.value_and_grad(lambda p: fn(p, 1.0), has_aux=True))(1.5)
+    for k, name in enumerate(members):
+        np.testing.assert_allclose(got[:, k], by_hand(1.5)[:, k], rtol=1e-5, err_msg=str(name))
+    slope = ((by_hand(2.0) - by_hand(1.0)) @ weights).sum()  # of squares: exact
+    np.testing.assert_allclose(gradient, slope, rtol=1e-5)
 
 
 REFUSED = {

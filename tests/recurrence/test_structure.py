@@ -152,6 +152,21 @@ def test_acting_keeps_only_what_the_loss_needs():
     assert not stacked
 
 
+def test_the_gradient_through_time_keeps_only_the_recurrence_in_its_loop():
+    """The loss is smaller than the state it is computed from; but what it is computed from is kept for its derivative."""
+
+    def f(params, state, t):
+        return jnp.sin(params["w"] @ state).sum(), jnp.tanh(state)
+
+    fn = rlfx.compile(f, length=T)
+    params, state = {"w": jnp.ones((OUT, IN))}, jnp.ones(IN)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p, s: fn(p, s)[0], (0, 1)))(params, state)
+    loops = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    inside = {e.primitive.name for loop in loops for e in loop.params["jaxpr"].jaxpr.eqns}
+    assert "tanh" in inside
+    assert not inside & {"sin", "cos", "dot_general"}
+
+
 def test_a_loss_without_gradient_does_not_evaluate_the_learner_twice():
     calls = []
 

@@ -269,3 +269,20 @@ def test_every_kind_of_shared_carry_under_until(mesh):
         for x, y in zip(*(jax.tree.leaves(c["n"].value[name]) for c in (found, expected)), strict=True):
             np.testing.assert_allclose(*(np.asarray(of_key(v), np.float64) for v in (x, y)), rtol=1e-5, err_msg=name)
     assert found["n"].value["a counter"] == 3 + 4
+
+
+def test_a_function_may_change_its_carry_in_place():
+    """As brax's environments do with their metrics."""
+
+    def f(w, c, t):
+        c["x"] = c["x"] * w
+        c.update(reward=c["x"] + 1.0)
+        return c["reward"], c
+
+    def g(w, c, t):
+        x = c["x"] * w
+        return x + 1.0, {"x": x, "reward": x + 1.0}
+
+    start = {"x": jnp.float32(2.0), "reward": jnp.float32(0.0)}
+    got, want = (rlfx.compile(h, length=3)(0.5, start) for h in (f, g))
+    jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 import rlfx
-from rlfx.recurrence.cost import show_bytes
-from rlfx.recurrence.estimate import estimate_temp_bytes
-from rlfx.recurrence.timeline import Segment, Timeline, timeline
-from rlfx.recurrence.timeline_plot import draw_timeline, phases
+from rlfx.recurrence.analysis.cost import show_bytes
+from rlfx.recurrence.memory.estimate import estimate_temp_bytes
+from rlfx.recurrence.memory.plot import draw_timeline, phases
+from rlfx.recurrence.memory.timeline import Segment, Timeline, timeline
 from tests.recurrence.test_budget import BATCH, LENGTH, STACKED, arguments, n_step, program
 
 pytestmark = pytest.mark.optimised
@@ -36,7 +36,9 @@ def at(found, share, what):
 def test_the_peak_is_the_estimate(name):
     explanation = explained(name)
     found = explanation.timeline
-    assert found.peak == estimate_temp_bytes(explanation.trial.jaxpr(explanation.plan)) == explanation.predicted_bytes
+    assert (
+        found.peak == estimate_temp_bytes(explanation.evaluator.jaxpr(explanation.plan)) == explanation.predicted_bytes
+    )
     assert found.ends[-1] == pytest.approx(1.0)
     assert all(0 <= s.filled_host <= s.host for s in found.segments)
     assert all(0 <= s.filled <= s.device for s in found.segments)

@@ -1,30 +1,36 @@
 """Autotuning and the cost model: which plans are tried, which is taken, and what is predicted of them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.choose import checked, choose
-from rlfx.recurrence.learner import is_float
-from rlfx.recurrence.lowered import Lowered
-from rlfx.recurrence.predict import Platform, platform_of, predict
-from rlfx.recurrence.tune import FINALISTS, neighbours, tune
+from rlfx._target import Rates, Room
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.plan.choose import checked, choose
+from rlfx.recurrence.plan.planner import Options
+from rlfx.recurrence.plan.predict import predict
+from rlfx.recurrence.plan.tune import FINALISTS, neighbours, tune
+from rlfx.recurrence.schedule.learner import is_float
 from tests.recurrence.test_caching import KEY, PARAMS, STATE, B, T, n_step, recurrent, reinforce
+
+CPU = rlfx.target("cpu")
 
 
 def learner_of(f):
     program = rlfx.trace(f, PARAMS, STATE, KEY, length=T, batch=B)
     order = [v for v in program.params if is_float(v)]
-    return Lowered(program).learner(frozenset(order), False), order
+    return GradientRule(program, Options(), CPU).learner(frozenset(order), False), order
 
 
 class Stopwatch:
-    """Stands for a Trial: it knows how long plans take."""
+    """Stands for a PlanEvaluator: it knows how long plans take."""
 
     def __init__(self, order, seconds):
-        self.order, self.seconds, self.batch, self.platform, self.asked = order, seconds, B, "cpu", []
+        self.order, self.seconds, self.batch, self.target, self.asked = order, seconds, B, CPU, []
 
     def time(self, plans):
         self.asked = list(plans)
@@ -34,10 +40,10 @@ class Stopwatch:
 @pytest.mark.parametrize("f", [reinforce, n_step, recurrent])
 def test_every_neighbour_is_a_legal_plan(f):
     learner, order = learner_of(f)
-    found = set(neighbours(learner, order, choose(learner, order, B, "cpu"), B))
+    found = set(neighbours(learner, order, choose(learner, order, B, CPU), B))
     assert any(plan.cached for plan in found)
     for plan in found:
-        assert checked(plan, learner, order, B) == plan
+        assert checked(plan, learner, order, B, CPU) == plan
 
 
 def test_the_fastest_plan_is_taken_if_it_is_worth_it():
@@ -78,7 +84,7 @@ def test_autotune_stays_within_a_budget():
 
 def test_the_cost_model_knows_what_plans_save_and_cost():
     learner, _ = learner_of(reinforce)
-    cpu = platform_of("cpu")
+    cpu = CPU
     at_once, blocks, replay = (
         predict(learner, p, B, cpu) for p in (rlfx.Plan(), rlfx.Plan("blocks", 2), rlfx.Plan("replay", 2))
     )
@@ -86,22 +92,22 @@ def test_the_cost_model_knows_what_plans_save_and_cost():
     assert at_once.elements < replay.elements
     assert blocks.started > at_once.started
     assert replay.moved < blocks.moved
-    small = Platform(1e9, 1e9, 1e9, cache=2000.0 * B, overhead=1e-9)
+    small = replace(cpu, rates=Rates(1e9, 1e9, 1e9, 1e-9), room=Room(cache=2000 * B))
     spilled, close = (predict(learner, p, B, small).moved for p in (rlfx.Plan(), rlfx.Plan("blocks", 1)))
     assert spilled > close - 3 * sum(x.nbytes for x in jax.tree.leaves(PARAMS)) * T
     assert at_once.seconds(small) > at_once.seconds(cpu) > 0
     forward = 2 * T * B * sum(x.size for x in jax.tree.leaves(PARAMS))
     assert at_once.flops == pytest.approx(4 * forward)  # acting, and the learner's forward and two backward products
-    assert "ms on this cpu" in at_once.show("cpu")
+    assert "ms on this cpu" in at_once.show(cpu)
 
 
 def test_cached_plans_have_fewer_products():
     program = rlfx.trace(reinforce, PARAMS, STATE, KEY, length=T, batch=B)
     order = [v for v in program.params if is_float(v)]
     plan = rlfx.Plan(cached=True)
-    cached = Lowered(program).caching(plan)
+    cached = GradientRule(program, Options(), CPU).caching(plan)
     learner = cached.learner(frozenset(order), False)
     plain, _ = learner_of(reinforce)
-    cpu = platform_of("cpu")
+    cpu = CPU
     assert predict(learner, plan, B, cpu).flops < predict(plain, rlfx.Plan(), B, cpu).flops
     assert jnp.isfinite(predict(learner, plan, B, cpu).seconds(cpu))

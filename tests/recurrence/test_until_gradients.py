@@ -130,6 +130,72 @@ def test_what_comes_after_the_ends_has_no_gradient(expected):
     assert not wrong
 
 
+# -- reductions over environments in loops ------------------------------------------------------------------------------
+
+#: ``(s, x, p, over the environments) -> the value at t``, where s is the loop's value at the timestep before (or after).
+STEPS = {
+    "of data": lambda np, s, x, p, r: 0.5 * s + r(p * x),
+    "of the loop": lambda np, s, x, p, r: 0.4 * r(s * p) + x,
+    "of both": lambda np, s, x, p, r: r(np.tanh(s + p * x)),
+    "centred": lambda np, s, x, p, r: 0.5 * (s - r(s)) + p * x,
+    "a factor": lambda np, s, x, p, r: np.tanh(s * r(p * x) * 0.3),
+    "twice": lambda np, s, x, p, r: 0.3 * r(s - r(p * s)) + 0.2 * x,
+    "log": lambda np, s, x, p, r: 0.5 * s + p * np.log(r(x)),  # of nothing: log(0), 1 / 0
+    "quotient": lambda np, s, x, p, r: (0.5 * s + p) / r(x),
+}
+LOOPS = [(op, ahead) for op in REDUCTIONS for ahead in (False, True)]
+EDGES = np.array([0.3, -0.4, 0.6, 0.1])
+
+
+def loops_by_hand(p: np.ndarray, op: str, ahead: bool) -> np.ndarray:
+    """The loss of each of the steps, by loops over t, environments, and what the reduction is asked for."""
+    total = np.zeros(len(STEPS))
+    for i, step in enumerate(STEPS.values()):
+        s = np.zeros((T + 2, B))  # at t + 1
+        for b in range(B):
+            s[LENGTHS[b] + 1 if ahead else 0, b] = EDGES[b]
+        for t in reversed(range(T)) if ahead else range(T):
+            alive = np.flatnonzero(t < LENGTHS)
+            if alive.size:
+                before = s[t + 2 if ahead else t, alive]
+                # all environments at once: a reduction is the same number for each of them
+                s[t + 1, alive] = step(np, before, X[t, alive], p[i], lambda v: getattr(np, op)(v))
+        total[i] = np.mean([s[t + 1, b] for b in range(B) for t in range(LENGTHS[b])])
+    return total
+
+
+def test_reductions_over_environments_in_loops():
+    """Values and derivatives of 64: each step, forwards and backwards, by each reduction."""
+
+    def f(p, c, t):
+        each = []
+        for j, (op, ahead) in enumerate(LOOPS):
+            over = lambda v, op=op: getattr(rlfx, op)(v, "b")  # noqa: E731
+
+            def steps(s, j=j, ahead=ahead, over=over):
+                near = s[t + 1] if ahead else s[t - 1]
+                return jnp.stack([g(jnp, near[i], c["x"], p[j, i], over) for i, g in enumerate(STEPS.values())])
+
+            edge = jnp.full(len(STEPS), c["edge"])
+            each.append(rlfx.solve(steps, **{"end" if ahead else "start": edge}))
+        return jnp.stack(each).sum(), {"x": c["x"] - 1.0, "edge": c["edge"]}, jnp.stack(each)
+
+    p = np.random.default_rng(1).uniform(0.8, 1.5, (len(LOOPS), len(STEPS)))
+    carry = {k: jnp.asarray(v, jnp.float32) for k, v in {"x": X0, "edge": EDGES}.items()}
+    fn = rlfx.compile(f, length=T, batch=B, until=end)
+    compute = jax.jit(jax.value_and_grad(lambda p: fn(p, carry), has_aux=True), compiler_options=QUICK)
+    (_, (_, aux, _)), grads = compute(jnp.asarray(p, jnp.float32))
+    alive = np.arange(T)[:, None] < LENGTHS
+    means = np.where(alive[..., None, None], aux, 0.0).sum((0, 1)) / alive.sum()
+    assert p.size >= 50
+    for j, (op, ahead) in enumerate(LOOPS):
+        slopes = (loops_by_hand(p[j] + 1e-5, op, ahead) - loops_by_hand(p[j] - 1e-5, op, ahead)) / 2e-5
+        np.testing.assert_allclose(
+            means[j], loops_by_hand(p[j], op, ahead), rtol=1e-4, atol=1e-5, err_msg=f"{op} {ahead}"
+        )
+        np.testing.assert_allclose(grads[j], slopes, rtol=1e-3, atol=1e-4, err_msg=f"{op} {ahead}")
+
+
 def test_the_first_timesteps_of_blocks_are_not_those_of_the_episode():
     """A block may begin after all ends, or be of some environments."""
 

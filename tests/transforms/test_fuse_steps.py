@@ -54,10 +54,10 @@ def mlp(params, key, obs):
 def mlp_params(n_in=4, hidden=8, n_out=2):
     keys = jax.random.split(jax.random.key(5), 2)
     return {
-        "w1": jax.random.normal(keys[0], (n_in, hidden)),
-        "b1": jnp.full(hidden, 0.1),
-        "w2": jax.random.normal(keys[1], (hidden, n_out)),
-        "b2": jnp.zeros(n_out),
+        "w1": jax.random.normal(keys[0], (n_in, hidden), jnp.float32),
+        "b1": jnp.full(hidden, 0.1, jnp.float32),
+        "w2": jax.random.normal(keys[1], (hidden, n_out), jnp.float32),
+        "b2": jnp.zeros(n_out, jnp.float32),
     }
 
 
@@ -65,9 +65,9 @@ def test_known_elements_are_replaced_one_by_one():
     """A known array that is written to at a place that depends on data, then chosen from."""
 
     def body(shared, t, b, carry, x):
-        written = jnp.zeros(3).at[carry % 3].set(1.0)
+        written = jnp.zeros(3, jnp.float32).at[carry % 3].set(1.0)
         flags = jnp.array([True, False, False]).at[carry % 2].set(carry > 4)
-        return carry + 1, (jnp.where(carry > 2, written, jnp.ones(3)), flags, ~flags[0], jnp.sort(written))
+        return carry + 1, (jnp.where(carry > 2, written, jnp.ones(3, jnp.float32)), flags, ~flags[0], jnp.sort(written))
 
     carry = jnp.arange(4, dtype=jnp.int32)
     reference, fused = (fuse_scan(body, 5, backend=b)(None, carry) for b in ("vmap", "scan"))
@@ -181,7 +181,7 @@ def test_wide_policy_is_a_matrix_product():
 def test_given_actions_and_time_offset(backend):
     env = rlfx.envs.make("Pendulum-v1")
     key, states = start(env, 5)
-    actions = jax.random.uniform(jax.random.key(9), (14, 5, 1), minval=-2, maxval=2)
+    actions = jax.random.uniform(jax.random.key(9), (14, 5, 1), jnp.float32, minval=-2, maxval=2)
     whole = jax.jit(fuse_steps(env, 14, outputs="final", backend="vmap"))(key, states, actions)
     first = fuse_steps(env, 9, outputs="final", backend=backend, tile=4 if backend != "scan" else None)
     second = fuse_steps(env, 5, outputs="final", backend=backend, tile=4 if backend != "scan" else None)
@@ -204,14 +204,14 @@ def test_general_bodies(backend):
     def body(shared, t, b, carry, x):
         key, grid, count = carry
         key, sub = jax.random.split(key)
-        i = jax.random.randint(sub, (), 0, 4)
+        i = jax.random.randint(sub, (), 0, 4, jnp.int32)
         grid = grid.at[i, t % 3].add(x["gain"] * shared["w"][i])
         row = grid[i]
-        top = jnp.argmax(row)
+        top = jnp.argmax(row).astype(jnp.int32)
         order = jnp.sort(-row)
         total = jax.lax.cond(count % 2 == 0, lambda r: r.sum(), lambda r: r.max(), row)
         total = total + jax.lax.fori_loop(0, 40, lambda _, v: 0.5 * v + row[0], jnp.float32(0))
-        window = jax.lax.dynamic_slice(grid, (i - 1, 0), (2, 2))
+        window = jax.lax.dynamic_slice(grid, (i - 1, jnp.int32(0)), (2, 2))
         total = total + jnp.cumsum(window.reshape(-1))[-1] + jnp.prod(jnp.where(row > 0, row, 1.0))
         new = jax.lax.dynamic_update_slice(grid, window * 0.5, (jnp.int32(1), top % 2))
         return (key, new, count + 1), {
@@ -224,8 +224,12 @@ def test_general_bodies(backend):
 
     n, k = 7, 9
     keys = jax.random.split(jax.random.key(3), n)
-    carry = (keys, jnp.ones((n, 4, 3)) * jnp.arange(n, dtype=jnp.float32)[:, None, None], jnp.zeros(n, jnp.int32))
-    xs = {"gain": jax.random.normal(jax.random.key(4), (k, n))}
+    carry = (
+        keys,
+        jnp.ones((n, 4, 3), jnp.float32) * jnp.arange(n, dtype=jnp.float32)[:, None, None],
+        jnp.zeros(n, jnp.int32),
+    )
+    xs = {"gain": jax.random.normal(jax.random.key(4), (k, n), jnp.float32)}
     shared = {"w": jnp.arange(4, dtype=jnp.float32)}
     reference = fuse_scan(body, k, backend="vmap")(shared, carry, xs)
     assert_same(reference, jax.jit(fuse_scan(body, k, backend=backend))(shared, carry, xs), atol=1e-5)
@@ -277,7 +281,7 @@ class Walks(rlfx.envs.Environment):
     action_space = rlfx.envs.spaces.Discrete(2)
 
     def reset(self, key):
-        return jax.random.normal(key)
+        return jax.random.normal(key, (), jnp.float32)
 
     def observe(self, state):
         return state
@@ -350,20 +354,26 @@ def test_outside_of_jit(backend, outputs):
 
 
 BAD = {
-    "K = 0": (lambda env, key, s: fuse_steps(env, 0, policy="random"), "K = 0 steps"),
-    "K is no integer": (lambda env, key, s: fuse_steps(env, 2.5, policy="random"), "K = 2.5 steps"),
-    "K is true": (lambda env, key, s: fuse_steps(env, True, policy="random"), "K = True steps"),
-    "no environment": (lambda env, key, s: fuse_steps(3, 2), r"fuse_steps of int \(3\), which is no environment"),
-    "nothing to support": (lambda env, key, s: supported("CartPole-v1"), "supported of str"),
-    "no key": (lambda env, key, s: fuse_steps(env, 2, policy="random")(0, s), r"the key is int\[\]"),
-    "many keys": (lambda env, key, s: fuse_steps(env, 2, policy="random")(jax.random.split(key), s), r"key<fry>\[2\]"),
+    "K = 0": (lambda env, key, s: fuse_steps(env, 0, policy="random"), "k must be a positive integer, got 0"),
+    "K is no integer": (
+        lambda env, key, s: fuse_steps(env, 2.5, policy="random"),
+        "k must be a positive integer, got 2.5",
+    ),
+    "K is true": (lambda env, key, s: fuse_steps(env, True, policy="random"), "k must be a positive integer, got True"),
+    "no environment": (lambda env, key, s: fuse_steps(3, 2), "fuse_steps: env must be an environment, got 3"),
+    "nothing to support": (lambda env, key, s: supported("CartPole-v1"), "supported: env must be an environment"),
+    "no key": (lambda env, key, s: fuse_steps(env, 2, policy="random")(0, s), "fuse_steps: key must be one key, got 0"),
+    "many keys": (
+        lambda env, key, s: fuse_steps(env, 2, policy="random")(jax.random.split(key), s),
+        "key must be one key, got",
+    ),
     "one number": (lambda env, key, s: fuse_steps(env, 2, policy="random")(key, 3.0), r"leading \[N\] axes differ"),
-    "policies": (lambda env, key, s: fuse_steps(env, 2, policy=np.zeros(2)), "policy=array"),
-    "nothing to tune": (lambda env, key, s: tune(3), "tune: make=3"),
-    "no candidates": (lambda env, key, s: tune(len, candidates=()), "candidates="),
-    "tile is true": (lambda env, key, s: fuse_steps(env, 2, tile=True), "tile=True"),
+    "policies": (lambda env, key, s: fuse_steps(env, 2, policy=np.zeros(2)), r"\(params, key, obs\), got array"),
+    "nothing to tune": (lambda env, key, s: tune(3), r"tune: make must be a function of \(backend, tile\), got 3"),
+    "no candidates": (lambda env, key, s: tune(lambda backend, tile: None, candidates=()), "candidates must be pairs"),
+    "tile is true": (lambda env, key, s: fuse_steps(env, 2, tile=True), "positive integer or None, got True"),
     "vectorize": (lambda env, key, s: vectorize(3), "must be a program, or a function of .params, carry, t., got 3"),
-    "tile = 0": (lambda env, key, s: fuse_steps(env, 2, backend="tile", tile=0), "tile=0 with backend='tile'"),
+    "tile = 0": (lambda env, key, s: fuse_steps(env, 2, backend="tile", tile=0), "positive integer or None, got 0"),
     "tile of Triton": (lambda env, key, s: fuse_steps(env, 2, backend="triton", tile=48), "is a power of two"),
     "tile of Mosaic": (lambda env, key, s: fuse_steps(env, 2, backend="mosaic_gpu", tile=64), "a multiple of 128"),
     "one state": (
@@ -379,9 +389,9 @@ BAD = {
         lambda env, key, s: fuse_steps(env, 2, policy="random")(key, jax.tree.map(lambda x: x[:0], s)),
         "N = 0 environments",
     ),
-    "policy": (lambda env, key, s: fuse_steps(env, 2, policy="best"), "policy='best'"),
-    "outputs": (lambda env, key, s: fuse_steps(env, 2, outputs="all"), "outputs='all'"),
-    "backend": (lambda env, key, s: fuse_steps(env, 2, backend="cuda"), "no backend 'cuda'"),
+    "policy": (lambda env, key, s: fuse_steps(env, 2, policy="best"), r"\(params, key, obs\), got 'best'"),
+    "outputs": (lambda env, key, s: fuse_steps(env, 2, outputs="all"), "outputs must be .*\"trajectory\", got 'all'"),
+    "backend": (lambda env, key, s: fuse_steps(env, 2, backend="cuda"), "backend must be .*\"interpret\", got 'cuda'"),
     "length of actions": (
         lambda env, key, s: fuse_steps(env, 2)(key, s, jnp.zeros((3, 4), jnp.int32)),
         r"K = 2 steps, and xs has \[3\]",
@@ -407,7 +417,7 @@ def test_unstable_carry_is_refused():
         return {"x": carry["x"].astype(jnp.int32)}, None
 
     with pytest.raises(ProgramError, match=r"carry\['x'\] is float32\[\] and comes back as int32\[\]"):
-        fuse_scan(body, 2)(None, {"x": jnp.zeros(3)})
+        fuse_scan(body, 2)(None, {"x": jnp.zeros(3, jnp.float32)})
 
 
 def test_tune_measures_every_candidate():

@@ -15,7 +15,7 @@ N = 24
 
 
 def normal(seed, *shape):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
 
 
 def labels(seed, high, *shape):
@@ -53,7 +53,11 @@ def advantage_normalisation():
         surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
         return -surrogate.mean(), {"ratio": ratio.mean()}
 
-    return loss, normal(0, 6, 3), (normal(1, N, 6), labels(2, 3, N), 3.0 * normal(3, N) + 1.0, -jnp.ones(N))
+    return (
+        loss,
+        normal(0, 6, 3),
+        (normal(1, N, 6), labels(2, 3, N), 3.0 * normal(3, N) + 1.0, -jnp.ones(N, jnp.float32)),
+    )
 
 
 def batch_norm():
@@ -131,7 +135,7 @@ def gru():
     def loss(p, batch):
         xs, y = batch
         h, hs = jax.lax.scan(
-            lambda h, x: (h := cell(p, h, x), h), jnp.zeros((len(xs), 4)), xs.swapaxes(0, 1), reverse=False
+            lambda h, x: (h := cell(p, h, x), h), jnp.zeros((len(xs), 4), jnp.float32), xs.swapaxes(0, 1), reverse=False
         )
         return jnp.mean((hs.reshape(-1, 4) @ p["out"] - y.T.reshape(-1)) ** 2), h
 
@@ -198,7 +202,7 @@ def median():
 def keys_in_the_batch():
     def loss(w, batch):
         x, keys = batch
-        noise = jax.vmap(lambda k: jax.random.normal(k, (4,)))(keys)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (4,), jnp.float32))(keys)
         return jnp.mean(jnp.tanh((x + noise) @ w)), jax.vmap(jax.random.split)(keys)[:, 0]
 
     return loss, normal(0, 4), (normal(1, N, 4), jax.random.split(jax.random.key(2), N))
@@ -259,14 +263,14 @@ def tracked_statistics():
 
     def loss(p, x):
         decay = 1e-2 * jnp.sum(p**2)
-        return jnp.mean(x @ p) + decay, (decay, jnp.float32(3.0), jnp.linspace(0.0, 1.0, len(x)))
+        return jnp.mean(x @ p) + decay, (decay, jnp.float32(3.0), jnp.linspace(0.0, 1.0, len(x), dtype=jnp.float32))
 
     return loss, normal(0, 4), normal(1, N, 4)
 
 
 def solves():
     def loss(p, x):
-        a = x[:, :, None] * x[:, None, :] + jnp.eye(3)[None]
+        a = x[:, :, None] * x[:, None, :] + jnp.eye(3, dtype=jnp.float32)[None]
         return jnp.mean(jnp.linalg.solve(a, jnp.broadcast_to(p, (len(x), 3))[..., None])), jnp.linalg.cholesky(a)
 
     return loss, normal(0, 3), normal(1, N, 3)
@@ -422,7 +426,7 @@ def test_cotangents_of_per_example_results(regression):
         return (jnp.tanh(x @ w) - y) ** 2
 
     def weighted(f):
-        return lambda w, batch: jnp.sum(f(w, batch) * jnp.arange(1.0, N + 1))
+        return lambda w, batch: jnp.sum(f(w, batch) * jnp.arange(1, N + 1, dtype=jnp.float32))
 
     got = jax.jit(jax.value_and_grad(weighted(incrementalize(errors, block_size=5))))(*regression)
     close(got, jax.value_and_grad(weighted(errors))(*regression))
@@ -462,7 +466,11 @@ def wide_mlp():
             x = jax.nn.relu(x @ w)
         return nll(x @ params[-1], y).mean()
 
-    return loss, [jnp.ones((16, 64)), jnp.ones((64, 64)), jnp.ones((64, 4))], (jnp.ones((2048, 16)), labels(0, 4, 2048))
+    return (
+        loss,
+        [jnp.ones((16, 64), jnp.float32), jnp.ones((64, 64), jnp.float32), jnp.ones((64, 4), jnp.float32)],
+        (jnp.ones((2048, 16), jnp.float32), labels(0, 4, 2048)),
+    )
 
 
 @pytest.mark.optimised
@@ -485,8 +493,8 @@ def test_statistics_of_the_batch_do_not_keep_the_network():
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         return (nll(out[:, :4], action) * advantage).mean() + jnp.mean((out[:, 4] - target) ** 2), out.max()
 
-    params = [jnp.ones((16, 64)), jnp.ones((64, 64)), jnp.ones((64, 5))]
-    batch = jnp.ones((2048, 16)), labels(0, 4, 2048), normal(1, 2048), jnp.ones(2048)
+    params = [jnp.ones((16, 64), jnp.float32), jnp.ones((64, 64), jnp.float32), jnp.ones((64, 5), jnp.float32)]
+    batch = jnp.ones((2048, 16), jnp.float32), labels(0, 4, 2048), normal(1, 2048), jnp.ones(2048, jnp.float32)
     blocked = incrementalize(loss, blocks=8)
     report = blocked.explain(params, batch, gradient=True)
     assert (report.loops, report.kept) == (3, ())
@@ -575,7 +583,7 @@ def test_one_of_block_size_and_blocks():
 
 
 def test_unequal_leading_axes_name_the_leaves():
-    batch = {"x": jnp.ones((6, 4)), "y": {"target": jnp.ones(5)}}
+    batch = {"x": jnp.ones((6, 4), jnp.float32), "y": {"target": jnp.ones(5, jnp.float32)}}
     message = r"argument 1\['x'\] has 6 examples, argument 1\['y'\]\['target'\] has 5"
     with pytest.raises(DomainError, match=message):
         incrementalize(lambda w, b: b["x"].sum(), block_size=2)(1.0, batch)
@@ -587,18 +595,20 @@ def test_a_batch_without_an_axis():
     with pytest.raises(DomainError, match="The batch has no arrays"):
         incrementalize(lambda w, b: w, block_size=2)(1.0, ())
     with pytest.raises(DomainError, match="batch_argnums=2, but there are 2 arguments"):
-        incrementalize(lambda w, b: w, batch_argnums=2, block_size=2)(1.0, jnp.ones(3))
+        incrementalize(lambda w, b: w, batch_argnums=2, block_size=2)(1.0, jnp.ones(3, jnp.float32))
     with pytest.raises(DomainError, match="The batch is empty"):
-        incrementalize(lambda w, b: w, block_size=2)(1.0, jnp.ones((0, 3)))
+        incrementalize(lambda w, b: w, block_size=2)(1.0, jnp.ones((0, 3), jnp.float32))
 
 
 def test_over_is_for_per_timestep_functions():
     with pytest.raises(DomainError, match='over must be "t", "b" or "tb", got \'x\''):
-        rlfx.compile(incrementalize(lambda w, x, t: (w * x, x), over="x", block_size=2), length=3)(1.0, jnp.ones(()))
+        rlfx.compile(incrementalize(lambda w, x, t: (w * x, x), over="x", block_size=2), length=3)(
+            1.0, jnp.ones((), jnp.float32)
+        )
     with pytest.raises(DomainError, match="takes a function or a program, got 3"):
         incrementalize(3, block_size=2)
 
 
 def test_a_loss_that_does_not_read_the_batch():
     with pytest.raises(DomainError, match="Nothing that the function returns depends on the batch"):
-        incrementalize(lambda w, b: w**2, block_size=2)(1.0, jnp.ones(3))
+        incrementalize(lambda w, b: w**2, block_size=2)(1.0, jnp.ones(3, jnp.float32))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlfx.errors import DomainError, PlacementError, ScheduleError
-from rlfx.transforms import _offload_loss
+from rlfx.transforms.blocks import offloaded as _offload_loss
 from rlfx.transforms.offload import offload
 
 N = 22
@@ -24,7 +24,7 @@ def loss(params, batch):
 
 def params():
     keys = jax.random.split(jax.random.key(0))
-    return {"w": jax.random.normal(keys[0], (5, 3)), "v": jax.random.normal(keys[1], (3,))}
+    return {"w": jax.random.normal(keys[0], (5, 3), jnp.float32), "v": jax.random.normal(keys[1], (3,), jnp.float32)}
 
 
 def batch():
@@ -77,10 +77,10 @@ def test_the_driver_compiles_once():
 
     blocked = offload(counted, block_size=8, form="driver")
     for i in range(3):
-        jax.grad(blocked)(jnp.full(5, float(i)), batch()["x"])
+        jax.grad(blocked)(jnp.full(5, float(i), jnp.float32), batch()["x"])
     assert len(traces) == 1
     assert len(blocked.compiled) == 1
-    blocked(jnp.ones(5), batch()["x"][:10])
+    blocked(jnp.ones(5, jnp.float32), batch()["x"][:10])
     assert len(blocked.compiled) == 2
 
 
@@ -88,7 +88,9 @@ def test_the_driver_never_has_the_whole_batch_on_the_device(monkeypatch):
     put = []
     real = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda x, *a, **k: (put.append(np.shape(x)), real(x, *a, **k))[1])
-    jax.grad(offload(lambda w, x: jnp.mean((x @ w) ** 2), block_size=8, form="driver"))(jnp.ones(5), batch()["x"])
+    jax.grad(offload(lambda w, x: jnp.mean((x @ w) ** 2), block_size=8, form="driver"))(
+        jnp.ones(5, jnp.float32), batch()["x"]
+    )
     blocks = [shape for shape in put if len(shape) == 2]
     assert blocks == [(8, 5)] * 4 + [(6, 5)] * 2  # each to pinned memory, and from there to the device
 
@@ -98,8 +100,8 @@ def test_the_driver_reads_a_memory_mapped_file(tmp_path):
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     square = lambda w, x: jnp.mean((x @ w) ** 2)  # noqa: E731
     close(
-        jax.grad(offload(square, block_size=8, form="driver"))(jnp.ones(5), mapped),
-        jax.grad(square)(jnp.ones(5), mapped),
+        jax.grad(offload(square, block_size=8, form="driver"))(jnp.ones(5, jnp.float32), mapped),
+        jax.grad(square)(jnp.ones(5, jnp.float32), mapped),
     )
 
 
@@ -113,9 +115,9 @@ def test_vmap_of_the_program_form():
 def test_cotangents_of_a_batch_on_the_host_are_on_the_host():
     x = jax.device_put(batch()["x"], HOST)
     square = lambda w, x: jnp.mean((x @ w) ** 2)  # noqa: E731
-    got = jax.jit(jax.grad(offload(square, block_size=8), argnums=1))(jnp.ones(5), x)
+    got = jax.jit(jax.grad(offload(square, block_size=8), argnums=1))(jnp.ones(5, jnp.float32), x)
     assert got.sharding.memory_kind == "pinned_host"
-    close(np.asarray(got), jax.grad(square, argnums=1)(jnp.ones(5), batch()["x"]))
+    close(np.asarray(got), jax.grad(square, argnums=1)(jnp.ones(5, jnp.float32), batch()["x"]))
 
 
 # -- placement, as a GPU would have it ---------------------------------------------------------------------------------
@@ -128,8 +130,8 @@ def test_the_batch_is_pinned_and_its_blocks_are_on_the_device():
     # block 0 before the loop, block c + 1 inside of it
     fetched = [("device", "11x5xf32"), ("device", "11x5xf32")]
     for fn in (blocked, jax.grad(blocked)):
-        assert placements(fn, jnp.ones(5), device_batch) == [("pinned_host", "22x5xf32"), *fetched]
-        assert placements(fn, jnp.ones(5), host_batch) == fetched
+        assert placements(fn, jnp.ones(5, jnp.float32), device_batch) == [("pinned_host", "22x5xf32"), *fetched]
+        assert placements(fn, jnp.ones(5, jnp.float32), host_batch) == fetched
 
 
 def test_what_is_read_as_a_whole_goes_to_the_device():
@@ -138,10 +140,10 @@ def test_what_is_read_as_a_whole_goes_to_the_device():
 
     full = {"x": batch()["x"], "perm": np.random.default_rng(1).permutation(N).astype(np.int32)}
     blocked = offload(shuffled, block_size=11)
-    want = jax.grad(shuffled)(jnp.ones(5), full)
-    close(jax.jit(jax.grad(blocked))(jnp.ones(5), full), want)
-    assert ("device", "22x5xf32") in placements(blocked, jnp.ones(5), full)
-    report = blocked.explain(jnp.ones(5), full)
+    want = jax.grad(shuffled)(jnp.ones(5, jnp.float32), full)
+    close(jax.jit(jax.grad(blocked))(jnp.ones(5, jnp.float32), full), want)
+    assert ("device", "22x5xf32") in placements(blocked, jnp.ones(5, jnp.float32), full)
+    report = blocked.explain(jnp.ones(5, jnp.float32), full)
     assert (report.host_bytes, report.on_device) == (4 * N, 4 * N * 5)
     assert "read as a whole, and so on the device: 440 bytes" in str(report)
 
@@ -197,7 +199,7 @@ def test_the_driver_differentiates_the_loss_alone():
     with pytest.raises(
         ScheduleError, match="differentiates its first result, the loss; another result has a cotangent"
     ):
-        jax.grad(lambda w: sum(blocked(w, batch()["x"])))(jnp.ones(5))
+        jax.grad(lambda w: sum(blocked(w, batch()["x"])))(jnp.ones(5, jnp.float32))
 
 
 def test_a_loss_that_is_no_reduction_over_the_batch():
@@ -205,7 +207,7 @@ def test_a_loss_that_is_no_reduction_over_the_batch():
     with pytest.raises(
         ScheduleError, match=r"must be a real scalar: it is float32\[22\]. A loss is a reduction over the"
     ):
-        jax.grad(lambda w: blocked(w, batch()["x"]).sum())(jnp.ones(5))
+        jax.grad(lambda w: blocked(w, batch()["x"]).sum())(jnp.ones(5, jnp.float32))
 
 
 @pytest.mark.parametrize("form", ["program", "driver"])

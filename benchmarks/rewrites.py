@@ -1,0 +1,151 @@
+"""Where each rewrite for CPUs pays, and where it stops: the same program with and without it, in turns.
+
+    python benchmarks/rewrites.py [--rounds 15] [--json FILE]
+
+The rewrites are fields of ``rlfx.target("cpu").rewrites``: a target without one of them compiles the same program otherwise.
+Ratios first (time with / time without; below 1 it pays), medians of rounds in turns, one process; pin it to one core.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import time
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+import rlfx
+
+CPU = rlfx.target("cpu")
+KEY = jax.random.key(0)
+
+
+def normal(*shape):
+    return jax.random.normal(KEY, shape) / shape[-2 if len(shape) > 1 else -1] ** 0.5
+
+
+def layers(width, batch, length=64):
+    """A policy of two layers, learned from what was stored."""
+
+    def loss(w, x, t):
+        new = jnp.tanh(jnp.tanh(x @ w[0]) @ w[1])
+        return jnp.sum((jnp.tanh(jax.lax.stop_gradient(x) @ w[0]) @ w[1]) ** 2), jax.lax.stop_gradient(new)
+
+    return loss, (normal(width, width), normal(width, width)), 0.1 * jnp.ones((batch, width)), length, batch
+
+
+def images(side, batch, length=8):
+    """A convolution of what the environment shows, learned in blocks."""
+
+    def loss(w, x, t):
+        seen = jax.lax.stop_gradient(jnp.broadcast_to(x, (1, 3, side, side)))
+        found = jax.lax.conv_general_dilated(seen, w, (2, 2), "SAME")
+        return jnp.sum(found**2), x * 0.9
+
+    return loss, normal(16, 3, 5, 5), jnp.ones((batch,)), length, batch
+
+
+def attends(width, batch, length=256):
+    """Acting with attention to one's own past."""
+
+    def step(w, x, t):
+        past = rlfx.series(x, end=0.0)[: t + 1]
+        return jnp.tanh(jax.nn.softmax(past @ (x @ w)) @ past), jnp.sum(x)
+
+    return step, normal(width, width), 0.1 * jnp.ones((batch, width)), length, batch
+
+
+def gates(width, batch, length=128):
+    """Acting with a gated recurrence: three products of one state."""
+
+    def step(w, h, t):
+        z, r, n = (h @ w[i] for i in range(3))
+        z = jax.nn.sigmoid(z)
+        return (1 - z) * jnp.tanh(jax.nn.sigmoid(r) * n) + z * h, jnp.sum(h)
+
+    return step, tuple(normal(width, width) for _ in range(3)), 0.1 * jnp.ones((batch, width)), length, batch
+
+
+def recurrence(width, batch, length=128):
+    """Backpropagation through time."""
+
+    def loss(w, h, t):
+        h = jnp.tanh(h @ w)
+        return jnp.sum(h**2), h
+
+    return loss, normal(width, width), 0.1 * jnp.ones((batch, width)), length, batch
+
+
+#: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
+CASES = {
+    "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
+    "channels_last": (images, [(16, 8), (64, 8)], True, False),
+    "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
+    "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
+    "deferred_rows": (recurrence, [(64, 4), (64, 12), (64, 16), (64, 64), (256, 4)], True, 0),
+}
+
+
+def runner(make, size, gradient, **rewrites):
+    f, params, carry, length, batch = make(*size)
+    compiler = rlfx.compile if gradient else rlfx.unroll
+    # Beyond its bound as well: where it would stop paying.
+    target = replace(CPU, rewrites=replace(CPU.rewrites, **rewrites))
+    fn = compiler(f, length=length, batch=batch, target=target)
+    call = jax.jit(jax.grad(lambda p, c: fn(p, c)[0]) if gradient else lambda p, c: fn(p, c))
+    compiled = call.lower(params, carry).compile()
+    return lambda: jax.block_until_ready(compiled(params, carry))
+
+
+def timed(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def compare(name, rounds):
+    make, sizes, gradient, without = CASES[name]
+    rows = []
+    for size in sizes:
+        on = 4096 if without == 0 else True
+        runs = [runner(make, size, gradient, **{name: value}) for value in (on, without)]
+        for run in runs:
+            run()
+        pairs = [[timed(run) for run in runs] for _ in range(rounds)]
+        with_it, without_it = (statistics.median(x) for x in zip(*pairs, strict=True))
+        ratio = statistics.median(a / b for a, b in pairs)
+        own = getattr(CPU.rewrites, name)
+        rows.append(
+            {
+                "rewrite": name,
+                "width": size[0],
+                "batch": size[1],
+                "ratio": round(ratio, 3),
+                "with_ms": round(1e3 * with_it, 3),
+                "without_ms": round(1e3 * without_it, 3),
+                "used": bool(own),
+            }
+        )
+        print(f"{name:16} width {size[0]:4} batch {size[1]:4}   {ratio:5.2f}   "
+              f"{1e3 * with_it:8.2f} ms with, {1e3 * without_it:8.2f} ms without")  # fmt: skip
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    rows = [row for name in CASES for row in compare(name, arguments.rounds)]
+    if arguments.json:
+        record = {"date": datetime.date.today().isoformat(), "jax": jax.__version__, "device": platform.processor(),
+                  "rounds": arguments.rounds, "rows": rows}  # fmt: skip
+        with open(arguments.json, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

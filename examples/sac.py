@@ -1,0 +1,135 @@
+"""SAC on Pendulum-v1: acting and learning at every timestep, twin critics, and a temperature that is learned.
+
+Notice that there is no replay buffer class and no training loop: `rlfx.History` keeps the series of transitions, `memory[i]`
+reads it at random, and everything that is learned is one `Shared` carry, changed once for all environments. Samples of a
+`TanhNormal` are the values before `tanh`, so that the log-probabilities, and their gradients, are right at the bounds too.
+One gradient serves the critics, the actor and the temperature: `stop_gradient` says which part learns from which.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.lax import stop_gradient
+from networks import init_mlp, mlp
+from recipes import Carry, Recipe, Transition, main
+
+import rlfx.envs
+from rlfx.training import TanhNormal
+
+LENGTH, ENVS, UPDATES = 100, 4, 80  # of each environment: 8,000 timesteps, one step of learning at each
+CAPACITY, SAMPLES, EXPLORE = 8_000, 64, 200  # timesteps kept, and read a step, of each environment
+GAMMA, POLYAK, LEARNING_RATE, REWARD_SCALE = 0.99, 0.005, 1e-3, 0.1
+BAR = -200.0  # greedy, the mean of 100 episodes
+
+env = rlfx.envs.rescale_action(rlfx.envs.make("Pendulum-v1"))
+(ACTIONS,), (OBS,) = env.action_space.shape, env.observation_space.shape
+
+
+class Params(NamedTuple):
+    actor: Any
+    critics: Any  # two, stacked
+    log_alpha: jax.Array
+
+
+class Learner(NamedTuple):
+    params: Params
+    target: Any  # of the critics
+    opt_state: Any
+
+
+optimizer = optax.adam(LEARNING_RATE)
+
+
+def actor(params, obs):
+    mean, log_std = jnp.split(mlp(params, obs), 2)
+    return TanhNormal(mean, jnp.clip(log_std, -5.0, 2.0))
+
+
+def critic(params, obs, action):
+    """The smaller of two values, and both: ``[]`` and ``[2]``."""
+    values = jax.vmap(lambda p: mlp(p, jnp.concatenate([obs, action]))[0])(params)
+    return values.min(), values
+
+
+def sac_loss(params, target, x, key):
+    """Of one transition (Haarnoja et al. 2018, eqs. 5, 7 and 18; automatic temperature)."""
+    here, following = jax.random.split(key)
+    alpha = jnp.exp(params.log_alpha)
+
+    policy = actor(stop_gradient(params.actor), x.next_obs)
+    u = policy.sample(following)
+    soft_value = critic(target, x.next_obs, policy.squash(u))[0] - stop_gradient(alpha) * policy.log_prob(u)
+    aim = x.reward + GAMMA * jnp.where(x.terminated, 0.0, soft_value)
+    critic_loss = ((critic(params.critics, x.obs, x.action)[1] - stop_gradient(aim)) ** 2).sum()
+
+    policy = actor(params.actor, x.obs)
+    u = policy.sample(here)
+    log_prob = policy.log_prob(u)
+    actor_loss = stop_gradient(alpha) * log_prob - critic(stop_gradient(params.critics), x.obs, policy.squash(u))[0]
+    alpha_loss = -params.log_alpha * stop_gradient(log_prob - ACTIONS)  # the entropy aimed at is -ACTIONS
+    return critic_loss + actor_loss + alpha_loss
+
+
+def learn(learner, transitions, key):
+    """One step of everything that is learned, from ``transitions[B, SAMPLES]``."""
+
+    def loss(params):
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
+        keys = jax.random.split(key, flat.reward.shape)
+        return jax.vmap(lambda x, k: sac_loss(params, learner.target, x, k))(flat, keys).mean()
+
+    updates, opt_state = optimizer.update(jax.grad(loss)(learner.params), learner.opt_state, learner.params)
+    params = optax.apply_updates(learner.params, updates)
+    return Learner(params, optax.incremental_update(params.critics, learner.target, POLYAK), opt_state)
+
+
+def sac(_, carry, t):
+    obs = env.observe(carry.state)
+    policy = actor(carry.learner.params.actor, obs)
+    anything = env.action_space.sample(t.key_for("explore"))
+    action = jnp.where(t < EXPLORE, anything, policy.squash(policy.sample(t.key_for("action"))))
+    state, step = env.step(t.key_for("env"), carry.state, action)
+
+    transition = Transition(obs, action, REWARD_SCALE * step.reward, step.terminated, step.final_obs)
+    memory = rlfx.series(transition, history=carry.memory)
+    i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - CAPACITY + 1, 0), t.now + 1)
+    learner = rlfx.shared(lambda x: learn(carry.learner, x, t.shared_key), memory[i])
+    return Carry(state, memory.history, learner), step.reward
+
+
+class Agent(NamedTuple):
+    carry: Carry
+    t0: jax.Array
+
+
+def greedy(agent, obs, key):
+    policy = actor(agent.carry.learner.value.params.actor, obs)
+    return policy.squash(policy.mode())
+
+
+def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
+    program = rlfx.unroll(sac, length=length, batch=envs)
+
+    def init(key):
+        actor_key, critic_key, env_key = jax.random.split(key, 3)
+        critics = jax.vmap(lambda k: init_mlp(k, (OBS + ACTIONS, *hidden, 1)))(jax.random.split(critic_key))
+        params = Params(init_mlp(actor_key, (OBS, *hidden, 2 * ACTIONS), 0.01), critics, jnp.float32(0.0))
+        obs, nothing = jnp.zeros(OBS), jnp.float32(0.0)
+        memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(ACTIONS), nothing, jnp.bool_(False), obs), batch=envs)
+        state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
+        return Agent(Carry(state, memory, rlfx.Shared(Learner(params, critics, optimizer.init(params)))), jnp.int32(0))
+
+    def update(agent, key):
+        """The next ``length`` timesteps."""
+        carry, reward = program(None, agent.carry, key, t0=agent.t0)
+        metrics = {"reward": reward.mean(), "alpha": jnp.exp(carry.learner.value.params.log_alpha)}
+        return Agent(carry, agent.t0 + length), metrics
+
+    return Recipe("sac", env, init, update, greedy, updates, 5, 5, length * envs, BAR)
+
+
+if __name__ == "__main__":
+    sys.exit(main(make))

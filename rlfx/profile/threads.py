@@ -1,0 +1,213 @@
+"""What the threads of Python do while a capture runs: their processor clocks and the lines they are at, now and then.
+
+A trace says which calls of jax a thread makes; between them it computes, or blocks on a queue, a lock, a pipe, another
+process: that is what the clocks tell. A thread that waits for a processor computes (`schedstat`'s second number).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import itertools
+import linecache
+import os
+import pathlib
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+
+from rlfx.profile import annotate
+
+OURS = "rlfx.profile"  # how the names of our own threads begin
+PERIOD = 0.01
+# A sample costs about 20 µs a thread; with many threads, samples are rarer, so that they take 1% of the time.
+SHARE = 0.01
+EDGE = 2 * 10**6  # ns
+
+_PRIVATE = tuple(
+    str(pathlib.Path(p)) + os.sep for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+)
+_JAX = str(pathlib.Path(jax.__file__).parent) + os.sep
+_OURS = str(pathlib.Path(__file__).parent) + os.sep
+#: Functions in C that wait for the device, called from anywhere.
+FETCHES = frozenset({"block_until_ready", "asarray", "array", "item", "tolist", "device_get", "float", "int", "bool"})
+
+
+def line_id(ident: int) -> int:
+    """The id of a thread's line in a trace, from `threading.get_ident()`: libstdc++'s hash of it.
+
+    Example:
+      >>> hex(line_id(139849852279680))
+      '0x9e04c0dfe2f064ab'
+    """
+    word, multiplier = (1 << 64) - 1, 0xC6A4A7935BD1E995
+    k = ident * multiplier & word
+    k = (k ^ k >> 47) * multiplier & word
+    h = (0xC70F6907 ^ 8 * multiplier & word ^ k) * multiplier & word
+    h = (h ^ h >> 47) * multiplier & word
+    return h ^ h >> 47
+
+
+# Called while the lock of Python is held: letting go of it costs a turn of 5 ms where threads compete for it.
+_pread = getattr(ctypes.PyDLL(None), "pread", None)
+if _pread is not None:
+    _pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long]
+
+
+@dataclass
+class Watched:
+    """One thread: `samples` are `[epoch ns, ns on a processor, ns in the queue for one, place or -1]`."""
+
+    ident: int
+    native: int | None
+    name: str
+    file: int | None
+    samples: list[list[int]] = field(default_factory=list)
+    _text: Any = field(default_factory=lambda: ctypes.create_string_buffer(96))
+
+    @classmethod
+    def of(cls, thread: threading.Thread) -> Watched:
+        file = None
+        with contextlib.suppress(OSError):
+            file = os.open(f"/proc/self/task/{thread.native_id}/schedstat", os.O_RDONLY)
+        return cls(thread.ident or 0, thread.native_id, thread.name, file)
+
+    def clocks(self) -> tuple[int, int] | None:
+        """`(ns on a processor, ns ready for one)`; None where the thread has just ended, or the system does not say."""
+        with contextlib.suppress(OSError, AttributeError, ValueError, IndexError):
+            run = time.clock_gettime_ns(time.pthread_getcpuclockid(self.ident))
+            if self.file is None or _pread is None:
+                return run, 0
+            size = _pread(self.file, self._text, 96, 0)
+            return run, int(self._text.raw[: max(0, size)].split()[1])
+        return None
+
+
+@dataclass
+class Watch:
+    """Filled while `watching()`; `as_notes` for JSON."""
+
+    threads: list[Watched] = field(default_factory=list)
+    _now: dict[int, Watched] = field(default_factory=dict)  # by ident, which threads that ended leave to others
+    _places: dict[tuple[CodeType, int, CodeType, int], int] = field(default_factory=dict)
+
+    def sample(self, but: int = 0) -> None:
+        """Read all clocks once, except of thread `but`."""
+        known = {t.ident: t for t in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():
+            thread = known.get(ident)
+            if ident != but and thread is not None:
+                self._read(self._of(thread), self._place(frame))
+
+    def edge(self) -> None:
+        """Read the clocks of the calling thread, where an operation begins or ends; not twice within `EDGE`."""
+        found = self._now.get(threading.get_ident())
+        if found is None or not found.samples or time.time_ns() - found.samples[-1][0] > EDGE:
+            self._read(self._of(threading.current_thread()), -1)
+
+    def _read(self, watched: Watched, place: int) -> None:
+        clocks = watched.clocks()
+        if clocks is not None:
+            watched.samples.append([time.time_ns(), *clocks, place])
+
+    def _of(self, thread: threading.Thread) -> Watched:
+        found = self._now.get(thread.ident or 0)
+        if found is None or found.native != thread.native_id:
+            found = self._now[thread.ident or 0] = Watched.of(thread)
+            self.threads.append(found)
+        return found
+
+    def _place(self, frame: FrameType) -> int:
+        outer: FrameType | None = frame
+        while outer is not None and outer.f_code.co_filename.startswith((*_PRIVATE, _JAX, _OURS, "<frozen")):
+            outer = outer.f_back
+        outer = outer or frame
+        key = (frame.f_code, frame.f_lasti, outer.f_code, outer.f_lasti)
+        return self._places.setdefault(key, len(self._places))
+
+    def close(self) -> None:
+        """Let go of the files of the system."""
+        for thread in self.threads:
+            thread.samples.sort()
+            if thread.file is not None:
+                os.close(thread.file)
+                thread.file = None
+
+    def as_notes(self) -> dict[str, Any]:
+        return {
+            "threads": [{"line": line_id(t.ident), "name": t.name, "samples": t.samples} for t in self.threads],
+            "places": [_described(*key) for key in self._places],
+        }
+
+
+def _described(code: CodeType, at: int, outer: CodeType, outer_at: int) -> list[Any]:
+    """`[the user's file, its line, is the call one of jax's]`."""
+    path = code.co_filename
+    waits = path.startswith(_JAX) or _callee(code, at) in FETCHES
+    return [outer.co_filename, _position(outer, outer_at)[0] or outer.co_firstlineno, waits]
+
+
+def _position(code: CodeType, at: int) -> tuple[int | None, int | None, int | None, int | None]:
+    return next(itertools.islice(code.co_positions(), at // 2, None), (None, None, None, None))
+
+
+def _callee(code: CodeType, at: int) -> str:
+    """The name of the function that the instruction calls, as the source has it: `get` of `self.queue.get(1)`."""
+    line, last, begin, end = _position(code, at)
+    if line is None or begin is None:
+        return ""
+    source = linecache.getline(code.co_filename, line).encode()[begin : end if line == last else None].decode()
+    depth = cut = 0
+    for i, c in enumerate(source):  # the bracket that opens the last call
+        cut = i if c == "(" and not depth else cut
+        depth += (c in "([{") - (c in ")]}")
+    return source[:cut].rpartition(".")[2].strip() if cut else ""
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Sample the threads of this process in a thread of its own, at the begin, and at the end."""
+    ended = threading.Lock()
+    ended.acquire()
+    watch.sample()
+    annotate.at_edges(watch.edge)
+
+    def run() -> None:
+        me, pause = threading.get_ident(), PERIOD
+        while not ended.acquire(timeout=pause):  # a bare lock: waits of `threading` leave events in the trace
+            begin = time.thread_time()
+            watch.sample(me)
+            pause = max(PERIOD, (time.thread_time() - begin) / SHARE)
+
+    sampler = threading.Thread(target=run, name=OURS, daemon=True)
+    sampler.start()
+    try:
+        yield
+    finally:
+        annotate.at_edges(None)
+        ended.release()
+        sampler.join()
+        watch.sample()
+        watch.close()
+
+
+def lines_of(notes: dict[str, Any]) -> collections.Counter:
+    """`(file, line)` to ns that threads spent on a processor or ready for one there, from the notes of a capture."""
+    out: collections.Counter = collections.Counter()
+    places = notes.get("places", [])
+    for thread in notes.get("threads", []):
+        if thread["name"].startswith(OURS):
+            continue
+        for (_, run, queued, before), (_, run_, queued_, after) in itertools.pairwise(thread["samples"]):
+            place = places[max(before, after) if min(before, after) < 0 else after]
+            if max(before, after) >= 0:
+                out[tuple(place[:2])] += run_ + queued_ - run - queued
+    return out

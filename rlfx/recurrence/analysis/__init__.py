@@ -1,0 +1,1 @@
+"""What follows from a program: dependences, legality, costs, what to keep."""

@@ -1,0 +1,89 @@
+"""What an equation costs: floating-point operations and bytes, at one point of the domain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.program import Equation, Var
+from rlfx.recurrence.language.domain import Domain
+
+#: Products, which take most of the time of networks.
+PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
+
+#: A hash of the counter-based generator, per 32-bit word.
+_RANDOM_FLOPS = 100.0
+
+
+def _size(shape: Any, length: int) -> int:
+    return math.prod(int(length) if J.is_symbolic(d) else int(d) for d in shape)
+
+
+def bytes_of(var: Var, domain: Domain) -> int:
+    """Bytes of a value at one point; an axis that depends on t counts as T."""
+    width = 8 if J.short_dtype(var.dtype) == "key" else np.dtype(var.dtype).itemsize
+    return _size(var.shape, domain.length) * width
+
+
+def points(dims: frozenset, domain: Domain, batch: int | None = None) -> int:
+    """How many points a value has that varies with ``dims``; ``batch``: environments, if not those of the domain."""
+    return (domain.length if "t" in dims else 1) * ((batch or domain.batch or 1) if "b" in dims else 1)
+
+
+def flops_of(equation: Equation, domain: Domain) -> float:
+    """Floating-point operations of an equation at one point."""
+    return _flops(
+        equation.op,
+        equation.params,
+        [v.shape for v in equation.inputs],
+        [v.shape for v in equation.outputs],
+        domain.length,
+    )
+
+
+def flops_of_jaxpr_equation(equation: Any) -> float:
+    """Floating-point operations of an equation of a jaxpr."""
+    shapes = [_shape(v) for v in equation.invars], [_shape(v) for v in equation.outvars]
+    return _flops(equation.primitive, equation.params, *shapes, 1)
+
+
+def _flops(op: Any, params: Mapping, ins: list, outs: list, length: int) -> float:
+    out = float(sum(_size(s, length) for s in outs))
+    if op is J.primitive("dot_general"):
+        contracted = params["dimension_numbers"][0][0]
+        return 2.0 * out * math.prod(_size((ins[0][d],), length) for d in contracted)
+    if op is J.primitive("conv_general_dilated"):
+        kernel = _size(ins[1], length) / max(1, ins[1][params["dimension_numbers"].rhs_spec[0]])
+        return 2.0 * out * kernel
+    if op in J.RANDOM:
+        return _RANDOM_FLOPS * max(out, 1.0)
+    bodies = J.sub_jaxprs(dict(params))
+    if bodies:
+        trips = params.get("length", 1)
+        inner = sum(
+            _flops(e.primitive, e.params, [_shape(v) for v in e.invars], [_shape(v) for v in e.outvars], length)
+            for body, _ in bodies
+            for e in body.eqns
+        )
+        return inner * (length if J.is_symbolic(trips) else trips)
+    return max(out, float(sum(_size(s, length) for s in ins)) if op in _REDUCTIONS else 0.0)
+
+
+def _shape(atom: Any) -> tuple:
+    return getattr(atom.aval, "shape", ())
+
+
+_REDUCTIONS = frozenset(J.primitive(f"reduce_{r}") for r in ("sum", "max", "min", "prod", "and", "or"))
+
+
+def show_bytes(n: float) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} GiB"

@@ -1,0 +1,1 @@
+"""The public functions of the compiler, and what they tell about it."""

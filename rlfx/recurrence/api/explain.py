@@ -1,0 +1,281 @@
+"""``explain``: what runs where, what is kept and why, as text and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rlfx import _jaxpr as J
+from rlfx.errors import RlfxError, located
+from rlfx.recurrence.analysis.cost import bytes_of, flops_of, points, show_bytes
+from rlfx.recurrence.execute.host import hosted, hosting_of
+from rlfx.recurrence.gradient.passes import Passes, passes
+from rlfx.recurrence.ir.access import reach_in
+from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.memory.plot import draw_timeline, memory_note
+from rlfx.recurrence.memory.timeline import Timeline
+from rlfx.recurrence.plan.evaluator import PlanEvaluator
+from rlfx.recurrence.plan.predict import Cost, predict
+from rlfx.recurrence.schedule.learner import Learner
+from rlfx.recurrence.schedule.physical import ExecutablePlan, Node, Repeated, Together
+from rlfx.recurrence.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage, for people.
+
+    Attributes:
+      part: "acting" or "learner".
+      kind: "once", "all t", "forward scan", "backward scan", or their blocked forms.
+      content: the user's functions and scopes that run in it, in order.
+      keeps: values that it keeps for later stages, as text.
+      notes: what it computes again, or how a recurrence is carried.
+      kept_bytes, flops: over the whole domain.
+    """
+
+    part: str
+    kind: str
+    content: tuple[str, ...]
+    keeps: tuple[str, ...]
+    notes: tuple[str, ...]
+    kept_bytes: int
+    flops: float
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The plan of a compiled program: ``print`` it, ``.plot()`` it, or read its fields.
+
+    Attributes:
+      memory_budget: the one that was given.
+      plan: in which form, and in which tiles, the gradient is computed.
+      stages: the acting pass, then the learner's differentiated region.
+      active_carry: carries through which the gradient flows backwards in time. A score-function loss has none: if it
+        lists your environment's state, a ``stop_gradient`` is missing.
+      stored_bytes: what the acting pass keeps for the learner.
+      timeline: the bytes on the device and on the host over time, by the static estimate.
+      predicted_bytes: temporary bytes of one device by the static estimate.
+      measured_bytes: by XLA, if the plan has been compiled (to meet a budget, or with ``explain(..., measure=True)``).
+    """
+
+    program: Program
+    learner: Learner
+    plan: Plan
+    evaluator: PlanEvaluator
+    memory_budget: int | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.evaluator.timeline(self.plan)
+
+    @property
+    def predicted_bytes(self) -> int:
+        return self.evaluator.estimated(self.plan)
+
+    @property
+    def measured_bytes(self) -> int | None:
+        return self.evaluator.known_measured(self.plan)
+
+    @property
+    def cost(self) -> Cost:
+        """What a loss and its gradient cost under the plan, by the cost model."""
+        return predict(self.learner, self.plan, self.evaluator.batch, self.evaluator.target)
+
+    @property
+    def stages(self) -> tuple[StageSummary, ...]:
+        run = self.passes
+        learning = () if run.learning is None else _summaries("learner", run.learning, self.program, set())
+        acting = _summaries("acting", run.acting, self.program, set(self.learner.stored), self._on_host)
+        return (*acting, *learning)
+
+    @property
+    def passes(self) -> Passes:
+        """How each stage runs."""
+        return passes(self.learner, self.plan, self.evaluator.target, self.evaluator.batch)
+
+    @property
+    def _on_host(self) -> frozenset[Var]:
+        return hosted(self.learner, hosting_of(self.program, self.plan))
+
+    @property
+    def stored_bytes(self) -> int:
+        domain = self.program.domain
+        return sum(bytes_of(v, domain) * points(self.program.dims_of(v), domain) for v in self.learner.stored)
+
+    @property
+    def active_carry(self) -> tuple[str, ...]:
+        return tuple(f"carry leaf {i}" for i, v in enumerate(self.program.next_carry) if any(
+            e.source is v for e in self.learner.active_carry))  # fmt: skip
+
+    def __str__(self) -> str:
+        domain = self.program.domain
+        size = f"T={domain.length}" + (f" B={domain.batch}" if domain.batch else "")
+        lines = [f"{self.program.name}   {size}   {len(self.program.equations)} equations, stored for the learner: "
+                 f"{show_bytes(self.stored_bytes)}"]  # fmt: skip
+        previous = None
+        for number, stage in enumerate(self.stages, 1):
+            if stage.part != previous:
+                lines.append(f" {stage.part}")
+                previous = stage.part
+            lines.append(f"  stage {number:<2} {stage.kind:<14} {' > '.join(stage.content) or '-'}")
+            if stage.keeps:
+                lines.append(f"{'':26}keeps: {', '.join(stage.keeps)}")
+            lines += [f"{'':26}{note}" for note in stage.notes]
+        lines.append(f" plan: {self.plan}")
+        lines.append(f" temporary memory: {memory_note(self)}")
+        if self.program.loss is not None:
+            lines.append(f" time, by the cost model: {self.cost.show(self.evaluator.target)}")
+        timed = sorted(self.evaluator.timed.items(), key=lambda pair: pair[1])
+        lines += [f" timed: {1e3 * seconds:.4g} ms {plan!r}" for plan, seconds in timed]
+        if self.active_carry:
+            lines.append(f" the gradient flows through time in {', '.join(self.active_carry)}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the dependence graph by stage, the bytes that each stage keeps, and the memory over time (TimeRL Fig. 11).
+
+        Args:
+          axes: three matplotlib axes; by default a new figure. The memory alone: :meth:`plot_memory`.
+
+        Returns:
+          The matplotlib figure.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise RlfxError(
+                located("explain().plot() draws with matplotlib.", fix="pip install 'rlfx[plots]'")
+            ) from error
+        if axes is None:
+            layout = plt.figure(figsize=(13, 9)).subplot_mosaic(
+                [["graph", "bytes"], ["time", "time"]], width_ratios=(3, 2)
+            )
+            axes = layout["graph"], layout["bytes"], layout["time"]
+        graph_axis, bytes_axis, time_axis = axes
+        _draw_graph(graph_axis, self)
+        stages = self.stages
+        labels = [f"{n} {s.part}: {s.kind}" for n, s in enumerate(stages, 1)]
+        bytes_axis.barh(labels, [s.kept_bytes / 2**20 for s in stages])
+        bytes_axis.invert_yaxis()
+        bytes_axis.set_xlabel("MiB kept for later stages")
+        draw_timeline(time_axis, self)
+        figure = graph_axis.figure
+        figure.suptitle(f"{self.program.name}: T={self.program.domain.length}, B={self.program.domain.batch or 1}")
+        figure.tight_layout()
+        return figure
+
+    def plot_memory(self, axis: Any) -> None:
+        """Draw the memory over time alone, on a matplotlib axis."""
+        draw_timeline(axis, self)
+
+
+def _summaries(
+    part: str, plan: ExecutablePlan, program: Program, kept: set[Var], on_host: frozenset[Var] = frozenset()
+) -> list[StageSummary]:
+    later = _uses_after(plan)
+    out = []
+    for n, node in enumerate(plan.nodes):
+        equations = node.equations
+        values = (
+            node.loop.stacked
+            if isinstance(node, Repeated)
+            else [v for e in equations for v in e.outputs if v in later[n] or v in kept]
+        )
+        values = [v for v in values if not _trivial(v, program)]
+        domain = program.domain
+        out.append(
+            StageSummary(
+                part,
+                _kind(node, program),
+                _content(equations),
+                tuple(_describe(v, program) + (" (host)" if v in on_host else "") for v in values),
+                _notes(node, program),
+                sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
+                sum(
+                    flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs
+                ),
+            )
+        )
+    return out
+
+
+def _trivial(var: Var, program: Program) -> bool:
+    return not program.dims_of(var) and not var.shape
+
+
+def _uses_after(plan: ExecutablePlan) -> list[set[Var]]:
+    """For each stage, the values that later stages use."""
+    after: set[Var] = set(plan.graph.wanted)
+    out: list[set[Var]] = []
+    for node in reversed(plan.nodes):
+        out.append(set(after))
+        after |= {v for e in node.equations for v in e.inputs if isinstance(v, Var)}
+    return out[::-1]
+
+
+def _kind(node: Node, program: Program) -> str:
+    if isinstance(node, Repeated):
+        return f"{node.loop.direction} scan"
+    return "all t" if any("t" in program.dims_of(v) for e in node.equations for v in e.outputs) else "once"
+
+
+def _content(equations: Iterable[Equation]) -> tuple[str, ...]:
+    """The user's scopes, or functions, in order of first appearance."""
+    names: dict[str, None] = {}
+    for e in equations:
+        scope = e.scope.rsplit("/", 1)[-1] if e.scope else ""
+        function = e.where.partition("(")[2].rstrip(")") if "(" in e.where else ""
+        label = scope or function
+        if label and label not in ("<lambda>", "<module>"):
+            names[label.replace("rlfx.", "")] = None
+    listed = list(names)
+    return tuple(listed if len(listed) <= 8 else [*listed[:7], f"... {len(listed) - 7} more"])
+
+
+def _describe(var: Var, program: Program) -> str:
+    domain, dims = program.domain, program.dims_of(var)
+    lead = [str(n) for d, n in (("t", domain.length), ("b", domain.batch)) if d in dims and n]
+    shape = ",".join([*lead, *(str(d) for d in var.shape)])
+    return f"{var!r} {J.short_dtype(var.dtype)}[{shape}]"
+
+
+def _notes(node: Node, program: Program) -> tuple[str, ...]:
+    """How a stage runs, and why a loop is one."""
+    if isinstance(node, Together):
+        return node.notes
+    reads = (e for e in node.loop.reads if e.where not in ("carry", "until"))
+    kinds = sorted({f"x[{e.access}] ({reach_in(e.access, program.domain).kind})" for e in reads})
+    return (*node.notes, *(["because of " + ", ".join(kinds)] if kinds else []))
+
+
+def _draw_graph(axis: Any, explanation: Explanation) -> None:
+    """Equations as points, one column a stage; reads of other timesteps as coloured lines."""
+    program = explanation.program
+    place: dict[Equation, tuple[float, float]] = {}
+    titles: list[str] = []
+    column = 0
+    run = explanation.passes
+    for plan in (run.acting, *(() if run.learning is None else (run.learning,))):
+        for node in plan.nodes:
+            for row, e in enumerate(node.equations):
+                place.setdefault(e, (column, -row / max(1, len(node.equations) - 1)))
+            titles.append(_kind(node, program))
+            column += 1
+    definition = program.definitions()
+    for e, (x, y) in place.items():
+        for v in e.inputs:
+            source = definition.get(v)
+            if source in place:
+                read = e.is_read and v is e.source
+                axis.plot(
+                    (place[source][0], x), (place[source][1], y), color="tab:red" if read else "0.85", lw=1.2 if read else 0.5,
+                    zorder=2 if read else 1,
+                )  # fmt: skip
+    axis.scatter(*zip(*place.values(), strict=True), s=6, color="tab:blue", zorder=3)
+    axis.set_xticks(range(len(titles)), [f"{n}\n{t}" for n, t in enumerate(titles, 1)], fontsize=7)
+    axis.set_yticks([])
+    axis.set_title("equations by stage; red: reads of other timesteps", fontsize=9)

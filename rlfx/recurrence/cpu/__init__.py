@@ -1,0 +1,1 @@
+"""Rewrites of jaxprs that only XLA:CPU needs."""

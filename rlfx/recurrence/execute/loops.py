@@ -1,0 +1,288 @@
+"""Sequential loops over t: what one keeps from iteration to iteration, and how its iterations are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.recurrence.execute import reads
+from rlfx.recurrence.execute.host import to_host
+from rlfx.recurrence.execute.sections import Section, advance_in_sections
+from rlfx.recurrence.execute.values import Value, expand, of_atom, zeros
+from rlfx.recurrence.ir.access import is_shift, reach_in
+from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
+from rlfx.recurrence.language.index import Lookup, Point, Slice
+from rlfx.recurrence.language.primitives import reduce_p
+from rlfx.recurrence.schedule.physical import Repeated
+from rlfx.recurrence.schedule.schedule import REGISTER, Loop
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Every iteration, as a ``lax.scan``: differentiable."""
+
+    differentiable = True
+
+    def __str__(self) -> str:
+        return "scan"
+
+    def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
+        return jax.lax.scan(step, init, xs, reverse=backward)
+
+
+@dataclass(frozen=True)
+class WhileGoing:
+    """As :class:`Scan`, but the loop ends when every environment has ended. Not differentiable.
+
+    One iteration runs after the last end; what it puts out (valid data, marked as outside of the domain) stands for those
+    that are left out.
+    """
+
+    differentiable = False
+
+    def __str__(self) -> str:
+        return "scan"
+
+    def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
+        if going is None or backward:
+            return jax.lax.scan(step, init, xs, reverse=backward)
+        return _while_going(step, init, xs, going)
+
+
+def _while_going(step: Callable, init: Any, xs: Any, going: Callable) -> tuple[Any, Any]:
+    length = jax.tree.leaves(xs)[0].shape[0]
+    at = lambda i: jax.tree.map(lambda x: x[i], xs)  # noqa: E731
+    _, one = jax.eval_shape(step, init, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs))
+    ys = [zeros((length, *y.shape), y.dtype) for y in one]
+
+    def body(state):
+        i, _, kept, ys = state
+        before = going(kept)
+        kept, y = step(kept, at(i))
+        return (
+            i + 1,
+            before,
+            kept,
+            [jax.lax.dynamic_update_index_in_dim(all_y, new, i, 0) for all_y, new in zip(ys, y, strict=True)],
+        )
+
+    start = (jnp.int32(0), jnp.bool_(True), init, ys)
+    done, _, kept, ys = jax.lax.while_loop(lambda state: (state[0] < length) & state[1], body, start)
+    last = jnp.minimum(jnp.arange(length, dtype=jnp.int32), done - 1)
+    return kept, [jnp.take(y, last, axis=0) for y in ys]
+
+
+scan, while_going = Scan(), WhileGoing()
+
+
+@dataclass(frozen=True, eq=False)
+class RunningLoop:
+    """A loop of an execution, to be run over any consecutive timesteps from an explicit state.
+
+    Attributes:
+      run: the execution that it belongs to.
+      node: what it computes, and how.
+      section: the iterations that it stands for, where prefixes are read in tiles.
+
+    The state has one array for each series in ``loop.depth``: the value of the previous iteration (a register), or a ring
+    of several.
+    """
+
+    run: Any
+    node: Repeated
+    section: Section | None = None
+
+    @property
+    def loop(self) -> Loop:
+        """What an iteration computes, and what it keeps."""
+        return self.node.loop
+
+    @cached_property
+    def operands(self) -> tuple[list[Var], list[Var]]:
+        """What the body uses from outside: what varies with t, and what does not."""
+        defined = {v for e in self.loop.body for v in e.outputs}
+        used = [v for e in self.loop.body for v in e.point_inputs if isinstance(v, Var)]
+        if self._holds or (self.run.program.alive is not None and any(e.op is reduce_p for e in self.loop.body)):
+            used.append(self.run.program.alive)  # of its environments only those count that have not ended
+        outside = [v for v in dict.fromkeys(used) if v not in defined]
+        varies = [v for v in outside if v is self.run.program.now or "t" in self.run.env[v].dims]
+        return varies, [v for v in outside if v not in varies]
+
+    @cached_property
+    def _holds(self) -> bool:
+        """Whether environments that have ended keep their state, and read that of the first timestep."""
+        return self.run.unseen is not None and self.loop.direction == "forward"
+
+    @cached_property
+    def slots(self) -> dict[Var, frozenset]:
+        """With which dims each series is kept."""
+        return {v: slot_dims(self.run.program, self.loop, v) for v in self.loop.depth}
+
+    def _readers(self, var: Var) -> Iterable[Equation]:
+        return (e for e in self.loop.reads if e.source is var)
+
+    # -- running
+
+    def initial(self) -> list:
+        """The state before the first iteration."""
+        return [self._initial(v) for v in self.loop.depth]
+
+    def _initial(self, var: Var) -> Any:
+        depth, dims, sizes = self.loop.depth[var], self.slots[var], self.run.sizes
+        shape = (*(sizes["b"] for a in ("b",) if a in dims), *var.shape)
+        if depth != REGISTER:
+            return zeros((depth, *shape), var.dtype)
+        for read in self._readers(var):
+            forward = self.loop.direction == "forward"
+            edge = self.run.first(read.start) if forward else self.run.end_value(read)
+            return expand(edge, dims, sizes).data
+        return zeros(shape, var.dtype)
+
+    def advance(self, state: Sequence, times: Any, slices: Sequence) -> tuple[list, list]:
+        """Run over consecutive timesteps, by whatever runs the loop.
+
+        Args:
+          state: before the first of them.
+          times: int32 [n].
+          slices: for each operand that varies with t, its values at these timesteps.
+
+        Returns:
+          The state after them, and the stacked values.
+        """
+        if self.node.runner is not None:
+            return self.node.runner.run(self, state, times, slices)
+        if self.node.sections:
+            in_place = not self.node.iteration.differentiable and self.going() is None
+            return advance_in_sections(self, state, times, slices, in_place)
+        backward = self.loop.direction == "backward"
+        return self.node.iteration(self.step, list(state), (times, list(slices)), backward, self.going())
+
+    def by(self, runner: Any) -> RunningLoop:
+        """The same loop, run by something else; None: iteration by iteration."""
+        return replace(self, node=replace(self.node, runner=runner))
+
+    def step(self, state: Sequence, at_t: tuple) -> tuple[list, list]:
+        """One iteration of all environments."""
+        t, slices = at_t
+        run, loop = self.run, self.loop
+        moving, fixed = self.operands
+        here = {v: run.env[v] for v in fixed}
+        for v, x in zip(moving, slices, strict=True):
+            whole = run.now() if v is run.program.now else run.env[v]
+            here[v] = replace(whole, data=x, dims=whole.dims - {"t"})
+        rings = dict(zip(loop.depth, state, strict=True))
+        writes = {v: run.graph.definition[v] for v, depth in loop.depth.items() if depth != REGISTER}
+
+        def read(equation, env, now):
+            if equation not in loop.reads:
+                return self._read_outside(equation, env, now)
+            value = self._read(equation, env, Value(rings[equation.source], self.slots[equation.source]), t)
+            if not self._holds or equation.start is None or not run.unseen(equation.outputs[0]):
+                return value
+            return run.held_by(run.valid(env), value, run.first(equation.start))
+
+        for chunk, written in _chunks(loop.body, writes):
+            run.sequence(chunk, here, Value(t), read)
+            for v in written:
+                if self.section is not None and v in self.section.complete:
+                    rings[v] = self.section.write(rings[v], expand(here[v], self.slots[v], run.sizes), t)
+                    continue
+                slot = reads.ring_slot(t, loop.depth[v], run.domain.length)
+                data = expand(here[v], self.slots[v], run.sizes).data
+                rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
+        for v, depth in loop.depth.items():
+            if depth == REGISTER:
+                new, old = expand(here[v], self.slots[v], run.sizes), Value(rings[v], self.slots[v])
+                kept = self._holds and run.unseen(v)
+                rings[v] = (run.held_by(run.valid(here), new, old) if kept else new).data
+        run.ragged.update((v, here[v].starts) for v in loop.stacked if here[v].starts is not None)
+        stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
+        stacked = [to_host(x) if v in run.on_host else x for v, x in zip(loop.stacked, stacked, strict=True)]
+        return list(rings.values()), stacked
+
+    def going(self) -> Callable | None:
+        """Under ``until=``: whether an environment takes the next timestep, from the register that says so."""
+        program = self.run.program
+        if program.alive is None or any(v in self.run.on_host for v in self.loop.stacked):
+            return None  # what is left out would be filled in where no computation is
+        goes_on = program.definitions()[program.alive].source
+        if self.loop.depth.get(goes_on) != REGISTER:
+            return None
+        slot = list(self.loop.depth).index(goes_on)
+        return lambda state: self.run.extent.over_devices("max", jnp.any(state[slot]))
+
+    def last_of(self, var: Var, state: Sequence) -> Value:
+        """The value at the last timestep, from the final state."""
+        data, depth = state[list(self.loop.depth).index(var)], self.loop.depth[var]
+        length = self.run.domain.length
+        return Value(data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.slots[var])
+
+    # -- reads
+
+    def _read_outside(self, equation: Equation, env: Mapping[Var, Value], t: Value) -> Value:
+        """A read, with operands of this iteration, of a series that is complete: random access, or a window's fill."""
+        run, access = self.run, equation.access
+        if isinstance(access, Lookup):
+            return run.read_complete(equation, {**env, equation.source: run.env[equation.source]}, t)
+        length, (fill,) = run.domain.length, equation.operands
+        found = reach_in(access, run.domain)
+        source = run.nothing(equation.source) if found.misses else run.env[equation.source]
+        source = expand(source, source.dims | {"t"}, run.sizes)
+        n = run.length if found.future or found.after_end else length
+        complete = Value(source.data, source.dims - {"t"})
+        return reads.read_ring_window(complete, length, access, of_atom(fill, env), run.domain, t.data, n, run.sizes)
+
+    def _read(self, equation: Equation, env: Mapping[Var, Value], stored: Value, t: Any) -> Value:
+        run, access, depth = self.run, equation.access, self.loop.depth[equation.source]
+        if isinstance(access, Lookup):
+            source = Value(stored.data, stored.dims | {"t"})
+            source = run.extent.gathered(source) if access.across_batch else source
+            operands = [of_atom(a, env) for a in equation.operands]
+            return reads.lookup(source, equation, operands, Value(t), run.t0, run.domain, run.sizes)
+        if self.section is not None and equation.source in self.section.complete:
+            return self.section.read(equation, stored)
+        if isinstance(access, Slice):
+            return reads.read_ring_slice(stored, depth, access, equation.params["size"], run.domain, t)
+        future = self.loop.direction == "backward"
+        n = run.length if future else run.domain.length
+        if not isinstance(access, Point):
+            fill = of_atom(equation.operands[0], env)
+            return reads.read_ring_window(stored, depth, access, fill, run.domain, t, n, run.sizes)
+        if depth == REGISTER:
+            value, position = stored, t + is_shift(access)
+            if not isinstance(n, Value):
+                return value  # the register starts with the boundary value
+        else:
+            value, position = reads.read_ring_point(stored, depth, access.index, run.domain, t)
+        # Either boundary, whichever way the loop runs: x[2 * t] reads the present at t = 0, and the end at t = 1 = T - 1.
+        found = reach_in(access, run.domain)
+        if found.before_start and equation.start is not None:
+            value = reads.choose(Value(position < 0), run.first(equation.start), value, run.sizes)
+        late = reads.beyond(position, NO_DIMS, n, run.sizes) if found.after_end else None
+        return value if late is None else reads.choose(late, run.end_value(equation), value, run.sizes)
+
+
+def slot_dims(program: Program, loop: Loop, var: Var) -> frozenset:
+    """With which dims a loop keeps a series.
+
+    A register also holds the boundary value, which may vary with the environment where the series does not.
+    """
+    readers = (e for e in loop.reads if e.source is var) if loop.depth[var] == REGISTER else ()
+    return frozenset().union(program.dims_of(var), *(program.dims_of(e.outputs[0]) for e in readers)) - {"t"}
+
+
+def _chunks(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:
+    """The body, cut after each equation whose value goes into a ring."""
+    chunk: list[Equation] = []
+    for equation in body:
+        chunk.append(equation)
+        written = [v for v, owner in writes.items() if owner is equation]
+        if written:
+            yield chunk, written
+            chunk = []
+    yield chunk, []

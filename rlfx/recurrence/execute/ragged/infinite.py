@@ -1,0 +1,63 @@
+"""Products with data of other timesteps: what is infinite there counts no more than anything else there.
+
+One operand is masked: zeros where the slice is not valid. The other one holds data of other timesteps there, shared by all t, of
+which a mask would make a copy for every t. Zero times infinity is not a number; where a result is none, it is added up once
+more, position by position, of what is valid alone. The loop that does it ends at once where there is nothing to do.
+The derivative is that of the product: that of the masked operand is masked, and that of the other is made of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.execute.ragged.part import Here, Part
+from rlfx.recurrence.execute.values import OTHERS
+
+_DOT = J.primitive("dot_general")
+
+
+def of_valid(point: Here, product: Mapping, masked: Any, part: Part, side: int, axis: int, dim: Any) -> Any:
+    """``dot_general`` with the parameters ``product`` of a masked array and a part as it is.
+
+    Args:
+      masked: the operand ``side``, zero where the part is not valid.
+      axis: the part's axis that is contracted, of the symbolic length ``dim``.
+    """
+    contracted = product["dimension_numbers"][0]
+    along = contracted[side][contracted[1 - side].index(axis)]
+
+    def times(masked: Any, data: Any) -> Any:
+        return J.bind(_DOT, dict(product), *((masked, data) if side == 0 else (data, masked)))[0]
+
+    out = times(masked, part.data)
+    if part.raw != OTHERS or part.starts[axis] is None or not J.is_inexact(out):
+        return out
+    valid = point.valid(part, axis, dim)
+    first, second, nothing = lax.stop_gradient((masked, part.data, jnp.zeros_like(out)))
+    wrong = jnp.isnan(lax.stop_gradient(out))
+    count = jnp.where(jnp.any(wrong), len(valid), 0)
+
+    def one(state: tuple) -> tuple:
+        i, total = state
+        term = times(lax.dynamic_slice_in_dim(first, i, 1, along), lax.dynamic_slice_in_dim(second, i, 1, axis))
+        return i + 1, total + jnp.where(valid[i], term, 0)
+
+    _, total = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), nothing))
+    return _valued(out, jnp.where(wrong, total, out))
+
+
+@jax.custom_jvp
+def _valued(moving: Any, value: Any) -> Any:
+    """The value, with the derivative of what moves."""
+    return value
+
+
+@_valued.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple:
+    return _valued(*primals), tangents[0]

@@ -1,0 +1,100 @@
+"""Equations on slices of symbolic length in blocks of timesteps, each of which is computed again for its derivative.
+
+What runs so, and in which blocks and sections, ``schedule/tiling.py`` decides. What is masked entirely is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx.recurrence.execute import reads
+from rlfx.recurrence.execute.values import Value, expand
+from rlfx.recurrence.ir.program import Var
+from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.precision import narrowed, widened
+from rlfx.recurrence.schedule.tiling import Blocked
+
+
+@dataclass(frozen=True)
+class Stretch(Domain):
+    """The timesteps ``begin <= t < end`` of a domain: slices are as wide as these readers see."""
+
+    begin: int = 0
+    end: int = 0
+
+    def times(self) -> np.ndarray:
+        return np.arange(self.begin, self.end, dtype=np.int32)
+
+
+def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
+    """Evaluate the equations at all timesteps, and add what is needed elsewhere to the values that ``run`` knows.
+
+    Args:
+      run: an execution over all timesteps.
+      at: ``(times, domain, env) -> execution`` of a part of them.
+    """
+    defined = {v for e in blocked.equations for v in e.outputs}
+    used = dict.fromkeys(v for e in blocked.equations for v in e.point_inputs if isinstance(v, Var))
+    inputs = {v: run.now() if v is run.program.now else run.env[v] for v in used if v not in defined}
+    moving = [v for v in inputs if "t" in inputs[v].dims]
+    # Gradients of what all blocks use are added up in at least float32.
+    fixed = {v: replace(x, data=widened(x.data)) for v, x in inputs.items() if v not in moving}
+    found: list[list] = []
+    for begin, end in blocked.stretches:
+        domain = run.domain
+        stretch = Stretch(domain.length, domain.batch, domain.until, begin=begin, end=end)
+        views = {}
+        for e in blocked.equations:
+            if e.is_read and (view := reads.view_slice(run.env[e.source], e, stretch, run.sizes)) is not None:
+                views[e.outputs[0]] = view
+        rest = tuple(e for e in blocked.equations if not any(v in views for v in e.outputs))
+
+        def evaluate(times, slices, rest=rest, stretch=stretch, views=views):
+            here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
+            own = {v: replace(x, data=narrowed(x.data, v.dtype)) for v, x in fixed.items()}
+            part = at(times, stretch, {**own, **views, **here})
+
+            def read(equation, env, t):
+                return reads.gather_slice(run.env[equation.source], equation, stretch, times, run.sizes)
+
+            part.sequence(rest, part.env, part.times, read)
+            return [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]
+
+        found.append(_map_blocks(evaluate, blocked.block, begin, end, [inputs[v].data for v in moving], run.times.data))
+    for v, pieces in zip(blocked.outputs, zip(*found, strict=True), strict=True):
+        data = _joined(list(pieces))
+        run.env[v] = Value(data, run.program.dims_of(v) | {"t"})
+
+
+def _pick(inputs: Mapping[Var, Value], moving: Sequence[Var]) -> list[tuple[Var, Value]]:
+    return [(v, inputs[v]) for v in moving]
+
+
+def _map_blocks(fn: Any, block: int, begin: int, end: int, moving: Sequence, times: Any) -> list:
+    """``fn(times, slices)`` of consecutive timesteps, block by block; each is computed again for its derivative."""
+    again = jax.checkpoint(fn, prevent_cse=False)
+    whole = (end - begin) // block
+    outs: list[list] = []
+
+    def cut(x: Any) -> Any:
+        return x[begin : begin + whole * block].reshape(whole, block, *x.shape[1:])
+
+    if whole > 1:
+        ys = jax.lax.map(lambda xs: again(*xs), (cut(times), [cut(x) for x in moving]))
+        outs.append([y.reshape(whole * block, *y.shape[2:]) for y in ys])
+    elif whole:
+        outs.append(jax.checkpoint(fn)(times[begin : begin + block], [x[begin : begin + block] for x in moving]))
+    rest = begin + whole * block
+    if rest < end:
+        outs.append(jax.checkpoint(fn)(times[rest:end], [x[rest:end] for x in moving]))
+    return [_joined(list(ys)) for ys in zip(*outs, strict=True)]
+
+
+def _joined(parts: list) -> Any:
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -1,0 +1,174 @@
+"""Values of many points at once: an array with leading axes for t and b, and how equations are mapped over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.derivatives import Custom, with_derivative
+from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Var
+from rlfx.recurrence.language.primitives import custom_p, discounted_sum_p, products_p, series_p
+from rlfx.threefry import draw
+
+AXES = ("t", "b")
+
+#: What positions of a slice hold that are not valid: what was computed there, data of other timesteps as they are, or zeros.
+COMPUTED, OTHERS, NOTHING = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The value of a variable at all points of its dims, axes in the order t, b.
+
+    Attributes:
+      data: [T if "t" in dims][B if "b" in dims] + the shape at one point; a ragged axis has its largest length.
+      dims: which of t and b the data has axes for.
+      starts: for each axis of the point's shape, where the valid positions begin: None on ordinary axes; None as a whole
+        for ordinary values. See :mod:`rlfx.recurrence.execute.ragged`.
+      clean: whether positions that are not valid hold copies of valid data.
+      raw: what else they hold: COMPUTED, OTHERS, NOTHING.
+    """
+
+    data: Any
+    dims: frozenset = NO_DIMS
+    starts: tuple | None = None
+    clean: bool = True
+    raw: int = COMPUTED
+
+
+def zeros(shape: Sequence[int], dtype: Any) -> Any:
+    """Zeros of any dtype, typed keys included."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return J.zero_keys(tuple(shape), dtype)
+    return jnp.zeros(tuple(shape), dtype)
+
+
+def expand(value: Value, dims: frozenset, sizes: Mapping[str, int]) -> Value:
+    """The value with axes for at least ``dims``."""
+    data, have = value.data, value.dims
+    for position, axis in enumerate(AXES):
+        if axis in dims and axis not in have:
+            at = sum(1 for a in AXES[:position] if a in have)
+            data = jnp.broadcast_to(jnp.expand_dims(data, at), data.shape[:at] + (sizes[axis],) + data.shape[at:])
+            have = have | {axis}
+    return replace(value, data=data, dims=have)
+
+
+def mask_like(mask: Any, x: Any) -> Any:
+    """A mask over leading axes, broadcastable to x."""
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+
+
+def axis_of(dims: frozenset, axis: str) -> int | None:
+    """The position of t or b among the leading axes, None if it is not there."""
+    return None if axis not in dims else sum(1 for a in AXES[: AXES.index(axis)] if a in dims)
+
+
+def cut_environments(value: Value, first: Any, count: int) -> Value:
+    """The value of consecutive environments."""
+    axis = axis_of(value.dims, "b")
+    if axis is None:
+        return value
+    return replace(value, data=jax.lax.dynamic_slice_in_dim(value.data, first, count, axis))
+
+
+def cut_times(value: Value, first: Any, count: int) -> Value:
+    """The value at consecutive timesteps; values that do not vary with t as they are."""
+    if "t" not in value.dims:
+        return value
+    return replace(value, data=jax.lax.dynamic_slice_in_dim(value.data, first, count, 0))
+
+
+def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Callable:
+    """``fn`` of one point, mapped over ``dims``; ``values`` are the dims of its arguments."""
+    for axis in reversed(AXES):  # b is the inner map
+        if axis in dims:
+            fn = jax.vmap(fn, in_axes=tuple(0 if axis in d else None for d in values))
+    return fn
+
+
+def of_atom(atom: Atom, env: Mapping[Var, Value]) -> Value:
+    """The value of an atom."""
+    return Value(jnp.asarray(atom.value)) if isinstance(atom, Lit) else env[atom]
+
+
+def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], wanted: Callable[[Var], bool]) -> None:
+    """Evaluate consecutive equations that vary with the same dims under one map, and add what is wanted to ``env``."""
+    defined = {v for e in equations for v in e.outputs}
+    inputs = list(dict.fromkeys(u for e in equations for u in e.inputs if isinstance(u, Var) and u not in defined))
+    outputs = [v for e in equations for v in e.outputs if wanted(v)]
+    dims = frozenset().union(*(env[u].dims for u in inputs)) if inputs else NO_DIMS
+
+    def point(*args):
+        local: dict[Var, Any] = dict(zip(inputs, args, strict=True))
+        for e in equations:
+            operands = [u.value if isinstance(u, Lit) else local[u] for u in e.inputs]
+            with jax.named_scope(e.scope) if e.scope else _NO_SCOPE:
+                draws = e.op in J.DRAWS
+                outs = draw(e.op, dict(e.params), *map(_arrays, operands)) if draws else evaluate(e, operands)
+                local.update(zip(e.outputs, outs, strict=True))
+        return [local[v] for v in outputs]
+
+    mapped = map_over(point, dims, [env[u].dims for u in inputs])
+    for v, data in zip(outputs, mapped(*(env[u].data for u in inputs)), strict=True):
+        env[v] = Value(data, dims)
+
+
+class _NoScope:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *_):
+        return None
+
+
+_NO_SCOPE = _NoScope()
+
+
+def evaluate(equation: Equation, operands: Sequence[Any]) -> list:
+    """One pointwise equation on concrete operands or tracers of one point."""
+    if equation.op in _MEANING:
+        return _MEANING[equation.op](equation.params, *operands)
+    return J.bind(equation.op, dict(equation.params), *map(_arrays, operands))
+
+
+def _arrays(x: Any) -> Any:
+    return x if hasattr(x, "shape") else jnp.asarray(x)
+
+
+def discounted_total(rewards: Any, discounts: Any) -> Any:
+    """``r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero. The last is not used."""
+    if not rewards.shape[0]:
+        return jnp.zeros(rewards.shape[1:], rewards.dtype)
+
+    def back(total, rd):
+        return rd[0] + rd[1] * total, None
+
+    total, _ = jax.lax.scan(back, rewards[-1], (rewards[:-1], discounts[:-1]), reverse=True)
+    return total
+
+
+def _products(params: Mapping, x: Any, w: Any) -> list:
+    (out,) = J.bind(J.primitive("dot_general"), params["product"], x, w)
+    return list(jax.lax.split(out, params["columns"]))
+
+
+def _custom(params: Mapping, *operands: Any) -> list:
+    custom: Custom = params["custom"]
+    forward = lambda _, *xs: custom.primal.run(xs, jnp.asarray, evaluate)  # noqa: E731
+    backward = lambda _, xs, cts: custom.backward.run([*xs, *cts], jnp.asarray, evaluate)  # noqa: E731
+    return with_derivative(forward, backward, (), operands)
+
+
+#: What those of our primitives mean that act on one point: ``(params, *operands) -> outputs``.
+_MEANING: dict[Any, Callable[..., list]] = {
+    series_p: lambda _, x: [_arrays(x)],
+    discounted_sum_p: lambda _, rewards, discounts: [discounted_total(rewards, discounts)],
+    products_p: _products,
+    custom_p: _custom,
+}

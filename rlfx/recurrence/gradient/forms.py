@@ -1,0 +1,205 @@
+"""The loss and its gradient in one pass: for all timesteps at once, or in tiles of timesteps and environments.
+
+TimeRL section 5.3 (incrementalization) trades speed for memory; on a CPU tiles that fit the cache are faster, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx._target import Target
+from rlfx.recurrence.cpu.contractions import FAST
+from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last
+from rlfx.recurrence.execute.executor import Execution, execute, prepared
+from rlfx.recurrence.execute.extent import Extent
+from rlfx.recurrence.execute.held import first_of, hold
+from rlfx.recurrence.execute.host import fetched, fetched_times
+from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.values import Value, cut_environments, cut_times
+from rlfx.recurrence.gradient.deferred import Deferring
+from rlfx.recurrence.ir.interpret import rewritten
+from rlfx.recurrence.ir.program import Var
+from rlfx.recurrence.language.precision import wide, widened
+from rlfx.recurrence.memory.timeline import LEARNING
+from rlfx.recurrence.schedule.learner import Learner
+from rlfx.recurrence.schedule.physical import ExecutablePlan, Runner, physical
+from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.schedule import Schedule
+
+#: Convolutions as XLA:CPU does them best inside loops.
+_CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], operands[1], eqn.params)]}
+
+
+def acting_plan(schedule: Schedule, target: Target, batch: int, runner: Runner | None = None) -> ExecutablePlan:
+    """How a schedule runs of which no derivative is taken: by ``runner``, or by what a transform has asked for."""
+    return physical(schedule, target, while_going, runner or schedule.graph.program.directives.loops, batch=batch)
+
+
+def learning_plan(
+    schedule: Schedule, target: Target, runner: Runner | None = None, batch: int = 1, steps: int | None = None
+) -> ExecutablePlan:
+    """How a schedule runs that is differentiated."""
+    return physical(schedule, target, Deferring(target.rewrites.deferred_rows), runner, batch=batch, steps=steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One evaluation of the loss and its gradient.
+
+    Attributes:
+      learner: what is differentiated.
+      order: the inputs with respect to which it is.
+      env: values of all inputs.
+      loss_sum: of an execution of the learner's region, the sum of its losses on this device, in at least float32.
+      share: of an execution of the acting pass, what one point weighs in the loss.
+      target: the machine.
+      on_host: values that the acting pass stores in host memory.
+    """
+
+    learner: Learner
+    order: Sequence[Var]
+    env: Mapping[Var, Value]
+    t0: Any
+    extent: Extent
+    loss_sum: Callable[[Execution], Any]
+    share: Callable[[Execution], Any]
+    target: Target
+    on_host: frozenset[Var] = frozenset()
+
+    @property
+    def leaves(self) -> list:
+        """The perturbed inputs."""
+        return [self.env[v].data for v in self.order]
+
+    @property
+    def zero(self) -> tuple:
+        """A loss and a gradient to add to, in at least float32."""
+        loss = self.learner.program.loss
+        return jnp.zeros((), wide(loss.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in self.leaves]
+
+    @property
+    def acting(self) -> ExecutablePlan:
+        """How acting runs, where a form has no way of its own."""
+        return acting_plan(self.learner.acting, self.target, self.extent.batch)
+
+    def act(self, plan: ExecutablePlan | None = None) -> Execution:
+        """The acting pass."""
+        return execute(plan or self.acting, self.env, self.t0, extent=self.extent, on_host=self.on_host)
+
+    def tails(self, acted: Execution) -> dict[Var, Value]:
+        """What the region needs at t = T."""
+        return {v: acted.tail(v) for v in self.learner.tails}
+
+    def gradient(self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, share: Any) -> tuple:
+        """Loss and gradient of one part of the domain, for which ``stored`` has the values; in at least float32."""
+
+        def loss(leaves: Sequence) -> Any:
+            own = {**self.env, **stored}
+            own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
+            return self.loss_sum(self.region(own, tails, part).run()) * share
+
+        return jax.tree.map(widened, self.learning(jax.value_and_grad(loss))(self.leaves))
+
+    def region(
+        self, env: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, runner: Runner | None = None
+    ) -> Execution:
+        """The execution of the learner's region on a part of the domain, not run yet."""
+        plan = learning_plan(self.learner.region, self.target, runner, part.batch, part.times.shape[0])
+        return prepared(plan, env, self.t0, tails, part)
+
+    def learning(self, fn: Callable) -> Callable:
+        """A function that takes derivatives of the region, as this platform does them best."""
+        pays = self.target.rewrites
+        rules = FAST if pays.contractions else {}
+        if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.region.graph.equations):
+            rules = rules | _CONVOLUTIONS
+
+        def learn(*args: Any) -> Any:
+            with jax.named_scope(LEARNING):
+                return rewritten(fn, rules)(*args)
+
+        return learn
+
+    def tile_gradient(
+        self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None
+    ) -> tuple:
+        """As :meth:`gradient` for consecutive timesteps, ``environments`` at a time."""
+        extent = self.extent
+        if environments is None or environments >= extent.batch:
+            return self.gradient(stored, tails, extent.at(times), share)
+        given = {**{v: x for v, x in self.env.items() if "b" in x.dims}, **stored}
+
+        def add(total, first):
+            part = {v: cut_environments(x, first, environments) for v, x in given.items()}
+            ends = {v: cut_environments(x, first, environments) for v, x in tails.items()}
+            tile = Extent(times, environments, extent.first + first, extent.mesh_axis)
+            return jax.tree.map(jnp.add, total, self.gradient(part, ends, tile, share)), None
+
+        whole = extent.batch // environments
+        total, _ = jax.lax.scan(add, self.zero, jnp.arange(whole, dtype=jnp.int32) * environments)
+        return total
+
+
+def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
+    """``(acting pass, loss on this device, gradient)``, every timestep at once."""
+    acted = p.act()
+    stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
+    stored = hold(p.learner.region.graph, stored, p.extent)
+    return acted, *p.gradient(stored, p.tails(acted), p.extent, p.share(acted))
+
+
+def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
+    """As :func:`at_once`, accumulated over blocks of timesteps: the activations of one tile exist at a time.
+
+    What is in host memory is fetched one block ahead.
+    """
+    acted = p.act()
+    stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.share(acted)
+    near = {v: x for v, x in stored.items() if v not in p.on_host}
+    far = {v: x for v, x in stored.items() if v in p.on_host}
+
+    firsts = {}
+    if p.learner.program.domain.until:
+        firsts = first_of({**near, **{v: replace(x, data=fetched_times(x, 0, 1)) for v, x in far.items()}})
+
+    def fetch(first, count):
+        return [fetched_times(x, first, count) for x in far.values()]
+
+    def block(first, count, loaded):
+        part = {v: cut_times(x, first, count) for v, x in near.items()}
+        part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
+        part = hold(p.learner.region.graph, part, p.extent, firsts)
+        times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
+        return p.tile_gradient(part, tails, times, share, plan.environments)
+
+    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero, fetch if far else None)
+
+
+def accumulate(
+    block: Callable[[Any, int, list], Any],
+    length: int,
+    size: int,
+    zero: Any,
+    fetch: Callable[[Any, int], list] | None = None,
+) -> Any:
+    """``sum of block(first, count, fetch(first, count))`` over blocks of ``size`` timesteps; the last may be shorter.
+
+    While a block is computed with, the next one is fetched: nothing in an iteration waits for what it fetches.
+    """
+    whole, rest = divmod(length, size)
+
+    def load(first, count):
+        return [] if fetch is None else fetch(first, count)
+
+    def add(state, first):
+        total, loaded = state
+        later = load(jnp.minimum(first + size, (whole - 1) * size), size) if loaded else []
+        return (jax.tree.map(jnp.add, total, block(first, size, loaded)), later), None
+
+    (total, _), _ = jax.lax.scan(add, (zero, load(0, size)), jnp.arange(whole, dtype=jnp.int32) * size)
+    return jax.tree.map(jnp.add, total, block(whole * size, rest, load(whole * size, rest))) if rest else total

@@ -1,0 +1,316 @@
+"""The gradient rule: a program as a function of its flat inputs, with its derivative by the plan that it is given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx._target import Target
+from rlfx.errors import ScheduleError, located
+from rlfx.recurrence.analysis.check import whole_graph
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.execute.executor import Execution, execute
+from rlfx.recurrence.execute.extent import Extent
+from rlfx.recurrence.execute.held import hold
+from rlfx.recurrence.execute.host import hosted, hosting_of
+from rlfx.recurrence.execute.outputs import is_zero, loss_of, loss_sum, returned, share_of_mean, sum_by_var, target_of
+from rlfx.recurrence.execute.values import Value
+from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
+from rlfx.recurrence.gradient.mesh import Sharding, Split
+from rlfx.recurrence.gradient.replanned import Added, planned
+from rlfx.recurrence.gradient.replay import replayed
+from rlfx.recurrence.gradient.stream import streamed
+from rlfx.recurrence.gradient.through_time import through_time
+from rlfx.recurrence.ir.program import Program, Var
+from rlfx.recurrence.ir.verify import rewritten
+from rlfx.recurrence.language.precision import narrowed
+from rlfx.recurrence.rewrite.caching import with_caching
+from rlfx.recurrence.schedule.learner import Learner, is_float, plan_learner
+from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.schedule import Schedule, schedule
+
+tree = jax.tree_util
+
+
+def blocks(p: Pass, plan: Plan) -> tuple:
+    """Block by block: in any order, or against time where the gradient flows through it."""
+    return (through_time if p.learner.region.loops else in_blocks)(p, plan)
+
+
+#: How each form of plan is evaluated: ``(pass, plan) -> (acting pass, loss on this device, gradient)``.
+EVALUATION: dict[str, Callable] = {"at once": at_once, "blocks": blocks, "stream": streamed, "replay": replayed}
+
+
+class Planner(Protocol):
+    """How the plan of a gradient is found.
+
+    Attributes:
+      asked: the argument by which the user asked for a plan, or None.
+      replans: whether ``jax.vmap`` around the program asks for another plan.
+    """
+
+    @property
+    def asked(self) -> str | None: ...
+
+    @property
+    def replans(self) -> bool: ...
+
+    def __call__(
+        self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
+    ) -> Plan: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A planner that knows the plan."""
+
+    plan: Plan
+    asked: str | None = None
+    replans: bool = False
+
+    def __call__(self, *_: Any) -> Plan:
+        return self.plan
+
+
+@dataclass(eq=False)
+class GradientRule:
+    """A program as a function of its flat inputs.
+
+    Attributes:
+      planner: which plan the gradient of its loss runs by.
+      target: the machine that it runs on.
+    """
+
+    program: Program
+    planner: Planner
+    target: Target
+    sharding: Sharding | None = None
+    _known: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.split = Split(self.program, self.sharding)
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes, made once for this program."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    # -- schedules
+
+    @property
+    def forward(self) -> Schedule:
+        """The schedule of a call without gradient."""
+        return self.once("forward", lambda: schedule(self._outputs(loss=True)))
+
+    def learner(self, perturbed: frozenset[Var], everything: bool) -> Learner:
+        """The schedules of a gradient with respect to ``perturbed``: of the loss alone, or of every output."""
+        program = self.program
+        loss = () if program.loss is None else (program.loss,)
+        rest = (*program.aux, *program.next_carry)
+        targets = tuple(
+            dict.fromkeys(v for v in ((*loss, *rest) if everything else loss) if isinstance(v, Var) and is_float(v))
+        )
+        return self.once(
+            (perturbed, everything), lambda: plan_learner(program, perturbed, targets, self._outputs(loss=False))
+        )
+
+    def _outputs(self, *, loss: bool) -> Graph:
+        graph = whole_graph(self.program)
+        program = self.program
+        wanted, last = set(graph.wanted), set(graph.wanted_last)
+        if not loss:
+            wanted = {v for v in program.aux if isinstance(v, Var)}
+        if program.ends is not None:
+            wanted.add(program.alive)
+            last.add(program.definitions()[program.ends].source)
+        return Graph(program, frozenset(wanted), frozenset(last), roots=graph.roots)
+
+    def plan(self, learner: Learner, order: Sequence[Var], axes: tuple[Added, ...] = ()) -> Plan:
+        """The plan of a gradient; ``axes``: those that ``jax.vmap`` adds around it."""
+        return self.planner(self, learner, order, self.split.batch, axes)
+
+    def caching(self, plan: Plan) -> GradientRule:
+        """This program with wide products that are kept, under the rest of the plan."""
+        fixed = Fixed(replace(plan, cached=False))
+        make = lambda: GradientRule(  # noqa: E731
+            rewritten(with_caching, self.program), fixed, self.target, self.sharding
+        )
+        return self.once(("caching", plan), make)
+
+    def _run(self, schedule: Schedule, env: dict[Var, Value], t0: Any, extent: Extent) -> Execution:
+        """An acting pass."""
+        return execute(acting_plan(schedule, self.target, extent.batch), env, t0, extent=extent)
+
+    # -- evaluation
+
+    def __call__(self, flat: Sequence[Any], t0: Any) -> tuple:
+        """``(loss or None, carry leaves, aux leaves, lengths or None)`` from the program's flat inputs."""
+
+        axes = J.varying_axes([*flat, t0])  # inside a jax.shard_map of the user's
+
+        def forward(flat, t0):
+            return self.split.over_devices(self._forward, self._input_specs, self.split.output_specs())(flat, t0)
+
+        call = jax.custom_vjp(J.unchecked(forward, axes))
+        rules = (J.unchecked(rule, axes) for rule in (self._forward_rule, self._backward_rule))
+        call.defvjp(*rules, symbolic_zeros=True)
+        return call(*J.varying((list(flat), t0), axes))
+
+    def _forward(self, flat: Sequence, t0: Any) -> tuple:
+        extent = self.split.extent()
+        run = self._run(self.forward, self._env(flat, extent), t0, extent)
+        return loss_of(run), *returned(run)
+
+    # -- gradients
+
+    def _forward_rule(self, flat, t0):
+        values, t0 = [p.value for p in flat], t0.value
+        perturbed = frozenset(v for v, p in zip(self.flat_inputs, flat, strict=True) if p.perturbed and is_float(v))
+        marks = tuple(_Static(v in perturbed) for v in self.flat_inputs)
+        outputs = self.split.output_specs()
+        if self.program.loss is not None:
+            # The gradient of the loss is computed in the same pass as its value, and scaled afterwards.
+            specs = (outputs, self.split.input_specs(self._ordered(perturbed)))
+
+            def evaluate(axes: tuple[Added, ...]) -> Callable:
+                compute = functools.partial(self._loss_and_gradient, perturbed, axes=axes)
+                return self.split.over_devices(compute, self._input_specs, specs)
+
+            found, grads = planned(evaluate, values, t0) if self.planner.replans else evaluate(())(values, t0)
+            return found, (grads, (values, t0), marks)
+        if self.sharding is not None:
+            found = self.split.over_devices(self._forward, self._input_specs, outputs)(values, t0)
+            return found, (None, (values, t0), marks)
+        extent = self.split.extent()
+        acted, _, pullback = self._differentiate(self.learner(perturbed, True), perturbed, values, t0, extent)
+        return (None, *returned(acted)), (pullback, None, marks)
+
+    def _backward_rule(self, residuals, cotangents):
+        kept, arguments, marks = residuals
+        perturbed = frozenset(v for v, m in zip(self.flat_inputs, marks, strict=True) if m.value)
+        loss, carry, aux, _ = cotangents
+        rest_is_zero = all(map(is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
+        if self.program.loss is not None and rest_is_zero:
+            grads = None if is_zero(loss) else [_scaled(g, loss) for g in kept]
+        else:
+            self._refuse_plans()
+            learner = self.learner(perturbed, True)
+            by_var = sum_by_var(self.program, loss, carry, aux)
+            targets = [by_var(v) for v in learner.targets]
+            if arguments is None:
+                (grads,) = kept(targets)
+            else:
+                grads = self._pull_all(learner, perturbed, arguments, targets)
+        order = self._ordered(perturbed)
+        found = {} if grads is None else {v: narrowed(g, v.dtype) for v, g in zip(order, grads, strict=True)}
+        return [found.get(v) for v in self.flat_inputs], None
+
+    def _refuse_plans(self) -> None:
+        """Raise a ScheduleError if a plan or a budget was asked for: the gradient of all outputs is computed without."""
+        asked = self.planner.asked
+        if self.program.loss is not None and asked is not None:
+            raise ScheduleError(
+                located(
+                    f"{asked}= holds for the gradient of the loss alone; here a gradient flows through the carry or aux "
+                    f"that {self.program.name} returns, too, which would be computed without it.",
+                    where=self.program.where,
+                    fix="Put what is differentiated into the loss, stop the gradient of the rest (jax.lax.stop_gradient), or "
+                    f"compile without {asked}=.",
+                )
+            )
+
+    def _pull_all(self, learner: Learner, perturbed: frozenset[Var], arguments: Any, cotangents: list) -> list:
+        """Run again, and pull back the cotangents of every output."""
+        order = self._ordered(perturbed)
+
+        def run(flat, t0, targets):
+            *_, pullback = self._differentiate(learner, perturbed, flat, t0, self.split.extent())
+            (grads,) = pullback([self.split.share(v, c) for v, c in zip(learner.targets, targets, strict=True)])
+            return self.split.complete(order, grads)[1]
+
+        specs = [self.split.target_spec(v) for v in learner.targets]
+        pull = self.split.over_devices(run, self._input_specs, self.split.input_specs(order), specs)
+        return pull(*arguments, cotangents)
+
+    def _loss_and_gradient(
+        self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()
+    ) -> tuple:
+        """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""
+        learner, extent = self.learner(perturbed, False), self.split.extent()
+        if not learner.targets:
+            run = self._run(self.forward, self._env(flat, extent), t0, extent)
+            grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
+            return (loss_of(run), *returned(run)), grads
+        order = self._ordered(perturbed)
+        plan = self.plan(learner, order, axes)
+        if plan.cached:
+            return self.caching(plan)._loss_and_gradient(perturbed, flat, t0)
+        env = self._env(flat, extent)
+        on_host = hosted(learner, hosting_of(self.program, plan))
+        one_pass = Pass(learner, order, env, t0, extent, loss_sum, share_of_mean, self.target, on_host)
+        acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
+        loss, grads = self.split.complete(order, grads, loss)
+        return (narrowed(loss, learner.program.loss.dtype), *returned(acted)), grads
+
+    def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
+        env = self._env(flat, extent)
+        acted = self._run(learner.acting, env, t0, extent)
+        return acted, dict(env), {v: acted.env[v] for v in learner.stored}, {v: acted.tail(v) for v in learner.tails}
+
+    def _differentiate(
+        self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any, extent: Extent
+    ) -> tuple:
+        """Run the acting pass; return it, the targets, and their pullback to the perturbed inputs."""
+        acted, env, stored, tails = self._act(learner, flat, t0, extent)
+        stored = hold(learner.region.graph, stored, extent)
+        order = self._ordered(perturbed)
+
+        def region(leaves: Sequence) -> list:
+            own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
+            run = execute(learning_plan(learner.region, self.target, batch=extent.batch), own, t0, tails, extent)
+            return [target_of(run, v) for v in learner.targets]
+
+        return acted, *jax.vjp(region, [env[v].data for v in order])
+
+    # -- inputs
+
+    @property
+    def flat_inputs(self) -> tuple[Var, ...]:
+        """The inputs in the order in which the arrays are given."""
+        p = self.program
+        return (*p.params, *p.consts, *p.carry, *(() if p.key is None else (p.key,)))
+
+    @functools.cached_property
+    def _input_specs(self) -> list:
+        return self.split.input_specs(self.flat_inputs)
+
+    def _ordered(self, perturbed: frozenset[Var]) -> list[Var]:
+        return [v for v in self.flat_inputs if v in perturbed]
+
+    def _env(self, flat: Sequence[Any], extent: Extent) -> dict[Var, Value]:
+        program = self.program
+        env = {v: Value(x, program.dims_of(v)) for v, x in zip(self.flat_inputs, flat, strict=True)}
+        b = jnp.int32(0) if program.domain.batch is None else extent.environments()
+        return env | {program.b: Value(b, program.dims_of(program.b))}
+
+
+@tree.register_static
+@dataclass(frozen=True)
+class _Static:
+    """A Python value that travels among residuals."""
+
+    value: Any
+
+
+def _scaled(gradient: Any, loss: Any) -> Any:
+    """A gradient times the loss' cotangent, in the gradient's own dtype."""
+    wide = np.promote_types(np.promote_types(np.float32, gradient.dtype), loss.dtype)
+    return (gradient.astype(wide) * loss.astype(wide)).astype(gradient.dtype)

@@ -1,0 +1,1 @@
+"""The program: equations of one timestep, traced from the user's function; access relations."""

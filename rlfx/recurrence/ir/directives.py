@@ -1,0 +1,41 @@
+"""What transforms ask of a program's schedule; nothing of it changes what the program means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """Which stored values go to host memory.
+
+    Attributes:
+      names: those that ``jax.ad_checkpoint.checkpoint_name`` has named so.
+      min_bytes: those that take at least as much, over the whole domain; None: none by size.
+    """
+
+    names: tuple[str, ...] = ()
+    min_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Directives:
+    """What was asked for.
+
+    Attributes:
+      timesteps, environments: the size of the learner's blocks (``incrementalize``).
+      vectorize: the axes over which everything that can leaves a loop.
+      offload: which stored values go to the host.
+      loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``LoopRunner`` (``execute/loops.py``).
+    """
+
+    timesteps: int | None = None
+    environments: int | None = None
+    vectorize: tuple[str, ...] = ()
+    offload: Hosting | None = None
+    loops: Any = None
+
+    def __str__(self) -> str:
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ", ".join(f"{name}={value!r}" for name, value in given if value not in (None, ()))

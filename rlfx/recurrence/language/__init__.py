@@ -1,0 +1,1 @@
+"""What users write: indices, the domain, time, series, reductions, and the library written in them."""

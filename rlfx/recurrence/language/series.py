@@ -1,0 +1,382 @@
+"""Series: values that can be read at other timesteps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx._checks import INT32, expect, function, one_of
+from rlfx.errors import BoundaryError, DomainError, ProgramError, located
+from rlfx.recurrence.language.boundary import boundary
+from rlfx.recurrence.language.domain import current_domain, depth, may_be_empty
+from rlfx.recurrence.language.history import History
+from rlfx.recurrence.language.index import LENGTH, Index, Lookup, Point, Slice, Window, as_index
+from rlfx.recurrence.language.lookups import check_outside, environments, filled, times
+from rlfx.recurrence.language.nesting import check_program
+from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
+from rlfx.recurrence.language.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
+from rlfx.recurrence.language.time import as_integer, index_of, without_time
+
+tree = jax.tree_util
+
+
+@dataclass(frozen=True, eq=False)
+class Series(NoArray):
+    """A named value of a program, readable at other timesteps.
+
+    ====================================  ==========================================================
+    ``x[t]``, ``x[t + c]``, ``x[t - c]``  the value at one other timestep
+    ``x[t:]``, ``x[:t + 1]``              all future, all past values: a leading axis of length T - t, t + 1
+    ``x[t:t + n]``                        a sliding window, clipped to [0, T)
+    ``x[t - t % n:t - t % n + n]``        the block that contains t
+    ``x[:]``                              every timestep
+    ``x.window(lo, hi, fill=v)``          a window of fixed length, filled at the ends
+    ``x[i]``, ``x[i, b]``                 random access into the past, with traced integers: absolute times
+    ``x[t, b]``                           the value of another environment
+    ====================================  ==========================================================
+
+    Attributes:
+      history: the next value of the :class:`History` given to :func:`series`, else None.
+    """
+
+    _leaves: tuple
+    _treedef: Any
+    _start: tuple | None
+    _end: tuple | None
+    history: History | None = None
+    _depth: int = field(default_factory=depth)
+
+    def __getitem__(self, index: Any) -> Any:
+        check_program(self._depth, index)
+        if isinstance(index, slice):
+            return self._slice(index)
+        i, b = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
+        position = index_of(i)
+        if position is None:
+            return self._lookup(i, b, Lookup(b is not None))
+        value = self._read(Point(_not_from_the_end(position)))
+        return value if b is None else _of_environment(value, b)
+
+    def lookup(self, i: Any, b: Any = None, *, outside: str = "fill") -> Any:
+        """Random access: the values at absolute times ``i``, of environments ``b`` (this one by default).
+
+        ``x[i]`` is ``x.lookup(i)`` for an index that depends on a key, the carry, params or data. One that depends on t
+        alone is an index expression, and has to be written as such: in ``x[...]`` it is refused.
+
+        Args:
+          i: integers of any shape; a time is its ``now``.
+          b: integers of the shape of ``i``, or broadcast with it.
+          outside: what is given for times before the oldest that is kept (the first of this call, or of the
+            :class:`History`) and after now, and for environments that are not there: ``"fill"``, NaN (0 for integers and
+            booleans), with a gradient of zero, or ``"clip"``, the nearest that is there.
+
+        Returns:
+          Arrays of shape ``i.shape + value.shape``.
+
+        Raises:
+          DomainError: if an index is no integer, or ``outside`` is something else.
+
+        Example:
+          >>> import jax.numpy as jnp, rlfx
+          >>> def f(params, carry, t):
+          ...     x = rlfx.series(t.astype(jnp.float32))
+          ...     return carry, (x.lookup(t - 1), x.lookup(t - 1, outside="clip"))
+          >>> rlfx.unroll(f, length=3)(None, None)[1]
+          (Array([nan,  0.,  1.], dtype=float32), Array([0., 0., 1.], dtype=float32))
+        """
+        check_program(self._depth)
+        check_outside(outside)
+        return self._lookup(i, b, Lookup(b is not None, outside, explicit=True))
+
+    def window(self, lo: int, hi: int, *, fill: Any = 0) -> Any:
+        """The window ``t + lo, ..., t + hi - 1``: a leading axis of fixed length ``hi - lo``.
+
+        Positions outside ``[0, T)`` hold ``fill`` (a scalar, or a pytree prefix of values).
+
+        Raises:
+          DomainError: unless ``lo < hi`` are integers.
+        """
+        first, stop = as_integer(lo), as_integer(hi)
+        if first is None or stop is None or not first < stop <= first + INT32:
+            raise DomainError(
+                located(f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}.", where=J.here(), fix="Give both.")
+            )
+        check_program(self._depth)
+        fills = boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
+        return self._bind(Window(first, stop), stop - first, [(f,) for f in fills])
+
+    def _slice(self, index: slice) -> Any:
+        domain = current_domain("A slice of a series")
+        bounds = []
+        for bound, default in ((index.start, Index()), (index.stop, LENGTH)):
+            expr = default if bound is None else index_of(bound)
+            if expr is None:
+                raise DomainError(
+                    located(
+                        f"A slice bound must be affine in t (also //, %, rlfx.minimum, rlfx.maximum), got {bound!r}.",
+                        where=J.here(),
+                        fix="Read single positions with x[i] for traced integers, or mask a slice with static bounds.",
+                    )
+                )
+            # T and N are the same bound of the domain: print and compare them as one.
+            bounds.append(LENGTH if expr.is_constant and expr.constant == domain.length else _not_from_the_end(expr))
+        access = Slice(*bounds)
+        size = domain.size_of(access)
+        if index.step is not None:
+            raise _no_step(index, may_be_empty(domain, size))
+        return self._read(access, size)
+
+    def _read(self, access: Any, size: Any = None) -> Any:
+        n = len(self._leaves)
+        operands = list(zip(*(side for side in (self._start, self._end) if side is not None), strict=True)) or [()] * n
+        if not isinstance(access, Point):
+            operands = [()] * n
+        return self._bind(access, size, operands)
+
+    def _bind(self, access: Any, size: Any, operands: list[tuple]) -> Any:
+        edges = isinstance(access, Point)
+        leaves = [
+            read_p.bind(
+                leaf,
+                *extra,
+                access=access,
+                size=size,
+                start=edges and self._start is not None,
+                end=edges and self._end is not None,
+            )
+            for leaf, extra in zip(self._leaves, operands, strict=True)
+        ]
+        return tree.tree_unflatten(self._treedef, leaves)
+
+    def _lookup(self, i: Any, b: Any, access: Lookup) -> Any:
+        domain = current_domain("A read of a series")
+        i = times(i)
+        if b is not None:
+            i, b = jnp.broadcast_arrays(i, environments(b, domain))
+        if self.history is not None:
+            return self.history.lookup(now_p.bind(), i, b, across_p.bind, domain.batch, access.outside)
+        return self._bind(access, None, [(i,) if b is None else (i, b)] * len(self._leaves))
+
+    def __iter__(self):
+        raise not_an_array()
+
+    def __len__(self):
+        raise not_an_array()
+
+    def __bool__(self):
+        raise not_an_array()
+
+
+def _of_environment(value: Any, b: Any) -> Any:
+    """What environments ``b`` have for a value of this timestep."""
+    domain = current_domain("A read of a series")
+    b = environments(b, domain)
+    assert domain.batch is not None
+    inside, nearest = (b >= 0) & (b < domain.batch), jnp.clip(b, 0, domain.batch - 1)
+    return tree.tree_map(
+        lambda leaf: filled(inside, across_p.bind(leaf[None], jnp.zeros_like(nearest), nearest)), value
+    )
+
+
+def _raise_not_an_array(self, *_):
+    raise not_an_array()
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+for _op in (*_BINARY, *(f"r{op}" for op in _BINARY), "neg", "pos", "abs", "invert", "lt", "le", "gt", "ge"):
+    setattr(Series, f"__{_op}__", _raise_not_an_array)
+
+
+def series(value: Any, *, start: Any = None, end: Any = None, history: History | None = None) -> Series:
+    """Name a value, so that it can be read at other timesteps.
+
+    Args:
+      value: any pytree of arrays: the value at t.
+      start: what reads at indices < 0 give; a pytree prefix of ``value``, broadcast to it. A value that varies with
+        time is taken at the first timestep.
+      end: what reads at indices >= T give. Without it, a read beyond the end is evaluated from the final carry where
+        the equations of ``value`` allow that (see the language's page on demand extension).
+      history: a ring buffer from the carry, into which this timestep's value is written; ``x.history`` is its next
+        value, and ``x[i]`` and ``x.lookup(t - n)`` then reach ``history.capacity`` steps back, across calls.
+
+    Returns:
+      The Series.
+
+    Raises:
+      ProgramError: outside of a per-timestep program.
+
+    TimeRL section 4: its tensors are series by themselves; here only what is named can be read at other times, which
+    keeps ordinary JAX values ordinary.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> def difference(params, carry, t):
+      ...     x = rlfx.series(2.0 * t, end=0.0)
+      ...     return carry, x[t + 1] - x[t]
+      >>> rlfx.unroll(difference, length=3)(None, None)[1]
+      Array([ 2.,  2., -4.], dtype=float32)
+    """
+    current_domain("rlfx.series")
+    leaves, treedef = tree.tree_flatten(without_time(value))
+    leaves = tuple(series_p.bind(as_array(leaf, "rlfx.series")) for leaf in leaves)
+    avals = [leaf.aval for leaf in leaves]
+    kept = None
+    if history is not None:
+        kept = history.write(now_p.bind(), tree.tree_unflatten(treedef, leaves))
+    return Series(
+        leaves,
+        treedef,
+        None if start is None else boundary(start, treedef, avals, "start"),
+        None if end is None else boundary(end, treedef, avals, "end"),
+        kept,
+    )
+
+
+def inputs(xs: Any, *, axes: str = "tb") -> Series:
+    """Data given from outside, as a series: element ``(t, b)`` of every leaf.
+
+    Args:
+      xs: a pytree of arrays with leading axes ``[T, B]`` (``[T]`` without a batch), whole, as they come in through
+        ``params`` or a closure.
+      axes: which of the axes the leaves have: ``"tb"``, ``"t"`` or ``"b"``.
+
+    Raises:
+      DomainError: if a leaf's leading axes are not those of the domain.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> sum_of_two = lambda xs, carry, t: (carry, (x := rlfx.inputs(xs))[t] + x[rlfx.minimum(t + 1, t.length - 1)])
+      >>> rlfx.unroll(sum_of_two, length=3)(jnp.array([1.0, 2.0, 3.0]), None)[1]
+      Array([3., 5., 6.], dtype=float32)
+    """
+    domain = current_domain("rlfx.inputs")
+    expect("axes", axes, one_of("tb", "t", "b"), of="rlfx.inputs")
+    if domain.batch is None:
+        axes = axes.replace("b", "")
+    expected = tuple({"t": domain.length, "b": domain.batch}[a] for a in axes)
+    treedef = tree.tree_structure(xs)
+    read = []
+    for path, leaf in tree.tree_flatten_with_path(xs)[0]:
+        leaf = as_array(leaf, "rlfx.inputs")
+        if leaf.shape[: len(axes)] != expected:
+            raise DomainError(
+                located(
+                    f"rlfx.inputs(xs){tree.keystr(path)} has shape {leaf.shape}; its leading axes must be "
+                    f"{list(expected)} ({', '.join(axes)}).",
+                    where=J.here(),
+                    fix=f"Give data of {domain.length} timesteps"
+                    + (f" and {domain.batch} environments" if "b" in axes else "")
+                    + ', or name the axes it has: axes="t" or axes="b".',
+                )
+            )
+        read.append(series_p.bind(inputs_p.bind(leaf, axes=axes)))
+    return Series(tuple(read), treedef, None, None)
+
+
+def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) -> Any:
+    """Define a series by a recurrence; returns its value at t.
+
+    Args:
+      fn: receives the Series being defined and returns its value at t, which may read it at other times.
+      start: its value at indices < 0, for recurrences into the past: a pytree of the value's structure, each leaf
+        broadcast to the value's shape.
+      end: its value at indices >= T, for recurrences into the future.
+
+    Returns:
+      The value at t (wrap it in :func:`series` to read it at other times).
+
+    Raises:
+      ProgramError: if the shape or dtype of the value does not settle, or neither start nor end is given.
+      CausalityError: (when compiled) if values depend on each other through both the past and the future.
+
+    TimeRL section 4, "branching definitions"; here the boundary is an argument.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> def fibonacci(params, carry, t):
+      ...     return carry, rlfx.solve(lambda f: f[t - 1] + f[t - 2], start=1)
+      >>> rlfx.unroll(fibonacci, length=5)(None, None)[1]
+      Array([ 2,  3,  5,  8, 13], dtype=int32)
+    """
+    current_domain("rlfx.solve")
+    expect("fn", fn, function("x"), ProgramError, of="rlfx.solve", fix="Give the recurrence: lambda x: x[t - 1] + 1.")
+    if start is None and end is None:
+        raise BoundaryError(
+            located("rlfx.solve has no boundary value.", where=J.here(), fix="Give start=... or end=....")
+        )
+    guess = without_time(start if start is not None else end)
+    # A Python number as a boundary leaves the dtype to the value, as Python numbers do.
+    like = jax.eval_shape(lambda: tree.tree_map(lambda leaf: as_array(leaf, "rlfx.solve"), guess))
+    for _ in range(4):  # the value may be wider than the boundary: (shape, dtype) rise to a fixed point
+        value_like = _strong(jax.eval_shape(lambda like=like: without_time(fn(_declare(like, start, end)))))
+        if value_like == _strong(like):
+            break
+        like = value_like
+    else:
+        raise ProgramError(
+            located(
+                f"The value that rlfx.solve defines does not settle: its type is now {value_like}, and it was {like} "
+                "in the round before.",
+                where=J.here(),
+                fix="Give start= or end= of the value's own shape and dtype.",
+            )
+        )
+    declared = _declare(value_like, start, end)
+    value = without_time(fn(declared))
+    leaves = [
+        define_p.bind(d, as_array(v, "rlfx.solve"))
+        for d, v in zip(declared._leaves, tree.tree_leaves(value), strict=True)
+    ]
+    return tree.tree_unflatten(tree.tree_structure(value), leaves)
+
+
+def _declare(like: Any, start: Any, end: Any) -> Series:
+    leaves, treedef = tree.tree_flatten(like)
+    bound = tuple(
+        declare_p.bind(shape=tuple(leaf.shape), dtype=leaf.dtype, weak_type=bool(leaf.weak_type)) for leaf in leaves
+    )
+    return Series(
+        bound,
+        treedef,
+        None if start is None else boundary(start, treedef, leaves, "start"),
+        None if end is None else boundary(end, treedef, leaves, "end"),
+    )
+
+
+def _strong(like: Any) -> Any:
+    """The types without their weakness."""
+    return tree.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+
+
+def _not_from_the_end(expr: Index) -> Index:
+    if expr.is_constant and expr.constant < 0:
+        raise DomainError(
+            located(
+                f"The constant index {expr.constant} is outside of the domain: negative indices do not count from the "
+                "end.",
+                where=J.here(),
+                fix=f"Write x[t.length - {-expr.constant}] for the end, or x[t - {-expr.constant}] for the past.",
+            )
+        )
+    return as_index(expr)
+
+
+def _no_step(index: slice, may_be_empty: bool) -> DomainError:
+    text = ":".join("" if i is None else str(index_of(i) or i) for i in (index.start, index.stop))
+    fix = f"Read them, and step through what was read: x[{text}][::{index.step}]."
+    if may_be_empty:  # jax steps through what has an element
+        fix = f"Read them, and reverse what was read: jnp.flip(x[{text}])."
+        if index.step != -1:
+            fix = f"A slice that may be empty has no step, a window has: x.window(lo, hi, fill=v)[::{index.step}]."
+    return DomainError(
+        located(
+            f"A slice of a series has no step (got {index.step}): it is all timesteps between its bounds.",
+            where=J.here(),
+            fix=fix,
+        )
+    )

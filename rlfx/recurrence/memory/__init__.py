@@ -1,0 +1,1 @@
+"""Temporary bytes of a jaxpr without compiling it, over time and at most."""

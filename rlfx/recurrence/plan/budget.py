@@ -1,0 +1,196 @@
+"""A memory budget: the fastest plan whose temporary bytes fit.
+
+Plans are listed from fast to slow; for each form, tiles shrink until the static estimate fits. The plan that is found is
+compiled, compared with XLA's own number, and found again once if that is over. TimeRL section 5.4 decides tensor by tensor
+when to swap; here whole plans are compared, and simulating again is one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlfx._checks import expect, number
+from rlfx.errors import MemoryBudgetError, located
+from rlfx.recurrence.analysis.cost import bytes_of, points, show_bytes
+from rlfx.recurrence.analysis.divisors import divisor_near, divisors
+from rlfx.recurrence.execute.host import JAXLIB, Hosting, hosted, is_right
+from rlfx.recurrence.ir.program import Program
+from rlfx.recurrence.memory.estimate import largest_values
+from rlfx.recurrence.plan.choose import why_not, why_not_environments
+from rlfx.recurrence.plan.evaluator import PlanEvaluator
+from rlfx.recurrence.schedule.learner import Learner, activation_bytes
+from rlfx.recurrence.schedule.plan import Plan
+
+#: What part of the budget an estimate may fill: estimates are within a fifth of what XLA allocates.
+MARGIN = 0.85
+
+#: The planner offloads values of at least so many bytes: smaller ones cost more in transfers than they free.
+OFFLOADED = 1 << 20
+
+_BYTES = replace(number(1), words="a number of bytes", example="2 * 2**30")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A plan within a budget.
+
+    Attributes:
+      plan: the plan.
+      estimated, measured: temporary bytes, by the static estimate and by XLA.
+    """
+
+    plan: Plan
+    estimated: int
+    measured: int
+
+
+def validate_budget(budget: Any) -> int:
+    """A budget in bytes.
+
+    Raises:
+      DomainError: if it is no positive number.
+    """
+    return int(expect("memory_budget", budget, _BYTES, fix="Give bytes per device: 2 * 2**30."))
+
+
+def fit(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) -> Fitted:
+    """The fastest plan that fits.
+
+    Args:
+      evaluator: the program, for one device.
+      fastest: the plan without a budget.
+      budget: temporary bytes of one device.
+
+    Raises:
+      MemoryBudgetError: if none does. It names the smallest budget that would do, and what does not shrink.
+    """
+    program, room = evaluator.program, MARGIN * budget
+    fallback = None
+    for _ in range(2):  # plan, compile, compare; plan once more if XLA needs more than was estimated
+        found = search(evaluator, learner, fastest, room)
+        if found is None:
+            break
+        measured = evaluator.measured(found)
+        if measured <= budget:
+            return Fitted(found, evaluator.estimated(found), measured)
+        fallback = found
+        room *= MARGIN * budget / measured
+    smallest = evaluator.smallest or fallback or fastest
+    needed = evaluator.measured(smallest)
+    if needed <= budget:
+        return Fitted(smallest, evaluator.estimated(smallest), needed)
+    kept = [str(v) for v in largest_values(evaluator.jaxpr(smallest), 3)]
+    mapped = (
+        f", mapped {' x '.join(str(axis.size) for axis in evaluator.axes)} times by jax.vmap," if evaluator.axes else ""
+    )
+    raise MemoryBudgetError(
+        located(
+            f"{program.name}{mapped} does not fit into memory_budget={budget} ({show_bytes(budget)}). The smallest plan needs "
+            f"{needed} bytes ({show_bytes(needed)}): {smallest}. What does not shrink: {'; '.join(kept)}."
+            + _if_offloaded(evaluator, learner, smallest, budget),
+            where=program.where,
+            fix=f"Give memory_budget={math.ceil(needed)}, fewer environments, or more devices (mesh=).",
+        )
+    )
+
+
+def within(evaluator: PlanEvaluator, plan: Plan, budget: int) -> bool:
+    """Whether a plan fits, by the estimate and then by XLA's number."""
+    return evaluator.estimated(plan) <= budget and evaluator.measured(plan) <= budget
+
+
+def _if_offloaded(evaluator: PlanEvaluator, learner: Learner, smallest: Plan, budget: int) -> str:
+    """What a device with host memory of its own could do."""
+    if evaluator.target.room.host or not offloads(evaluator, learner):
+        return ""
+    plan = Plan("blocks", 1, smallest.environments, OFFLOADED)
+    device = evaluator.timeline(plan).peak_device
+    if device > budget:
+        return ""
+    return (
+        f" With the stored values in host memory {show_bytes(device)} would do, but on {evaluator.target.name} that is the same "
+        "memory."
+    )
+
+
+def search(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, room: float) -> Plan | None:
+    """The first plan, from fast to slow, whose estimate fits into ``room`` bytes; None if none does."""
+    if evaluator.estimated(fastest) <= room:
+        return fastest
+    for plans in _families(evaluator, learner, fastest):
+        found = _largest_that_fits(evaluator, list(plans), room)
+        if found is not None:
+            return found
+    return None
+
+
+def _largest_that_fits(evaluator: PlanEvaluator, plans: list[Plan], room: float) -> Plan | None:
+    """Of plans whose memory falls, the first that fits."""
+    if not plans or evaluator.estimated(plans[-1]) > room:
+        return None
+    low, high = 0, len(plans) - 1  # plans[high] fits
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if evaluator.estimated(plans[middle]) <= room else (middle + 1, high)
+    return plans[high]
+
+
+def _families(evaluator: PlanEvaluator, learner: Learner, fastest: Plan) -> Iterator[Iterable[Plan]]:
+    """Lists of plans, each from large to small tiles; faster lists first."""
+    program, batch = evaluator.program, evaluator.batch
+    length = program.domain.length
+    split = why_not_environments(learner, evaluator.order) is None
+    start = fastest.block or length
+    for form in ("stream", "blocks"):
+        if why_not(form, learner) is None:
+            yield list(_tiles(form, start, length, batch if split else 1, _least(learner)))
+    if offloads(evaluator, learner) and evaluator.target.room.host and is_right(evaluator.target.platform, JAXLIB):
+        yield [
+            replace(plan, offload=OFFLOADED)
+            for plan in _tiles("blocks", start, length, batch if split else 1, _least(learner))
+        ]
+    if why_not("replay", learner) is None:
+        # A tile larger than that of the fastest plan, which fits the caches, only costs memory.
+        in_tile = length * batch if fastest.block is None else fastest.block * (fastest.environments or batch)
+        for block in _replay_blocks(program, learner):
+            smaller = [m for m in divisors(batch)[::-1] if m <= max(1, in_tile // block)] if split else [batch]
+            yield [Plan("replay", block, None if m == batch else m) for m in smaller]
+
+
+def offloads(evaluator: PlanEvaluator, learner: Learner) -> bool:
+    """Whether there is something to keep in host memory."""
+    return why_not("blocks", learner) is None and bool(hosted(learner, Hosting(min_bytes=OFFLOADED)))
+
+
+def _tiles(form: str, start: int, length: int, batch: int, least: int) -> Iterator[Plan]:
+    """Tiles from large to small: blocks of timesteps down to ``least``, then fewer environments."""
+    halved = {divisor_near(length, max(1, start >> i)) for i in range(start.bit_length())}  # of a prime T, too
+    sizes = sorted({d for d in {*divisors(length), *halved} if least <= d <= start} or {min(start, least)})
+    for block in reversed(sizes):
+        yield Plan(form, block)
+    for environments in reversed(divisors(batch)[:-1]):
+        yield Plan(form, sizes[0], environments)
+
+
+def _least(learner: Learner) -> int:
+    """The shortest block worth trying: below, the states between blocks of a recurrence grow faster than activations fall."""
+    domain = learner.program.domain
+    states = sum(bytes_of(v, domain) for loop in learner.region.loops for v in loop.depth)
+    balance = math.sqrt(domain.length * states / max(1, activation_bytes(learner, 1)))
+    return max(1, math.floor(balance))
+
+
+def _replay_blocks(program: Program, learner: Learner) -> list[int]:
+    """Block lengths to try: where what is kept between blocks and what is acted again within one are in balance.
+
+    The nearest first: it needs least, and longer blocks were not faster (benchmarks/results/memory_images.json).
+    """
+    domain, length = program.domain, program.domain.length
+    state = sum(bytes_of(v, domain) for v in program.carry)
+    per_step = max(bytes_of(v, domain) for v in learner.stored if points(program.dims_of(v), domain) >= length)
+    balance = math.sqrt(length * max(state, 1) / max(per_step, 1))
+    near = sorted(divisors(length), key=lambda d: abs(math.log(d / max(balance, 1.0))))
+    return near[:3]

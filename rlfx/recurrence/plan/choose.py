@@ -1,0 +1,132 @@
+"""Which plan: what is legal for a learner, and which of it costs least on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlfx._target import Target
+from rlfx.errors import ScheduleError, located
+from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
+from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
+from rlfx.recurrence.gradient.replay import find_replay
+from rlfx.recurrence.gradient.stream import Stream, find_stream
+from rlfx.recurrence.gradient.through_time import find_acting
+from rlfx.recurrence.ir.program import Equation, Var
+from rlfx.recurrence.language.index import Lookup
+from rlfx.recurrence.language.primitives import across_p, reduce_p, whole_p
+from rlfx.recurrence.schedule.learner import Learner, activation_bytes
+from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.schedule import Parallel
+
+#: In how many blocks, at least, values are fetched from the host.
+HOST_BLOCKS = 8
+
+
+def why_not(form: str, learner: Learner) -> str | None:
+    """Why a learner has no plan of a form; None if it has."""
+    if form == "at once":
+        return None
+    if learner.targets != (learner.program.loss,):
+        return "the gradient of more than the loss is asked for"
+    equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
+    reader = next((e for e in equations if not e.is_simultaneous), None)
+    if form == "blocks" and learner.region.loops:
+        found = find_acting(learner)
+        return found if isinstance(found, str) else None
+    if reader is not None or learner.region.loops:
+        at = "" if reader is None else f" ({reader.where})"
+        return f"the gradient flows through reads of other timesteps{at}"
+    found = {"blocks": lambda _: None, "stream": find_stream, "replay": find_replay}[form](learner)
+    return found if isinstance(found, str) else None
+
+
+def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
+    """Why a learner cannot take some of the environments at a time; None if it can."""
+    program = learner.program
+    if program.domain.batch is None:
+        return "there is no batch"
+    if any("b" in program.dims_of(v) for v in order):
+        return "the gradient with respect to the carry is asked for"
+    coupled = next((e for e in learner.region.equations if _couples(e)), None)
+    return None if coupled is None else f"{coupled.op.name} needs all environments ({coupled.where})"
+
+
+def _couples(equation: Equation) -> bool:
+    over_batch = equation.op is reduce_p and "b" in equation.params["over"]
+    looks = equation.is_read and isinstance(equation.access, Lookup) and equation.access.across_batch
+    return over_batch or looks or equation.op in (whole_p, across_p)
+
+
+def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int, target: Target) -> Plan:
+    """A plan that was asked for.
+
+    Raises:
+      ScheduleError: if it is not legal for the program, with the reason.
+    """
+    program = learner.program
+    if plan.offload is not None:
+        refuse(target.platform, JAXLIB)
+    reason = why_not(plan.form, learner)
+    if reason is None and plan.environments is not None:
+        reason = why_not_environments(learner, order)
+    fix = "Leave the plan to the compiler, or stop the gradient (jax.lax.stop_gradient) where it is in the way."
+    if reason is None:
+        reason, fix = _misfit(plan, program.domain.length, batch)
+    if reason is None:
+        return plan
+    fact = f"{program.name} cannot run by the plan {plan.form!r}: {reason}."
+    raise ScheduleError(located(fact, where=program.where, fix=fix))
+
+
+def _misfit(plan: Plan, length: int, batch: int) -> tuple[str | None, str]:
+    """Which size of a plan is not one of the program's, and which would be; (None, "") if they are."""
+    if plan.environments is not None and batch % plan.environments:
+        fact = f"{plan.environments} environments at a time do not divide the {batch} that there are on a device"
+        return fact, f"Give {divisor_up_to(batch, plan.environments)}, or another divisor of {batch}."
+    if plan.block is not None and plan.block > length:
+        return f"a block of {plan.block} timesteps is longer than T={length}", f"Give a block of at most {length}."
+    return None, ""
+
+
+def choose(learner: Learner, order: Sequence[Var], batch: int, target: Target, devices: int = 1) -> Plan:
+    """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
+
+    Sizes that ``incrementalize`` asked for come first.
+    """
+    program = learner.program
+    asked, environments = program.directives.timesteps, program.directives.environments
+    length = program.domain.length
+    if why_not("blocks", learner) is not None:
+        return (
+            checked(Plan("blocks", length, environments), learner, order, batch, target)
+            if asked or environments
+            else Plan()
+        )
+    block = asked or cache_block(learner, environments or batch, target, length, devices)
+    stream = find_stream(learner) if why_not("stream", learner) is None else None  # stores nothing for all timesteps
+    if isinstance(stream, Stream):
+        room = length - stream.delay
+        chunk = asked or cache_block(learner, environments or batch, target, room, devices)
+        if chunk < room and block < length:
+            return checked(Plan("stream", chunk, environments), learner, order, batch, target)
+    if hosted(learner, program.directives.offload):  # only a block of what is on the host is fetched at a time
+        return Plan("blocks", min(block, max(1, length // HOST_BLOCKS)), environments)
+    if block < length or environments is not None:
+        return checked(Plan("blocks", block, environments), learner, order, batch, target)
+    return Plan()
+
+
+def cache_block(learner: Learner, batch: int, target: Target, length: int, devices: int = 1) -> int:
+    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache.
+
+    ``devices`` is how many there are; ``batch`` environments are on each.
+    """
+    room = target.room.tile
+    if room is None:
+        return length
+    if devices > 1:  # several devices of one machine share its caches, and each runs on a core of its own
+        room //= 2 * devices
+    fitting = max(1, int(room // max(activation_bytes(learner, batch), 1)))
+    if fitting >= length:
+        return length
+    return divisor_near(length, fitting)

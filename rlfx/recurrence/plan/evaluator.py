@@ -1,0 +1,147 @@
+"""A program under one plan after another: what it computes, how many bytes that is estimated to take, and XLA's number."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx._target import Target
+from rlfx.recurrence.gradient.replanned import Added, mapped
+from rlfx.recurrence.gradient.rule import Fixed, GradientRule
+from rlfx.recurrence.ir.program import Program, Var
+from rlfx.recurrence.memory.estimate import estimate_temp_bytes
+from rlfx.recurrence.memory.timeline import Timeline, timeline
+from rlfx.recurrence.schedule.plan import Plan
+
+#: How often a plan is timed.
+ROUNDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class PlanEvaluator:
+    """The loss of a program and its gradient, or an unrolled program, on one device.
+
+    Attributes:
+      order: the inputs with respect to which the gradient is taken.
+      batch: the environments of one device.
+      target: that device.
+      axes: those that ``jax.vmap`` adds around it, with which inputs vary (the last one of them ``t0``).
+    """
+
+    program: Program
+    order: Sequence[Var]
+    batch: int
+    target: Target
+    axes: tuple[Added, ...] = ()
+    _known: dict = field(default_factory=dict)
+
+    def _once(self, what: str, plan: Plan, compute: Any) -> Any:
+        if (what, plan) not in self._known:
+            self._known[what, plan] = compute()
+        return self._known[what, plan]
+
+    @property
+    def smallest(self) -> Plan | None:
+        """The plan with the least estimate so far."""
+        tried = [plan for what, plan in self._known if what == "jaxpr"]
+        return min(tried, key=self.estimated, default=None)
+
+    def _function(self, plan: Plan) -> tuple:
+        domain = self.program.domain
+        local = replace(domain, batch=None if domain.batch is None else self.batch)
+        rule = GradientRule(replace(self.program, domain=local), Fixed(plan), self.target)
+        inputs, split = rule.flat_inputs, rule.split.environment_axes
+
+        def gradient(flat, t0):
+            def loss(leaves):
+                mine = dict(zip(self.order, leaves, strict=True))
+                value, *rest = rule([mine.get(v, x) for v, x in zip(inputs, flat, strict=True)], t0)
+                return value, rest
+
+            if self.program.loss is None:
+                return rule(flat, t0)
+            return jax.value_and_grad(loss, has_aux=True)(
+                [x for v, x in zip(inputs, flat, strict=True) if v in self.order]
+            )
+
+        def struct(i: int, v: Var | None):
+            added = tuple(axis.size for axis in reversed(self.axes) if axis.varies[i])
+            if v is None:
+                return jax.ShapeDtypeStruct(added, jnp.int32)
+            lead = (self.batch,) if "b" in self.program.dims_of(v) else ()
+            own = [self.batch if axis == split.get(v) else n for axis, n in enumerate(v.shape)]
+            return jax.ShapeDtypeStruct((*added, *lead, *own), v.dtype)
+
+        flat = mapped(lambda *flat: gradient(flat[:-1], flat[-1]), self.axes)
+        return flat, [struct(i, v) for i, v in enumerate((*inputs, None))]
+
+    def jaxpr(self, plan: Plan) -> Any:
+        """What is computed, without dead code."""
+
+        def compute():
+            fn, arguments = self._function(plan)
+            return J.without_dead_code(jax.make_jaxpr(fn)(*arguments))
+
+        return self._once("jaxpr", plan, compute)
+
+    def estimated(self, plan: Plan) -> int:
+        """Temporary bytes by the static estimate; without those in host memory, where that is another one."""
+        if plan.offload is not None and self.target.room.host:
+            return self.timeline(plan).peak_device
+        return self._once("estimated", plan, lambda: int(estimate_temp_bytes(self.jaxpr(plan))))
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """The memory over time by the static estimate."""
+        return self._once("timeline", plan, lambda: timeline(self.jaxpr(plan)))
+
+    def measured(self, plan: Plan) -> int:
+        """Temporary bytes by XLA: the program is compiled, for the machine at hand.
+
+        (XLA assigns buffers before it generates machine code: less effort there gives the same number, several times sooner.)
+        """
+
+        def compute():
+            fn, arguments = self._function(plan)
+            compiled = jax.jit(fn).lower(*arguments).compile(dict(self.target.sooner) if self.target.is_here else None)
+            return int(compiled.memory_analysis().temp_size_in_bytes)
+
+        return self._once("measured", plan, compute)
+
+    def time(self, plans: Sequence[Plan]) -> dict[Plan, float]:
+        """Seconds of one evaluation under each plan: compiled, and run in turns, on small numbers of the same shapes."""
+        fresh = [plan for plan in plans if plan not in self.timed]
+        made = {plan: self._function(plan) for plan in fresh}
+        runs = {plan: jax.jit(fn).lower(*shapes).compile() for plan, (fn, shapes) in made.items()}
+        spent: dict[Plan, list[float]] = {plan: [] for plan in fresh}
+        with jax.ensure_compile_time_eval():  # a plan may be asked for while the caller is traced
+            arguments = {plan: list(map(_some, shapes)) for plan, (_, shapes) in made.items()}
+            for _ in range(ROUNDS + 1):  # the first one is not counted
+                for plan, run in runs.items():
+                    start = time.perf_counter()
+                    jax.block_until_ready(run(*arguments[plan]))
+                    spent[plan].append(time.perf_counter() - start)
+        for plan, times in spent.items():
+            self._known["seconds", plan] = statistics.median(times[1:])
+        return {plan: self._known["seconds", plan] for plan in plans}
+
+    @property
+    def timed(self) -> dict[Plan, float]:
+        """Seconds of one evaluation under the plans that were timed."""
+        return {plan: x for (what, plan), x in self._known.items() if what == "seconds"}
+
+    def known_measured(self, plan: Plan) -> int | None:
+        """Temporary bytes by XLA, if the plan was compiled."""
+        return self._known.get(("measured", plan))
+
+
+def _some(struct: jax.ShapeDtypeStruct) -> jax.Array:
+    if jnp.issubdtype(struct.dtype, jax.dtypes.prng_key):
+        return J.zero_keys(struct.shape, struct.dtype)
+    return jnp.full(struct.shape, 0.1 if jnp.issubdtype(struct.dtype, jnp.inexact) else 0, struct.dtype)

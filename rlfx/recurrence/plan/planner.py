@@ -1,0 +1,72 @@
+"""The plan of a gradient: the one that was given, one that fits a budget, the fastest that was timed, or what costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlfx.recurrence.gradient.replanned import Added
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.ir.program import Var
+from rlfx.recurrence.plan.budget import fit, within
+from rlfx.recurrence.plan.choose import checked, choose
+from rlfx.recurrence.plan.evaluator import PlanEvaluator
+from rlfx.recurrence.plan.tune import tune
+from rlfx.recurrence.schedule.learner import Learner
+from rlfx.recurrence.schedule.plan import Plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of the plan, and so a planner.
+
+    Attributes:
+      plan: this one.
+      memory_budget: one that takes so many temporary bytes of a device.
+      autotune: the fastest of the best few, which are timed.
+    """
+
+    plan: Plan | None = None
+    memory_budget: int | None = None
+    autotune: bool = False
+
+    @property
+    def asked(self) -> str | None:
+        """The argument that a gradient without a plan would drop."""
+        given = {"memory_budget": self.memory_budget, "plan": self.plan}
+        return next((name for name, value in given.items() if value is not None), None)
+
+    @property
+    def replans(self) -> bool:
+        """Whether another plan may be needed under ``jax.vmap``."""
+        return self.memory_budget is not None
+
+    def __call__(
+        self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
+    ) -> Plan:
+        """The plan of a learner.
+
+        Raises:
+          ScheduleError: if the one that was given is not legal for it.
+          MemoryBudgetError: if none fits.
+        """
+        if self.plan is not None:
+            return checked(self.plan, learner, order, batch, rule.target)
+        best = choose(learner, order, batch, rule.target, rule.split.devices)
+        if self.memory_budget is None and not self.autotune:
+            return best
+        evaluator = evaluator_of(rule, order, axes)
+        return rule.once(("planned", learner.targets, evaluator), lambda: self._found(evaluator, learner, best))
+
+    def _found(self, evaluator: PlanEvaluator, learner: Learner, best: Plan) -> Plan:
+        budget = self.memory_budget
+        fitting = best if budget is None else fit(evaluator, learner, best, budget).plan
+        if not self.autotune:
+            return fitting
+        return tune(evaluator, learner, fitting, lambda plan: budget is None or within(evaluator, plan, budget))
+
+
+def evaluator_of(rule: GradientRule, order: Sequence[Var], axes: tuple[Added, ...] = ()) -> PlanEvaluator:
+    """The loss of a rule's program and its gradient with respect to ``order``, for one device, under any plan."""
+    make = lambda: PlanEvaluator(rule.program, tuple(order), rule.split.batch, rule.target, axes)  # noqa: E731
+    return rule.once(("evaluator", tuple(order), axes), make)

@@ -1,0 +1,1 @@
+"""The meaning of a program: point by point, on demand, eagerly."""

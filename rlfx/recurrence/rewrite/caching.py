@@ -1,0 +1,80 @@
+"""Activation caching: the learner keeps what the actor's wide products gave, and computes their derivatives alone.
+
+``y = x @ w`` becomes ``y = known(x, w, stop_gradient(x @ w))``, whose value is its last operand and whose derivative is that
+of the product. The product itself is then no longer on a differentiable path, so that the learner's cut may store it: bytes
+against operations, as for everything else. Only outputs of layers are ever kept, never all residuals of a backward pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import PRODUCTS, flops_of
+from rlfx.recurrence.ir.program import Equation, Program, infer_dims
+from rlfx.recurrence.rewrite.lift import Builder
+
+#: Operations for one element of a product from which on it is wide: narrower ones are computed again as fast as read.
+WIDE = 256
+
+
+def is_wide(equation: Equation, program: Program) -> bool:
+    """Whether a product takes long enough, for its size, to be kept."""
+    if equation.op not in PRODUCTS or not equation.is_pointwise or equation.is_ragged:
+        return False
+    (out,) = equation.outputs
+    if "t" not in program.dims_of(out) or not jnp.issubdtype(out.dtype, jnp.inexact):
+        return False
+    return flops_of(equation, program.domain) >= WIDE * math.prod(out.shape)
+
+
+def with_caching(program: Program) -> Program:
+    """The program with wide products that know their values. Meaning-preserving.
+
+    Without wide products, it is ``program``.
+    """
+    build = Builder(program)
+    rewritten: list[Equation] = []
+    for equation in program.equations:
+        if not is_wide(equation, program):
+            rewritten.append(equation)
+            continue
+        (out,) = equation.outputs
+        value = build.var(out.shape, out.dtype)
+        build.equations = [dataclasses.replace(equation, outputs=(value,))]
+        known = build.call(_known(equation), (*equation.inputs, value), equation)
+        *before, last = build.equations
+        assert last.outputs == (known,)
+        rewritten += [*before, dataclasses.replace(last, outputs=(out,))]
+    if len(rewritten) == len(program.equations):
+        return program
+    given = {v: program.dims_of(v) for v in program.inputs}
+    return dataclasses.replace(program, equations=tuple(rewritten), dims=infer_dims(rewritten, given, program.alive))
+
+
+def _known(equation: Equation) -> Callable:
+    """``(x, w, value) -> value`` with the derivative of the product of ``x`` and ``w``."""
+
+    def product(x: Any, w: Any) -> Any:
+        (out,) = J.bind(equation.op, dict(equation.params), x, w)
+        return out
+
+    @jax.custom_jvp
+    def known(x: Any, w: Any, value: Any) -> Any:
+        return value
+
+    def derivative(primals: tuple, tangents: tuple) -> tuple:
+        (x, w, value), (dx, dw, _) = primals, tangents
+        zero = jax.custom_derivatives.SymbolicZero
+        terms = [product(a, b) for a, b in ((dx, w), (x, dw)) if not isinstance(a, zero) and not isinstance(b, zero)]
+        return value, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(value)
+
+    known.defjvp(derivative, symbolic_zeros=True)
+    return lambda x, w, value: known(x, w, jax.lax.stop_gradient(value))

@@ -1,0 +1,1 @@
+"""Decisions: levels, the learner's cut, sections and blocks, plans as values."""

@@ -1,0 +1,144 @@
+"""The learner: the differentiable region of a program, what is stored for it, and what it evaluates again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx._lazy import nx
+from rlfx.recurrence.analysis.cost import bytes_of
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.analysis.storage import minimum_cut
+from rlfx.recurrence.ir.access import reach_in
+from rlfx.recurrence.ir.program import Equation, Program, Var, users_of
+from rlfx.recurrence.language.index import Point
+from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.schedule.schedule import Schedule, schedule
+
+
+def is_float(var: Var) -> bool:
+    """Whether a value can carry a derivative."""
+    return jnp.issubdtype(var.dtype, jnp.inexact)
+
+
+def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
+    """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
+    users = users_of(program.equations)
+    reached = set(perturbed)
+    todo = list(perturbed)
+    while todo:
+        for e in users.get(todo.pop(), ()):
+            new = [v for v in e.outputs if e.op not in J.STOP_GRADIENT and is_float(v) and v not in reached]
+            reached.update(new)
+            todo += new
+    definition = program.definitions()
+    leading: set[Equation] = set()
+    todo = [v for v in targets if v in reached]
+    while todo:
+        equation = definition.get(todo.pop())
+        if equation is None or equation in leading:
+            continue
+        leading.add(equation)
+        todo += [v for v in equation.inputs if isinstance(v, Var) and v in reached]
+    return frozenset(leading)
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """How a gradient is computed: an acting pass that stores, and a region that is differentiated.
+
+    Attributes:
+      targets: what is differentiated.
+      active: the equations on a differentiable path.
+      stored: values that the acting pass keeps for the region.
+      tails: values at t = T that it keeps.
+      acting, region: their schedules.
+    """
+
+    program: Program
+    targets: tuple[Var, ...]
+    active: frozenset[Equation]
+    stored: tuple[Var, ...]
+    tails: tuple[Var, ...]
+    acting: Schedule
+    region: Schedule
+
+    @property
+    def active_carry(self) -> tuple[Equation, ...]:
+        """The recurrences through which the gradient flows backwards in time."""
+        carried = set(self.program.next_carry)
+        return tuple(e for e in self.active if e.is_read and e.source in carried)
+
+
+_FIXED = frozenset({reduce_p, whole_p, across_p, inputs_p})
+
+
+def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var, ...], outputs: Graph) -> Learner:
+    """Cut the learner out of a program.
+
+    Args:
+      perturbed: inputs with respect to which derivatives are taken.
+      targets: differentiated outputs: of the loss and aux at every point, of next carries at the last.
+      outputs: the graph of what the acting pass must return anyway.
+    """
+    last = frozenset(v for v in targets if v in set(program.next_carry))
+    whole = Graph(program, frozenset(targets) - last, last)
+    active = active_equations(program, perturbed, targets)
+    recurrent = _recurrent(whole)
+    data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
+
+    def fixed(e: Equation) -> bool:
+        return e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, Point))
+
+    cut = minimum_cut(
+        program,
+        whole.equations,
+        targets,
+        fixed=fixed,
+        free=active.__contains__,
+        kept=lambda v: v in data or "t" not in program.dims_of(v),
+    )
+    given = set(cut.stored) | ({program.alive} if program.alive is not None else set())
+    region = Graph(program, frozenset(targets) - last, last, given=frozenset(given))
+    tails = _tails(region)
+    if program.ends is not None:
+        tails |= {program.ends}
+    wanted, all_tails = outputs.wanted | given, outputs.wanted_tails | tails
+    acting = Graph(program, wanted, outputs.wanted_last, all_tails, roots=outputs.roots)
+    order = {v: i for i, v in enumerate(v for e in program.equations for v in e.outputs)}
+    return Learner(
+        program,
+        targets,
+        active,
+        tuple(sorted(given, key=lambda v: order.get(v, -1))),
+        tuple(sorted(tails, key=lambda v: order.get(v, -1))),
+        schedule(acting),
+        schedule(region, differentiated=active),
+    )
+
+
+def _recurrent(graph: Graph) -> frozenset[Equation]:
+    return frozenset(e for c in nx.strongly_connected_components(graph.nx) if len(c) > 1 for e in c)
+
+
+def _tails(region: Graph) -> frozenset[Var]:
+    found: set[Var] = set()
+    for e in region.equations:
+        extends = e.is_read and isinstance(e.access, Point) and e.end is None
+        if extends and reach_in(e.access, region.program.domain).after_end:
+            found |= region.extension(e.source, e).tails
+    return frozenset(found)
+
+
+def activation_bytes(learner: Learner, batch: int) -> int:
+    """Bytes of all values that one timestep of the region computes."""
+    program, domain = learner.program, learner.program.domain
+    return sum(
+        bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
+        for e in learner.region.equations
+        for v in e.outputs
+        if is_float(v) and "t" in program.dims_of(v)
+    )

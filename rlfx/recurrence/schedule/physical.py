@@ -1,0 +1,195 @@
+"""The executable plan: everything that is decided about how a schedule runs on a target, as values.
+
+``physical`` decides; the executor and ``explain`` only read: which equations of a stage run in blocks of timesteps, which
+products of a loop are one, in which sections it runs, what runs its iterations, and whether a derivative is taken of them.
+TimeRL (section 6) has its runtime decide the like while it interprets a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlfx._target import Target
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.schedule.products import Joined, share_products
+from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
+from rlfx.recurrence.schedule.sections import sections_of, tiled_series
+from rlfx.recurrence.schedule.tiling import Blocked, divide
+
+
+class Iteration(Protocol):
+    """How consecutive iterations run, as ``lax.scan``: ``(step, init, xs, backward, going) -> (state, ys)``.
+
+    ``going(state)`` says whether any environment takes the next timestep; it is None where all take all of them.
+
+    Attributes:
+      differentiable: whether a derivative may be taken of it. Where none is, equations may run as it pleases acting.
+    """
+
+    @property
+    def differentiable(self) -> bool: ...
+
+    def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple: ...
+
+
+class Runner(Protocol):
+    """What runs a loop in place of its iterations one after another: in blocks, from a state, as fused steps.
+
+    Attributes:
+      rewritable: whether the loops it runs may have other equations than the schedule's, with the same meaning.
+      whole: whether it runs all timesteps of the execution in one piece.
+    """
+
+    @property
+    def rewritable(self) -> bool: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    def of(self, program: Program, loop: Loop, target: Target) -> tuple[Runner | None, str | None]:
+        """What runs this loop, None if its iterations do; and what is to be said of that: that it runs so, or why not."""
+        ...
+
+    def run(self, running: Any, state: Any, times: Any, slices: Any) -> tuple:
+        """As ``RunningLoop.advance`` (``execute/loops.py``)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Equations that run for all timesteps at once, part by part.
+
+    Attributes:
+      parts: equations in order, or those that run in blocks.
+    """
+
+    parts: tuple[tuple[Equation, ...] | Blocked, ...]
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """Those of all parts."""
+        return tuple(e for p in self.parts for e in (p.equations if isinstance(p, Blocked) else p))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is special about it."""
+        return tuple(str(part) for part in self.parts if isinstance(part, Blocked))
+
+    def __str__(self) -> str:
+        return f"all t: {len(self.equations)} equations"
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """A loop, and how it runs.
+
+    Attributes:
+      loop: what its iterations compute, and keep.
+      iteration: how consecutive ones run.
+      runner: what runs it in their place, or None.
+      joined: weights that are put together before it.
+      tiled: series over whose own past it runs in sections; none: it does not.
+      sections: these, as (first, end).
+      said: what the runner that was asked for says of it.
+    """
+
+    loop: Loop
+    iteration: Iteration
+    runner: Runner | None = None
+    joined: tuple[Joined, ...] = ()
+    tiled: frozenset[Var] = frozenset()
+    sections: tuple[tuple[int, int], ...] = ()
+    said: str | None = None
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """The body of the loop."""
+        return self.loop.body
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is special about it."""
+        rings = [f"{v!r}: ring of {n}" for v, n in self.loop.depth.items() if n != REGISTER]
+        found = [f"keeps earlier iterations, {', '.join(rings)}"] if rings else []
+        if self.said is not None:
+            found.append(self.said)
+        if len(self.sections) > 1:
+            read = dict.fromkeys(f"x[{e.access}]" for e in self.loop.reads if e.source in self.tiled)
+            size = self.sections[0][1] - self.sections[0][0]
+            count = f"{len(self.sections)} sections of {size} timesteps"
+            found.append(f"{', '.join(read)}: {count}, each reads only the past that is there")
+        return (*found, *map(str, self.joined))
+
+    def __str__(self) -> str:
+        return f"{self.loop.direction} {self.runner or self.iteration}: {len(self.loop.body)} equations"
+
+
+Node = Together | Repeated
+
+
+@dataclass(frozen=True, eq=False)
+class ExecutablePlan:
+    """A schedule as it runs. Prints as text.
+
+    Attributes:
+      graph: of the program.
+      target: the machine.
+      nodes: one a stage, in order.
+      differentiated: whether derivatives are taken of it.
+    """
+
+    graph: Graph
+    target: Target
+    nodes: tuple[Node, ...]
+    differentiated: bool
+
+    def __str__(self) -> str:
+        lines = []
+        for n, node in enumerate(self.nodes):
+            lines.append(f"{n}  {node}")
+            lines += [f"   - {note}" for note in node.notes]
+        return "\n".join(lines)
+
+
+def physical(
+    schedule: Schedule,
+    target: Target,
+    iteration: Iteration,
+    runner: Runner | None = None,
+    *,
+    batch: int = 1,
+    steps: int | None = None,
+) -> ExecutablePlan:
+    """Decide how a schedule runs.
+
+    Args:
+      iteration: how the iterations of its loops run.
+      runner: what runs loops in their place, where it applies.
+      batch: environments of the execution.
+      steps: its timesteps; None: all. Blocks and sections are for all of them.
+    """
+    graph = schedule.graph
+    whole = steps is None or steps == graph.program.domain.length
+
+    def node(stage: Any) -> Node:
+        if isinstance(stage, Loop):
+            return _repeated(stage, graph.program, target, iteration, runner, whole)
+        parts = divide(stage.equations, graph, batch, target.room) if whole else [stage.equations]
+        return Together(tuple(parts))
+
+    return ExecutablePlan(graph, target, tuple(map(node, schedule.stages)), iteration.differentiable)
+
+
+def _repeated(
+    loop: Loop, program: Program, target: Target, iteration: Iteration, runner: Runner | None, whole: bool
+) -> Repeated:
+    mine, said = (None, None) if runner is None else runner.of(program, loop, target)
+    joined: tuple[Joined, ...] = ()
+    if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
+        loop, joined = share_products(loop, program, target.rewrites.shared_rows)
+    tiled = tiled_series(loop, program) if whole and (mine is None or mine.whole) else frozenset()
+    sections = sections_of(program.domain.length) if tiled else ()
+    return Repeated(loop, iteration, mine, joined, tiled, sections, said)

@@ -1,0 +1,319 @@
+"""From the dependence graph to stages: loops over t where a recurrence needs one, everything else at once.
+
+Allen and Kennedy's distribution. Each equation gets a level: ``2 i`` if it depends on loop ``i`` at its own timestep (it
+can run inside the loop), ``2 i - 1`` if it only needs what is complete before loop ``i``. TimeRL section 6.1 solves an
+integer program instead; for one time axis, levels give the same structure at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlfx._lazy import nx
+from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
+from rlfx.recurrence.analysis.storage import minimum_cut
+from rlfx.recurrence.ir.access import is_shift, reach_in
+from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.language.index import Lookup, Point
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Equations that are evaluated for all timesteps at once, in order."""
+
+    equations: tuple[Equation, ...]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A sequential loop over t.
+
+    Attributes:
+      direction: "forward" or "backward".
+      body: equations in order of execution.
+      reads: those of the body that read what the body computed at other iterations.
+      depth: for each series read in the loop, how it is kept: REGISTER, the value of the previous iteration, or the
+        number of iterations in a ring.
+      stacked: values that later stages need at every timestep.
+      last: series of which the value of the last iteration is needed.
+    """
+
+    direction: str
+    body: tuple[Equation, ...]
+    reads: frozenset[Equation]
+    depth: dict[Var, int]
+    stacked: tuple[Var, ...]
+    last: tuple[Var, ...]
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """The body: every kind of stage has its equations under this name."""
+        return self.body
+
+
+Stage = Parallel | Loop
+REGISTER = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The stages of a graph, in order."""
+
+    graph: Graph
+    stages: tuple[Stage, ...]
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return tuple(s for s in self.stages if isinstance(s, Loop))
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """Those of all stages; one that is computed twice is there twice."""
+        return tuple(e for s in self.stages for e in s.equations)
+
+
+def schedule(
+    graph: Graph, *, barred: frozenset[Var] = frozenset(), differentiated: frozenset[Equation] = frozenset()
+) -> Schedule:
+    """Stages for a dependence graph.
+
+    Args:
+      barred: values that no loop may stack, whatever it costs to do without.
+      differentiated: equations whose operands are kept for every timestep anyway: they stay in no loop that can do
+        without them.
+
+    Raises:
+      CausalityError: if no order of timesteps exists.
+    """
+    levels, loops = _levels(graph)
+    in_loop = [frozenset(e for e, l in levels.items() if l == 2 * i) for i in range(len(loops))]
+    recurrent = [frozenset(e for c in loop.components for e in c) for loop in loops]
+    stages: list[Stage] = []
+    done: set[Equation] = set()
+
+    def parallel(equations: Iterable[Equation], again: bool = False) -> None:
+        chosen = set(equations) if again else set(equations) - done
+        ordered = tuple(e for c in graph.components for e in c if e in chosen)
+        if ordered:
+            stages.append(Parallel(ordered))
+            done.update(ordered)
+
+    inline = _inlined(graph, levels)
+    only_in_loops = _only_in_loops(graph, inline, frozenset().union(*recurrent))
+    for i, loop in enumerate(loops):
+        parallel(e for e, l in levels.items() if l == 2 * i - 1 and e not in only_in_loops)
+        made, after = _loop(graph, loop.direction, recurrent[i], in_loop[i], inline, barred, differentiated)
+        stages.append(made)
+        done.update(recurrent[i])
+        parallel(after, again=True)  # what the loop has computed may be computed again, for all t at once
+    parallel(e for e, l in levels.items() if l == 2 * len(loops) - 1)
+    return Schedule(graph, tuple(stages))
+
+
+@dataclass
+class _Group:
+    direction: str
+    components: list[tuple[Equation, ...]]
+
+
+def _levels(graph: Graph) -> tuple[dict[Equation, int], list[_Group]]:
+    levels: dict[Equation, int] = {}
+    loops: list[_Group] = []
+    for component in graph.components:
+        direction = graph.direction(component)
+        members = set(component)
+        base = -1
+        for reader in component:
+            for source, _, signs in graph.nx.in_edges(reader, data="signs"):
+                if source not in members:
+                    base = max(base, _after(levels[source], signs, loops))
+        if direction is not None:
+            first = (base + 1) // 2
+            index = next((i for i in range(first, len(loops)) if loops[i].direction == direction), len(loops))
+            if index == len(loops):
+                loops.append(_Group(direction, []))
+            loops[index].components.append(component)
+            base = 2 * index
+        levels.update(dict.fromkeys(component, base))
+    return levels, loops
+
+
+def _after(level: int, signs: frozenset[str], loops: list[_Group]) -> int:
+    """The least level of a reader, given the level of what it reads and where it reads it."""
+    if level % 2 or not signs & {PAST, FUTURE}:
+        return level
+    ahead = {"forward": FUTURE, "backward": PAST}[loops[level // 2].direction]
+    return level + 1 if ahead in signs else level
+
+
+def _users(graph: Graph) -> dict[Var, list[Equation]]:
+    users: dict[Var, list[Equation]] = {}
+    for e in graph.equations:
+        for edge in graph.edges(e):
+            users.setdefault(edge.value, []).append(e)
+    return users
+
+
+def _inlined(graph: Graph, levels: dict) -> frozenset[Equation]:
+    """Equations that depend on t, b and keys alone (random numbers): loops evaluate them where they use them.
+
+    Stacking them for the loop would cost memory and gain nothing.
+    """
+    program = graph.program
+    inline: set[Equation] = set()
+    for e in graph.equations:
+        varying = [v for v in e.inputs if isinstance(v, Var) and "t" in program.dims_of(v)]
+        simple = e.is_pointwise and not (e.is_ragged or e.has_effects) and levels.get(e) == -1
+        if simple and varying and all(v is program.now or graph.definition.get(v) in inline for v in varying):
+            inline.add(e)
+    return frozenset(inline)
+
+
+def _only_in_loops(graph: Graph, inline: frozenset, recurrent: frozenset) -> frozenset[Equation]:
+    """The inlined equations of which every use is by a loop, or by another such equation: loops evaluate them."""
+    users = _users(graph)
+    found: set[Equation] = set()
+
+    def stays(v: Var) -> bool:
+        # A boundary value is taken at the last timestep, when the loop may not have got there.
+        mine = users.get(v, ())
+        return v not in graph.complete and all(
+            (e in recurrent or e in found) and not (e.is_read and e.end is v) for e in mine
+        )
+
+    for e in reversed(graph.equations):  # the users of one that is inlined come later in the program
+        if e in inline and all(map(stays, e.outputs)):
+            found.add(e)
+    return frozenset(found)
+
+
+def _loop(
+    graph: Graph, direction: str, recurrent, in_loop, inline, barred, differentiated
+) -> tuple[Loop, list[Equation]]:
+    """The loop around ``recurrent``, and the equations of its level that run after it."""
+    program = graph.program
+    body: set[Equation] = set()
+    for e in recurrent:  # and what the recurrence needs at its own timestep
+        _pull(e, graph, in_loop, inline, body)
+    movable = {e for e in in_loop - body if e.is_simultaneous and not e.is_ragged}
+    movable = _closed(movable, in_loop - body - movable, graph)
+    outside = in_loop - body - movable
+    last = {v for e in in_loop for v in e.outputs if v in graph.wanted_last}
+    needed = needed_last(graph, in_loop)
+    picked = {v for v in needed if program.ends_apart(v)}  # from the values at all timesteps
+    last |= needed - picked
+    if direction == "backward":  # which ends at the first timestep
+        last, picked = set(), last | picked
+    for v in list(last):  # a series whose last value is needed is computed in the loop
+        _pull(graph.definition[v], graph, in_loop, inline, body)
+    for e in in_loop:
+        if e.has_effects and e.is_simultaneous:  # once an iteration, in order
+            _pull(e, graph, in_loop, inline, body)
+    movable -= body
+    outside -= body
+    owned = {v for e in (*body, *movable) for v in e.outputs}
+    wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
+    cut = minimum_cut(
+        program,
+        [e for e in program.equations if e in body or e in movable],
+        wanted,
+        fixed=lambda e: not e.is_simultaneous or e.is_ragged or e.has_effects,
+        free=(movable if "t" in program.directives.vectorize else movable & differentiated).__contains__,
+        kept=lambda v: "t" not in program.dims_of(v),
+        barred=barred,
+    )
+    stored = cut.stored
+    for v in stored:
+        _pull(graph.definition[v], graph, in_loop, inline, body)
+    again = [e for e in cut.again if not any(v in stored for v in e.outputs) or e not in body]
+    after = [*again, *outside]
+    reads = frozenset(e for e in body if e.is_read and graph.definition.get(e.source) in body)
+    ordered = _order(graph, body, reads)
+    loop = Loop(
+        direction,
+        ordered,
+        reads,
+        {v: _depth(v, reads, program) for v in {e.source for e in reads} | last},
+        tuple(v for e in ordered for v in e.outputs if v in stored),
+        tuple(v for e in ordered for v in e.outputs if v in last),
+    )
+    return loop, after
+
+
+def _closed(movable: set, outside: set, graph: Graph) -> set:
+    """``movable`` without what depends at its own timestep on equations that run after the loop."""
+    outside = set(outside)
+    for e in (e for component in graph.components for e in component):
+        if e in movable and any(graph.definition.get(edge.value) in outside for edge in graph.edges(e)):
+            outside.add(e)
+    return movable - outside
+
+
+def _pull(equation: Equation, graph: Graph, in_loop, inline, body: set) -> None:
+    """Move an equation, and what it needs at its own timestep, into the loop."""
+    todo = [equation]
+    while todo:
+        e = todo.pop()
+        if e in body or not (e in in_loop or e in inline):
+            continue
+        body.add(e)
+        todo += [d for edge in graph.edges(e) if (d := graph.definition.get(edge.value)) is not None]
+
+
+def needed_last(graph: Graph, equations: Iterable[Equation]) -> set[Var]:
+    """Series of some equations of which the value at T - 1 is needed, by a read beyond the end or for the final carry."""
+    found: set[Var] = set()
+    mine = {v for e in equations for v in e.outputs}
+    for v in graph.wanted_tails:
+        found |= graph.extension(v, None).last & mine
+    for e in graph.equations:
+        extends = e.is_read and isinstance(e.access, Point) and e.end is None
+        if extends and reach_in(e.access, graph.program.domain).after_end:
+            found |= graph.extension(e.source, e).last & mine
+    if graph.program.ends is not None:
+        read = graph.definition.get(graph.program.ends)
+        if read is not None and read.source in mine:
+            found.add(read.source)
+    return found
+
+
+def _wanted_outside(graph: Graph, producers: set, owned: set[Var], inline) -> set[Var]:
+    wanted = {v for v in graph.wanted if v in owned}
+    for e in graph.equations:
+        if e in producers:
+            continue
+        wanted |= {v for v in e.inputs if isinstance(v, Var) and v in owned}
+    # Random numbers and the like are evaluated again outside, never stored.
+    return {v for v in wanted if graph.definition[v] not in inline}
+
+
+def _order(graph: Graph, body: set, reads: frozenset) -> tuple[Equation, ...]:
+    """Execution order inside one iteration: reads of earlier iterations first, then by dependence."""
+    now = nx.DiGraph()
+    now.add_nodes_from(body)
+    for reader in body:
+        for edge in graph.edges(reader):
+            source = graph.definition.get(edge.value)
+            if (
+                source in body
+                and source is not reader
+                and "0" in edge.signs
+                and not (reader in reads and len(edge.signs) == 3)
+            ):
+                now.add_edge(source, reader)
+    return tuple(nx.lexicographical_topological_sort(now, key=graph.program.places.__getitem__))
+
+
+def _depth(var: Var, reads: Iterable[Equation], program: Program) -> int:
+    """How a series is kept in the loop: a register where every read has lag one, else a ring."""
+    mine = [e for e in reads if e.source is var]
+    if all(is_shift(e.access) in (-1, 1) for e in mine):
+        return REGISTER
+    distances = []
+    for e in mine:
+        if isinstance(e.access, Lookup):
+            return program.domain.length
+        found = reach_in(e.access, program.domain)
+        distances.append(max(found.behind, found.ahead))
+    return min(max(distances) + 1, program.domain.length)

@@ -1,0 +1,166 @@
+"""Which equations on slices of symbolic length run in blocks of timesteps, so that no array of ``[T, T]`` exists.
+
+``softmax(keys[:t + 1] @ q)`` for all t at once is a masked ``[T, T]`` array. Where that is large, the equations between
+the slice and what it is reduced to run in blocks of t (``execute/tiling.py`` runs them). Blocks are grouped into sections, in
+each of which a slice is as wide as its readers can see: the past of ``t < 1024`` is 1024 positions, whatever T is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlfx import _jaxpr as J
+from rlfx._target import Room
+from rlfx.recurrence.analysis.cost import bytes_of, points
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.language.domain import widest
+from rlfx.recurrence.language.index import Slice
+from rlfx.recurrence.language.primitives import series_p
+
+#: Each section is compiled by itself; with n of them the past that is read is (n + 1) / 2n of T.
+MOST_SECTIONS = 8
+SMALLEST_BLOCK = 8
+#: What acts on positions one by one, alike at every t.
+POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
+    series_p,
+    J.primitive("name"),
+    J.SPLIT,
+    *(J.primitive(n) for n in ("transpose", "squeeze", "reshape", "broadcast_in_dim")),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Blocked:
+    """Equations that run in blocks of timesteps.
+
+    Attributes:
+      equations: in order.
+      outputs: what is needed of them elsewhere.
+      block: timesteps in a block.
+      stretches: the sections, each a number of blocks (the last one may end with a shorter block).
+      largest: bytes of their largest value, if it were computed for all timesteps at once.
+    """
+
+    equations: tuple[Equation, ...]
+    outputs: tuple[Var, ...]
+    block: int
+    stretches: tuple[tuple[int, int], ...]
+    largest: int
+
+    def __str__(self) -> str:
+        slices = ", ".join(dict.fromkeys(f"x[{e.access}]" for e in self.equations if e.is_read))
+        sections = f" in {len(self.stretches)} sections" if len(self.stretches) > 1 else ""
+        size = f"{self.largest / 2**20:.3g} MiB"
+        return f"{slices}: blocks of {self.block} timesteps{sections}, a value of all of them would be {size}"
+
+
+def divide(equations: Sequence[Equation], graph: Graph, batch: int, room: Room) -> list[tuple | Blocked]:
+    """The equations of a stage, in an order in which those that run in blocks stand together."""
+    if not any(_is_wide(e, graph.program) for e in equations):
+        return [tuple(equations)]
+    levels = _levels(equations, graph.program)
+    parts: list[tuple | Blocked] = []
+    for level in sorted(set(levels.values())):
+        members = tuple(e for e in equations if levels[e] == level)
+        parts.append(members if level % 2 == 0 else _blocked(members, equations, graph, batch, room) or members)
+    if not any(isinstance(p, Blocked) for p in parts):
+        return [tuple(equations)]
+    return parts
+
+
+def _is_wide(equation: Equation, program: Program) -> bool:
+    """Whether a value has an axis for many other timesteps at every timestep."""
+    if not equation.is_pointwise or "t" not in frozenset().union(*map(program.dims_of, equation.outputs)):
+        return False
+    length = program.domain.length
+    return equation.is_ragged or any(d == length for v in equation.outputs for d in v.shape if length >= 64)
+
+
+def _levels(equations: Sequence[Equation], program: Program) -> dict[Equation, int]:
+    """Odd levels run in blocks; a level needs nothing of later ones, and an odd one no other timesteps of its own."""
+    level: dict[Equation, int] = {}
+    owner = {v: e for e in equations for v in e.outputs}
+    for e in equations:
+        producers = [owner[v] for v in e.inputs if isinstance(v, Var) and v in owner]
+        base = max((level[p] for p in producers if p in level), default=0)
+        if _is_slice(e):
+            level[e] = base + 1 if base % 2 == 0 else base + 2
+        elif _is_wide(e, program) and not e.has_effects:
+            level[e] = base | 1
+        elif e.is_pointwise and not e.has_effects:
+            level[e] = base
+        else:
+            level[e] = base + base % 2
+    # What follows the last wide value of a level needs no blocks.
+    needed: set[Equation] = set()
+    for e in reversed(equations):
+        if level[e] % 2 and not (e in needed or _is_slice(e) or _is_wide(e, program)):
+            level[e] += 1
+        else:
+            needed |= {p for v in e.inputs if (p := owner.get(v)) is not None and level[p] == level[e]}
+    return level
+
+
+def _is_slice(equation: Equation) -> bool:
+    return equation.is_read and isinstance(equation.access, Slice) and J.is_symbolic(equation.params["size"])
+
+
+def _blocked(
+    members: tuple[Equation, ...], stage: Sequence[Equation], graph: Graph, batch: int, room: Room
+) -> Blocked | None:
+    """How equations run in blocks; None if there is no need to."""
+    program, length = graph.program, graph.program.domain.length
+    own = {v for e in members for v in e.outputs}
+    used = {v for e in graph.equations if e not in set(members) for v in e.inputs if isinstance(v, Var)}
+    outputs = tuple(v for e in members for v in e.outputs if v in used or v in graph.complete)
+    shared = _shared(members, program)
+    wide = [v for v in own - shared if "t" in program.dims_of(v)]
+    bounds = [bytes_of(v, program.domain) * points(program.dims_of(v) - {"b"}, program.domain) for v in wide]
+    if max(bounds, default=0) * batch <= room.at_once:
+        return None
+    if any(J.symbolic_axes(v.shape) for v in outputs) or any(
+        v in used for e in members if e.is_read for v in e.outputs
+    ):
+        return None
+    largest = max(_bytes(v, program) * length * (batch if "b" in program.dims_of(v) else 1) for v in wide)
+    if largest <= room.at_once:
+        return None
+    block = _block_size(largest / length, length, room.in_block)
+    # An environment that has ended sees what its last timestep saw, which may lie in an earlier section.
+    sections = ((0, length),) if program.domain.until else _sections(length, block)
+    return Blocked(members, outputs, block, sections, largest)
+
+
+def _shared(equations: Iterable[Equation], program: Program) -> set[Var]:
+    """Slices, and functions of them position by position: all timesteps see one array."""
+    shared: set[Var] = set()
+    for e in equations:
+        steady = all(v in shared or "t" not in program.dims_of(v) for v in e.inputs)
+        if _is_slice(e) or (e.op in POSITIONWISE and steady):
+            shared.update(e.outputs)
+    return shared
+
+
+def _bytes(var: Var, program: Program) -> int:
+    sizes = (widest(program.domain, d) for d in var.shape)
+    return math.prod(sizes) * max(1, bytes_of(var, program.domain) // max(1, _elements(var, program)))
+
+
+def _elements(var: Var, program: Program) -> int:
+    return math.prod(program.domain.length if J.is_symbolic(d) else int(d) for d in var.shape)
+
+
+def _block_size(per_step: float, length: int, room: int) -> int:
+    """The divisor of T, or the power of two, that comes closest to what there is room for."""
+    fitting = min(length, max(SMALLEST_BLOCK, int(room // per_step)))
+    divisor = max(d for d in range(1, fitting + 1) if length % d == 0)
+    return divisor if 2 * divisor >= fitting else 1 << (fitting.bit_length() - 1)
+
+
+def _sections(length: int, block: int) -> tuple[tuple[int, int], ...]:
+    blocks = -(-length // block)
+    size = block * -(-blocks // MOST_SECTIONS)
+    return tuple((first, min(first + size, length)) for first in range(0, length, size))

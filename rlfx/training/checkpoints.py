@@ -1,0 +1,240 @@
+"""Checkpoints of everything, and runs that go on from them bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx._checks import PATH, POSITIVE, expect, integer
+from rlfx.errors import TrainingError, located
+from rlfx.training.callbacks import missing
+from rlfx.training.loop import After, Call, Callback, Loop, owned
+
+tree = jax.tree_util
+
+_FORMAT = 1
+#: What reading a file raises that is not what was written.
+_BROKEN = (OSError, ValueError, KeyError, TypeError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints(Callback):
+    """Save the whole agent, and begin where the last whole checkpoint of ``directory`` ends.
+
+    A resumed run is the run that was not interrupted, to the last bit, wherever the process was killed: an update depends
+    on the agent, on the key of the run and on its number alone. Arrays are copied to the host after a call; orbax writes
+    them while the next ones run, to a directory that gets its name when it is complete.
+
+    Args:
+      directory: where; it may not exist yet.
+      every: after the call that reaches each ``every``-th update, and at the end of the run.
+      keep: how many checkpoints stay, at least 2: the last one may turn out to be broken.
+
+    Raises:
+      TrainingError: the checkpoints are of another agent, another key or another version; none of them can be read; the
+        directory can't be written.
+    """
+
+    directory: str | os.PathLike
+    every: int = 1
+    keep: int = 3
+
+    rank = 2
+
+    def begin(self, loop: Loop) -> Loop:
+        found = latest(self.directory, loop.agent, loop.key)
+        return loop if found is None else dataclasses.replace(loop, agent=owned(found[0]), done=found[1])
+
+    @contextmanager
+    def opened(self, loop: Loop) -> Iterator[After]:
+        every = expect("every", self.every, POSITIVE, TrainingError)
+        keep = expect("keep", self.keep, integer(2), TrainingError)
+        with _manager(_path(self.directory), keep) as manager:
+            saved, last = loop.done, None
+            for broken in (step for step in manager.all_steps() if step > loop.done):
+                manager.delete(broken)
+
+            def save(call: Call) -> None:
+                nonlocal saved
+                _save(manager, call.done, call.agent, loop.key)
+                saved = call.done
+
+            def after(call: Call) -> None:
+                nonlocal last
+                last = call
+                if call.reaches(every):
+                    save(call)
+
+            yield after
+            if last is not None and last.done != saved:
+                save(last)
+
+
+def latest(directory: str | os.PathLike, like: Any, key: jax.Array | None = None) -> tuple[Any, int] | None:
+    """The agent of the last whole checkpoint, and how many updates led to it; None if there is no checkpoint.
+
+    Args:
+      directory: of :class:`Checkpoints`.
+      like: an agent of the same structure, shapes and dtypes; arrays are placed as its are.
+      key: the key of the run, if it has to be the same.
+
+    Raises:
+      TrainingError: as :class:`Checkpoints`; a newer one that is broken is named in a warning, and an older one is used.
+    """
+    path = _path(directory)
+    if not path.exists():
+        return None
+    broken = []
+    with _manager(path, None) as manager:
+        for step in sorted(manager.all_steps(), reverse=True):
+            try:
+                about, leaves = _read(manager, step)
+            except _BROKEN as error:
+                broken.append(f"{step} ({_first_line(error)})")
+                continue
+            agent = _as(like, key, about, leaves, path / str(step))
+            if broken:
+                warnings.warn(f"{path}: broken checkpoints {', '.join(broken)}; going on from {step}.", stacklevel=2)
+            return agent, about["done"]
+    if broken:
+        fact = f"No checkpoint in {path} can be read: {', '.join(broken)}."
+        raise TrainingError(located(fact, where=J.here(), fix="Give another directory, to begin anew."))
+    return None
+
+
+def _path(directory: Any) -> Path:
+    return Path(expect("directory", directory, PATH, TrainingError)).absolute()
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _orbax() -> Any:
+    try:
+        import orbax.checkpoint
+    except ImportError as error:
+        raise missing("orbax-checkpoint", "Checkpoints") from error
+    return orbax.checkpoint
+
+
+@contextmanager
+def _files(path: Path) -> Iterator[None]:
+    """What goes wrong with files in here is an error of ours; orbax gives those of its threads as other errors."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        fact = f"Checkpoints in {path} can't be written: {_first_line(error)}."
+        fix = "Give a directory that can be written, on a disk with space. Checkpoints that are whole stay."
+        raise TrainingError(located(fact, fix=fix)) from error
+
+
+@contextmanager
+def _manager(path: Path, keep: int | None) -> Iterator[Any]:
+    """orbax's manager of a directory, closed when everything is written."""
+    ocp = _orbax()
+    with _files(path):
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=keep is not None)
+        manager = ocp.CheckpointManager(path, options=options)
+    try:
+        yield manager
+    finally:
+        with _files(path):
+            manager.close()
+
+
+def _save(manager: Any, done: int, agent: Any, key: jax.Array) -> None:
+    ocp = _orbax()
+    leaves = [_host(leaf) for leaf in tree.tree_leaves(agent)]
+    about = {
+        "format": _FORMAT,
+        "jax": jax.__version__,
+        "done": done,
+        "key": _key_text(key),
+        "leaves": [
+            {"name": n, "type": _type(x), "crc": _crc(h)} for (n, x), h in zip(_named(agent), leaves, strict=True)
+        ],
+    }
+    # Empty arrays are nothing to write.
+    arrays = {str(i): leaf for i, leaf in enumerate(leaves) if leaf.size} | {"about": np.zeros(1, np.int8)}
+    save = ocp.args.Composite(agent=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about))
+    with _files(Path(manager.directory)):
+        manager.save(done, args=save, force=True)
+
+
+def _read(manager: Any, step: int) -> tuple[dict, list[np.ndarray]]:
+    """What a checkpoint says of itself, and its arrays; raises one of ``_BROKEN`` if they are not what was saved."""
+    ocp = _orbax()
+    about = manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore())).about
+    if about["format"] != _FORMAT:
+        fact = f"Checkpoint {step} has format {about['format']}, this rlfx reads {_FORMAT}."
+        raise TrainingError(located(fact, fix="Read it with the rlfx that wrote it, or give another directory."))
+    arrays = manager.restore(step, args=ocp.args.Composite(agent=ocp.args.StandardRestore())).agent
+    leaves = []
+    for i, leaf in enumerate(about["leaves"]):
+        array = np.asarray(arrays[str(i)]) if str(i) in arrays else np.zeros(0, np.uint8)
+        if _crc(array) != leaf["crc"]:
+            raise ValueError(f"{leaf['name']} is not what was saved")
+        leaves.append(array)
+    return about, leaves
+
+
+def _as(like: Any, key: jax.Array | None, about: dict, leaves: list[np.ndarray], path: Path) -> Any:
+    """The agent, if it is one like ``like`` and of a run with this key."""
+    saved = {leaf["name"]: leaf["type"] for leaf in about["leaves"]}
+    given = {name: _type(leaf) for name, leaf in _named(like)}
+    differing = [n for n in [*saved, *given] if saved.get(n) != given.get(n)]
+    if differing:
+        name = differing[0]
+        fact = f"{path} has {saved.get(name, 'nothing')} for agent{name}, the agent given has {given.get(name, 'nothing')}."
+        raise TrainingError(located(fact, where=J.here(), fix="Give the agent that was saved, or another directory."))
+    if key is not None and about["key"] != _key_text(key):
+        fact = f"{path} was written by a run with another key."
+        raise TrainingError(located(fact, where=J.here(), fix="Give the same key, or another directory."))
+    return tree.tree_unflatten(tree.tree_structure(like), map(_placed, leaves, tree.tree_leaves(like)))
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _named(agent: Any) -> list[tuple[str, Any]]:
+    return [(tree.keystr(path), leaf) for path, leaf in tree.tree_flatten_with_path(agent)[0]]
+
+
+def _host(leaf: jax.Array) -> np.ndarray:
+    """A copy: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
+    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf, copy=True, order="C")
+
+
+def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
+    """On the devices of ``like``; on none in particular if it is."""
+    array = array if like.size else np.zeros(like.shape, like.dtype)
+    placed = jax.device_put(array, like.sharding) if like.committed else jnp.asarray(array)
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like)) if _is_key(like) else placed
+
+
+def _type(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _key_text(key: jax.Array) -> str:
+    return f"{jax.random.key_impl(key)} {np.asarray(jax.random.key_data(key)).tolist()}"
+
+
+def _crc(array: np.ndarray) -> int:
+    return zlib.crc32(array.tobytes())
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"

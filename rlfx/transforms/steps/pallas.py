@@ -1,0 +1,255 @@
+"""Fused steps as one Pallas kernel: one program for each block of environments, its state in registers for K steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+
+from rlfx import _jaxpr as J
+from rlfx.transforms.steps import keys as F
+from rlfx.transforms.steps.program import StepProgram
+from rlfx.transforms.steps.scalarize import Target, array_of, keys_of
+
+Flat = Sequence[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """How Pallas compiles the kernel: the only place that knows the backends."""
+
+    rewrites: Mapping[Any, Callable]
+    spec: Any = pl.no_block_spec
+    compiler: Any = None
+    interpret: bool = False
+
+
+def kernel(
+    program: StepProgram,
+    length: int,
+    shared: Flat,
+    t: jax.Array,
+    b: jax.Array,
+    carry: Flat,
+    xs: Flat,
+    *,
+    block: int,
+    target: Backend,
+):
+    """One ``pallas_call`` with a grid of ``N / block`` programs.
+
+    Scalars of the carry are loaded once, carried through the loop over K as values, and stored once. ``xs`` and ``ys``
+    stay in global memory, one row for each timestep. What all environments share travels as one vector for each dtype.
+    """
+    n = b.shape[0]
+    vectors, places = _packed(program, shared)
+    step = program.scalar_step(Target(block=(block,), rewrites=target.rewrites))
+    stored = [_storage(d) for d in program.carry.dtypes]
+    outputs = [_storage(d) for d in program.ys.dtypes]
+    inputs = [
+        jnp.broadcast_to(t, b.shape),
+        b,
+        *vectors,
+        *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
+        *[x.astype(_storage(x.dtype)) for x in xs],
+    ]
+    sizes = np.cumsum([2, len(vectors), len(stored), len(xs), len(stored)])
+
+    def run(*refs):
+        (time, index), packed, before, given, after, out = _cut(refs, sizes)
+        here = pl.ds(pl.program_id(0) * block, block)
+        first, envs = time[here], index[here]
+        weights = _unpacked(program, packed, places)
+
+        def advance(k, state):
+            x = [_loaded(r[k, here], d) for r, d in zip(given, program.xs.dtypes, strict=True)]
+            state, y = step(weights, first + k, envs, state, x)
+            for r, value in zip(out, itertools.chain(*y), strict=True):
+                r[k, here] = _to_store(value, r.dtype)
+            return state
+
+        state = [_loaded(r[here], d) for r, d in zip(before, program.carry.dtypes, strict=True)]
+        for r, value in zip(after, jax.lax.fori_loop(0, length, advance, state), strict=True):
+            r[here] = _to_store(value, r.dtype)
+
+    states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
+    shapes = [*states, *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
+    call = pl.pallas_call(
+        run,
+        out_shape=shapes,
+        grid=(n // block,),
+        in_specs=[target.spec] * len(inputs),
+        out_specs=[target.spec] * len(shapes),
+        interpret=target.interpret,
+        compiler_params=target.compiler,
+        name="rlfx_fused_steps",
+    )
+    results = call(*inputs)
+    dtypes = [*program.carry.dtypes, *program.ys.dtypes]
+    results = [x.astype(d) for x, d in zip(results, dtypes, strict=True)]
+    ys = iter(results[len(stored) :])
+    return results[: len(stored)], [[next(ys) for _ in range(math.prod(s))] for s in program.ys.shapes]
+
+
+def _cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:
+    return [refs[a:b] for a, b in zip([0, *bounds], [*bounds, len(refs)], strict=True)]
+
+
+def _storage(dtype: Any) -> np.dtype:
+    """Booleans are words in memory: Mosaic GPU converts no smaller integer to a predicate."""
+    return np.dtype("int32") if np.dtype(dtype) == bool else np.dtype(dtype)
+
+
+def _loaded(x: jax.Array, dtype: Any) -> jax.Array:
+    return x != 0 if np.dtype(dtype) == bool else x.astype(dtype)
+
+
+def _to_store(x: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.where(x, jnp.ones_like(x, dtype), jnp.zeros_like(x, dtype)) if x.dtype == bool else x.astype(dtype)
+
+
+def _packed(program: StepProgram, shared: Flat) -> tuple[list[jax.Array], list[list[tuple[int, int]]]]:
+    """One vector for each dtype, padded to a power of two, and where each scalar of each leaf is."""
+    parts: dict[np.dtype, list] = {}
+    places, sizes = [], {}
+    for x, aval, shape in zip(shared, program.shared.avals, program.shared.shapes, strict=True):
+        data = jax.random.key_data(x) if F.is_key(aval) else x
+        data = data.astype(_storage(data.dtype)).reshape(-1)
+        start = sizes.get(data.dtype, 0)
+        parts.setdefault(data.dtype, []).append(data)
+        sizes[data.dtype] = start + math.prod(shape)
+        which = list(parts).index(data.dtype)
+        places.append([(which, start + i) for i in range(math.prod(shape))])
+    vectors = [jnp.concatenate(group) for group in parts.values()]
+    return [jnp.pad(v, (0, _power_of_two(v.size) - v.size)) for v in vectors], places
+
+
+def _unpacked(program: StepProgram, refs: Sequence[Any], places: list[list[tuple[int, int]]]) -> list[np.ndarray]:
+    out = []
+    for aval, shape, at in zip(program.shared.avals, program.shared.shapes, places, strict=True):
+        dtype = np.dtype("uint32") if F.is_key(aval) else aval.dtype
+        x = array_of([_loaded(refs[which][i], dtype) for which, i in at], shape)
+        out.append(keys_of(x, aval.shape) if F.is_key(aval) else x)
+    return out
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _erf_inv(x, **_):
+    """Giles (2010), "Approximating the erfinv function", single precision: what XLA computes."""
+    w = -jnp.log1p(-x * x)
+    central = [2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+               -0.00417768164, 0.246640727, 1.50140941]  # fmt: skip
+    tail = [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613,
+            0.00943887047, 1.00167406, 2.83297682]  # fmt: skip
+    near = w < 5.0
+    v = jnp.where(near, w - 2.5, jnp.sqrt(jnp.maximum(w, 5.0)) - 3.0)
+    p = functools.reduce(lambda acc, c: acc * v + jnp.where(near, c[0], c[1]), zip(central, tail, strict=True),
+                         jnp.zeros_like(v))  # fmt: skip
+    return jnp.where(jnp.abs(x) == 1.0, x * jnp.inf, p * x)
+
+
+def _sign(x, **_):
+    one = jnp.ones_like(x)
+    return jnp.where(x > 0, one, jnp.where(x < 0, -one, x))
+
+
+def _integer_pow(x, *, y):
+    result, base, n = None, x, abs(y)
+    while n:
+        result = base if result is None and n & 1 else result * base if n & 1 else result
+        base, n = base * base, n >> 1
+    result = jnp.ones_like(x) if result is None else result
+    return 1 / result if y < 0 else result
+
+
+def _clamp(low, x, high):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+def _round(x, *, rounding_method):
+    """Half away from zero, or to even."""
+    if rounding_method == jax.lax.RoundingMethod.AWAY_FROM_ZERO:
+        return jnp.where(x < 0, jnp.ceil(x - 0.5), jnp.floor(x + 0.5))
+    low = jnp.floor(x)
+    odd = low - 2 * jnp.floor(low * 0.5) == 1
+    gap = x - low
+    return jnp.where((gap > 0.5) | ((gap == 0.5) & odd), low + 1, low)
+
+
+REWRITES = {
+    J.primitive("erf_inv"): _erf_inv,
+    J.primitive("sign"): _sign,
+    J.primitive("integer_pow"): _integer_pow,
+    J.primitive("clamp"): _clamp,
+    J.primitive("round"): _round,
+    J.primitive("square"): lambda x: x * x,
+}
+"""What Pallas' GPU backends lack, from what they have."""
+
+
+def _floor(x):
+    """Through int32: exact where a float32 has a fraction at all."""
+    whole = x.astype(jnp.int32).astype(x.dtype)
+    down = jnp.where(whole > x, whole - 1, whole)
+    return jnp.where(jnp.abs(x) < 2.0**23, down, x)
+
+
+def _rem(x, y):
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        quotient = x / y
+        whole = jnp.where(quotient < 0, -_floor(-quotient), _floor(quotient))
+        return x - whole * y
+    return x - jax.lax.div(x, y) * y
+
+
+def _not(x):
+    """Mosaic GPU cannot negate a predicate."""
+    return jnp.where(x, jnp.int32(0), jnp.int32(1)) != 0 if x.dtype == bool else x ^ np.asarray(-1).astype(x.dtype)
+
+
+MOSAIC_REWRITES = {
+    **REWRITES,
+    J.primitive("floor"): _floor,
+    J.primitive("ceil"): lambda x: -_floor(-x),
+    J.primitive("rem"): _rem,
+    J.primitive("not"): _not,
+}
+"""What Mosaic GPU lacks beside: it has no rounding, no remainder, no negated predicates."""
+
+
+def _triton(block: int) -> Backend:
+    from jax.experimental.pallas import triton
+
+    return Backend(REWRITES, compiler=triton.CompilerParams(num_warps=max(1, block // 32), num_stages=1))
+
+
+def _mosaic_gpu(block: int) -> Backend:
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    warpgroup = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+    return Backend(MOSAIC_REWRITES, pl.BlockSpec(memory_space=plgpu.GMEM), warpgroup)
+
+
+def _tpu(block: int) -> Backend:
+    from jax.experimental.pallas import tpu as pltpu
+
+    return Backend(REWRITES, pl.BlockSpec(memory_space=pltpu.VMEM))
+
+
+TARGETS: dict[str, Callable[[int], Backend]] = {
+    "triton": _triton,
+    "mosaic_gpu": _mosaic_gpu,
+    "tpu": _tpu,
+    "interpret": lambda block: Backend(REWRITES, interpret=True),
+}

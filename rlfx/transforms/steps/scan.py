@@ -1,0 +1,163 @@
+"""``fuse_scan``: a per-environment body over K timesteps of N environments, on the backend that suits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx._checks import POSITIVE, expect, one_of, optional, scalar
+from rlfx.errors import ProgramError, located
+from rlfx.transforms.steps import xla
+from rlfx.transforms.steps.program import reporting_leaks, trace_step
+
+BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "tpu", "interpret")
+CPU_TILE = 256
+_INDEX = scalar(whole=True)
+_LANES = 16  # of a vector register
+
+
+def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int | None = None) -> Callable:
+    """A scan of a per-environment body over K timesteps of N environments, as one scalarised program.
+
+    ``body(shared, t, b, carry, x) -> (carry, y)`` is one timestep of one environment: ``shared`` is the same for all,
+    ``t`` and ``b`` are ``int32[()]``. The function returned,
+
+        ``run(shared, carry, xs=None, *, t0=0, b0=0) -> (carry, ys)``
+
+    takes leaves ``[N, ...]`` in ``carry`` and ``[K, N, ...]`` in ``xs``; ``ys`` has leaves ``[K, N, ...]``. The result
+    equals ``lax.scan`` over ``vmap(body)`` up to floating-point contraction. Any N, any K; typed keys anywhere.
+
+    Args:
+      body: the step; pure, without data-dependent loops.
+      length: K.
+      backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
+        ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"`` (bodies without
+        ``shared``; tiles of a multiple of 128), ``"tpu"`` (likewise, of 1024; all environments fit into its VMEM), or
+        ``"interpret"`` (the kernel, interpreted).
+      tile: environments in a tile, or in a kernel's block (a power of two).
+
+    Raises:
+      ProgramError: K or N is not positive, the carry changes type, or the body uses a value that leaked.
+      UnsupportedPrimitive: the body has no scalar form.
+
+    Example:
+      >>> def body(shared, t, b, carry, x):
+      ...     carry = carry + shared * x
+      ...     return carry, carry
+      >>> run = fuse_scan(body, 3)
+      >>> carry, ys = run(jnp.float32(2.0), jnp.zeros(2), jnp.ones((3, 2)))
+      >>> carry, ys.shape
+      (Array([6., 6.], dtype=float32), (3, 2))
+    """
+    length = expect("k", length, POSITIVE, ProgramError, of="fuse_steps")
+    check_backend(backend, tile)
+
+    @reporting_leaks()
+    def run(shared: Any, carry: Any, xs: Any = None, *, t0: Any = 0, b0: Any = 0):
+        n = batch_of(carry, xs, length)
+        program = trace_step(body, shared, carry, xs)
+        chosen, size = _choose(backend, tile, n, program.has_products)
+        t0, b0 = (expect(name, x, _INDEX, ProgramError, of="fuse_steps") for name, x in (("t0", t0), ("b0", b0)))
+        t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
+        if chosen == "vmap":
+            return _vmapped(body, length, shared, t, b, carry, xs)
+        padding = -n % size if size else 0
+        flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
+        flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
+        out, ys = _EXECUTORS[chosen](
+            program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry, flat_xs, size
+        )
+        results = jax.tree.map(lambda y: y[..., :n], ys)
+        return program.carry.join([x[:n] for x in out], (n,)), program.ys.join_leaves(results, (length, n))
+
+    return run
+
+
+def check_backend(backend: str, tile: int | None) -> None:
+    """Raise ProgramError if there is no such backend, or if it has no such tiles."""
+    backend = expect("backend", backend, one_of(*BACKENDS), ProgramError, of="fuse_steps")
+    tile = expect("tile", tile, optional(POSITIVE), ProgramError, of="fuse_steps")
+    fits, fix = _TILES.get(backend, (lambda tile: True, ""))
+    if tile is not None and not fits(tile):
+        raise ProgramError(located(f"fuse_steps: tile={tile!r} with backend={backend!r}.", fix=fix))
+
+
+_TILES: dict[str, tuple[Callable[[int], bool], str]] = {
+    "triton": (lambda tile: tile & (tile - 1) == 0, "A block of Triton is a power of two of environments."),
+    "mosaic_gpu": (lambda tile: tile % 128 == 0, "A block of Mosaic GPU is a multiple of 128 environments."),
+    "tpu": (lambda tile: tile % 1024 == 0, "A block of a TPU is a multiple of 1024 environments."),
+}
+"""Which tiles a backend has, and what to say of others."""
+
+
+def batch_of(carry: Any, xs: Any, length: int) -> int:
+    """N, of a carry with leaves ``[N, ...]`` and inputs with leaves ``[K, N, ...]``; or a ProgramError."""
+    leaves = jax.tree.leaves(carry)
+    sizes = {np.shape(x)[0] if np.ndim(x) else -1 for x in leaves}
+    sizes |= {np.shape(x)[1] if np.ndim(x) > 1 else -1 for x in jax.tree.leaves(xs)}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ProgramError(
+            located(
+                f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
+                fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...].",
+            )
+        )
+    (n,) = sizes
+    if n < 1:
+        raise ProgramError(located(f"fuse_steps: N = {n} environments.", fix="Step at least one environment."))
+    lengths = {x.shape[0] for x in jax.tree.leaves(xs)}
+    if lengths - {length}:
+        raise ProgramError(
+            located(
+                f"fuse_steps: K = {length} steps, and xs has {sorted(lengths)}.", fix="Every leaf of xs is [K, N, ...]."
+            )
+        )
+    return n
+
+
+def _padded(x: jax.Array, padding: int, axis: int) -> jax.Array:
+    if not padding:
+        return x
+    widths = [(0, padding if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths, mode="edge")
+
+
+def _vmapped(body, length, shared, t, b, carry, xs):
+    def advance(c, x):
+        return jax.vmap(lambda i, one, given: body(shared, x[0], i, one, given))(b, c, x[1])
+
+    return jax.lax.scan(advance, carry, (t + jnp.arange(length, dtype=jnp.int32), xs), length=length)
+
+
+def _choose(backend: str, tile: int | None, n: int, has_products: bool) -> tuple[str, int]:
+    """A backend and a tile; 0 where there are none. Matrix products are dispatched: of all environments at once."""
+    if backend == "auto":
+        platform = jax.default_backend()
+        in_tiles = platform == "cpu" and n > CPU_TILE and not has_products
+        backend = "triton" if platform == "gpu" else "tile" if in_tiles else "scan"
+    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "tpu": 1024, "interpret": 128}
+    return backend, (tile or defaults[backend]) if backend in defaults else 0
+
+
+def _even_tile(n: int) -> int:
+    """Tiles of at most ``CPU_TILE`` environments that leave little over: 300 become two of 160, not of 256."""
+    return -(-n // (-(-n // CPU_TILE) * _LANES)) * _LANES
+
+
+def _pallas(*args, name: str):
+    from rlfx.transforms.steps import pallas
+
+    *arguments, block = args
+    return pallas.kernel(*arguments, block=block, target=pallas.TARGETS[name](block))
+
+
+_EXECUTORS: dict[str, Callable] = {
+    "scan": lambda *args: xla.scan(*args[:-1]),
+    "tile": lambda *args: xla.tiles(*args[:-1], tile=args[-1]),
+    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "tpu", "interpret")},
+}

@@ -1,0 +1,262 @@
+"""The training loop: what an update gets, what callbacks see, how runs end, and what is refused."""
+
+import csv
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.errors import NotFiniteError, ProgramError, TrainingError
+from rlfx.training import CSV, Callback, Evaluate, Interrupt, Metrics, NaNGuard, Progress, Stop, TensorBoard, run
+
+KEY = jax.random.key(3)
+
+
+def walk(agent, key):
+    noise = jax.random.normal(key)
+    return {"n": agent["n"] + 1, "x": agent["x"] + noise}, {"loss": {"a": noise}, "n": agent["n"]}
+
+
+def start():
+    return {"n": jnp.int32(0), "x": jnp.float32(0)}
+
+
+def by_hand(updates):
+    noise = [jax.random.normal(jax.random.fold_in(KEY, i)) for i in range(updates)]
+    return np.cumsum(noise)
+
+
+@pytest.mark.parametrize("per_call", [1, 3, 7, 50])
+def test_an_update_gets_the_key_of_its_number(per_call):
+    result = run(walk, start(), KEY, updates=7, per_call=per_call)
+    np.testing.assert_allclose(result.agent["x"], by_hand(7)[-1], rtol=1e-6)
+    assert (int(result.agent["n"]), result.done, result.reason) == (7, 7, "finished")
+
+
+def test_no_updates_are_no_updates():
+    assert run(walk, start(), KEY, updates=0).agent["n"] == 0
+
+
+def test_many_agents_and_keys_in_the_agent():
+    keys = jax.random.split(KEY, 3)
+    agents = {"n": jnp.zeros(3, jnp.int32), "x": jnp.zeros(3), "key": keys}
+
+    def update(agent, key):
+        after, metrics = walk(
+            {"n": agent["n"], "x": agent["x"]}, jax.random.fold_in(key, jax.random.bits(agent["key"]))
+        )
+        return {**after, "key": agent["key"]}, metrics
+
+    together = run(jax.vmap(update), agents, keys, updates=5, per_call=2)
+    for i in range(3):
+        alone = run(update, jax.tree.map(lambda x: x[i], agents), keys[i], updates=5)
+        np.testing.assert_allclose(together.agent["x"][i], alone.agent["x"], rtol=1e-6)
+
+
+def test_one_buffer_twice_in_an_agent_and_numbers_of_python():
+    """As parameters and their target are at first: each gets memory of its own; what was given stays usable."""
+    params = jnp.ones(4)
+
+    def update(agent, key):
+        params, _, n = agent
+        return (params + 1, params, n + 1), None
+
+    agent = (params, params, 0)
+    result = run(update, agent, KEY, updates=3)
+    np.testing.assert_array_equal(result.agent[0], 4 * np.ones(4))
+    np.testing.assert_array_equal(result.agent[1], 3 * np.ones(4))
+    assert result.agent[2] == 3
+    np.testing.assert_array_equal(params, np.ones(4))
+
+
+def test_calls_are_donated_and_no_more_than_two_are_under_way():
+    seen = []
+
+    @dataclass(frozen=True)
+    class Look(Callback):
+        @contextmanager
+        def opened(self, loop):
+            yield lambda call: seen.append(call)
+
+    run(walk, start(), KEY, updates=6, per_call=2, callbacks=[Look()])
+    assert [(c.begun, c.done, c.last) for c in seen] == [(0, 2, False), (2, 4, False), (4, 6, True)]
+    assert [c.agent["x"].is_deleted() for c in seen] == [True, True, False]
+    assert [c.reaches(3) for c in seen] == [False, True, True]
+
+
+def test_metrics_are_rows_of_updates(tmp_path):
+    rows = []
+    path, board = tmp_path / "deep" / "metrics.csv", tmp_path / "board"
+    callbacks = [
+        Metrics(CSV(path)),
+        Metrics(lambda update, metrics: rows.append((update, metrics["loss/a"])), every=3),
+        Metrics(TensorBoard(board)),
+        Progress("walk", quiet=True),
+    ]
+    run(walk, start(), KEY, updates=7, per_call=4, callbacks=callbacks)
+    with path.open() as file:
+        table = list(csv.DictReader(file))
+    assert [int(row["update"]) for row in table] == [1, 2, 3, 4, 5, 6, 7]
+    assert [int(row["n"]) for row in table] == [0, 1, 2, 3, 4, 5, 6]
+    noise = np.diff(by_hand(7), prepend=0.0)
+    np.testing.assert_allclose([float(row["loss/a"]) for row in table], noise, rtol=1e-4, atol=1e-6)
+    assert [update for update, _ in rows] == [3, 6]
+    assert any(file.name.startswith("events") for file in board.iterdir())
+
+
+def test_metrics_of_many_agents_are_columns(tmp_path):
+    path = tmp_path / "metrics.csv"
+    update = jax.vmap(walk)
+    agents = jax.tree.map(lambda x: jnp.stack([x, x]), start())
+    run(update, agents, jax.random.split(KEY), updates=2, callbacks=[Metrics(CSV(path))])
+    assert path.read_text().splitlines()[0] == "update,loss/a[0],loss/a[1],n[0],n[1]"
+
+
+def test_a_bar_shows_updates_and_metrics(capsys):
+    run(walk, start(), KEY, updates=4, per_call=2, callbacks=[Progress("walk", names=("n", "other"))])
+    shown = capsys.readouterr().err
+    assert "walk: 100%" in shown
+    assert "4/4" in shown
+    assert "n=2.5" in shown
+
+
+def test_evaluation_has_keys_of_its_own_and_changes_nothing():
+    rows = []
+    evaluate = Evaluate(
+        lambda agent, key: {"x": agent["x"], "noise": jax.random.normal(key)}, 4, lambda u, m: rows.append((u, m))
+    )
+    result = run(walk, start(), KEY, updates=10, per_call=2, callbacks=[evaluate])
+    assert [update for update, _ in rows] == [4, 8, 10]
+    walked = by_hand(10)
+    np.testing.assert_allclose([m["x"] for _, m in rows], walked[[3, 7, 9]], rtol=1e-5)
+    np.testing.assert_allclose(result.agent["x"], walked[-1], rtol=1e-6)
+    noise = {float(m["noise"]) for _, m in rows} | set(np.diff(walked, prepend=0.0).tolist())
+    assert len(noise) == 13
+
+
+def test_runs_end_early():
+    until = Evaluate(lambda agent, key: agent["n"], 1, until=lambda n: n >= 4)
+    result = run(walk, start(), KEY, updates=100, per_call=3, callbacks=[until])
+    assert (result.done, result.reason) == (6, "evaluation of update 6")
+    stop = Stop(lambda metrics: (metrics["n"] >= 4).any())
+    result = run(walk, start(), KEY, updates=100, per_call=3, callbacks=[stop])
+    assert (result.done, result.reason) == (6, "metrics of update 6")
+    np.testing.assert_allclose(result.agent["x"], by_hand(6)[-1], rtol=1e-6)
+
+
+def test_ctrl_c_ends_after_the_call_and_a_second_one_at_once(tmp_path, capsys):
+    def press(times):
+        def write(update, metrics):
+            for _ in range(times if update == 5 else 0):
+                signal.raise_signal(signal.SIGINT)  # handled here: two from outside may become one
+
+        return write
+
+    usual = signal.getsignal(signal.SIGINT)
+    rows = Metrics(CSV(tmp_path / "m.csv"))
+    once = Evaluate(lambda agent, key: agent["n"], 1, press(1))
+    result = run(walk, start(), KEY, updates=100, per_call=1, callbacks=[once, Interrupt(), rows])
+    assert (result.done, result.reason) == (5, "SIGINT")
+    assert len((tmp_path / "m.csv").read_text().splitlines()) == 6
+    assert "once more stops at once" in capsys.readouterr().err
+    twice = Evaluate(lambda agent, key: agent["n"], 1, press(2))
+    with pytest.raises(KeyboardInterrupt):
+        run(walk, start(), KEY, updates=100, callbacks=[twice, Interrupt()])
+    assert signal.getsignal(signal.SIGINT) is usual
+
+    errors = []
+
+    def elsewhere():
+        try:
+            run(walk, start(), KEY, updates=1, callbacks=[Interrupt()])
+        except TrainingError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "only the main thread receives signals" in errors[0]
+
+
+def test_the_guard_names_the_update_the_part_and_the_equation():
+    def breaks(agent, key):
+        x = agent["x"] + jax.random.normal(key, (2,))
+        x = jnp.where(agent["n"] == 6, jax.lax.scan(lambda c, _: (jnp.sqrt(-1.0 - c * c), None), x, None, 2)[0], x)
+        return {"n": agent["n"] + 1, "x": x}, None
+
+    first = {"n": jnp.int32(0), "x": jnp.zeros(2)}
+    with pytest.raises(NotFiniteError) as error:
+        run(breaks, first, KEY, updates=20, per_call=4, callbacks=[NaNGuard()])
+    text = str(error.value)
+    assert "agent['x'] became nan in update 7." in text
+    assert "nan generated by primitive: sqrt at test_loop.py:" in text
+    assert error.value.done == 6
+    expected = run(breaks, first, KEY, updates=6).agent
+    np.testing.assert_array_equal(error.value.agent["x"], expected["x"])
+
+
+def test_the_guard_of_infinities_and_of_nothing():
+    def grows(x, key):
+        return x * jnp.float32(1e20), None
+
+    with pytest.raises(NotFiniteError, match=r"agent became inf in update 2\.\n  No equation of it gave a NaN"):
+        run(grows, jnp.float32(1.0), KEY, updates=5, callbacks=[NaNGuard(lambda x: ~jnp.isfinite(x))])
+    assert run(walk, start(), KEY, updates=5, per_call=2, callbacks=[NaNGuard()]).done == 5
+
+
+def test_the_guard_of_what_does_not_come_again():
+    calls = []
+
+    def host(x):
+        calls.append(x)
+        return np.float32(np.nan if len(calls) == 3 else x + 1)
+
+    def update(x, key):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct((), jnp.float32), x), None
+
+    with pytest.raises(NotFiniteError, match="in the updates 1 to 4; made again one by one, it did not") as error:
+        run(update, jnp.float32(0.0), KEY, updates=4, per_call=4, callbacks=[NaNGuard()])
+    assert (error.value.agent, error.value.done) == (0.0, 0)
+
+
+def test_the_guard_in_a_program():
+    def program(w, x, t):
+        return jnp.log(w + x) ** 2, x
+
+    loss = rlfx.compile(program, length=3, batch=2)
+
+    def update(w, key):
+        return w - 0.3 + 0.01 * jax.grad(lambda w: loss(w, jnp.zeros(2))[0])(w), None
+
+    with pytest.raises(
+        NotFiniteError, match=r"agent became nan in update 5\.\n  Its first NaN: nan generated by primitive: log"
+    ):
+        run(update, jnp.float32(1.0), KEY, updates=20, per_call=5, callbacks=[NaNGuard()])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"update": 3}, TrainingError, r"update must be a function of \(agent, key\), got 3"),
+        ({"updates": -1}, TrainingError, "updates must be an integer >= 0, got -1"),
+        ({"per_call": 0}, TrainingError, "per_call must be a positive integer, got 0"),
+        ({"key": 0}, TrainingError, "key must be a typed key, got int"),
+        ({"callbacks": [print]}, TrainingError, "which is no rlfx.training.Callback"),
+        ({"update": lambda agent, key: agent}, TrainingError, r"update returned dict, not \(agent, metrics\)"),
+        ({"update": lambda agent, key: ({**agent, "x": jnp.zeros(2)}, None)}, ProgramError,
+         r"The agent that update returns\['x'\] is f32\[2\], the agent that it was given\['x'\] is f32\[\]"),
+        ({"agent": {"n": jnp.int32(0), "x": "text"}}, ProgramError, "takes arrays, got 'text'"),
+        ({"callbacks": [Metrics(3)]}, TrainingError, r"to must be a function of \(update, metrics\), got 3"),
+        ({"callbacks": [Metrics(CSV("/dev/null/no"))]}, TrainingError, "/dev/null/no can't be written"),
+        ({"callbacks": [Evaluate(lambda agent, key: 0, 0)]}, TrainingError, "every must be a positive integer, got 0"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(change, error, text):
+    with pytest.raises(error, match=text):
+        run(**{"update": walk, "agent": start(), "key": KEY, "updates": 2, **change})

@@ -1,0 +1,233 @@
+"""Runs that go on bit by bit: resumed, killed, on other devices; and checkpoints that are broken, or of something else."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.errors import TrainingError
+from rlfx.training import Checkpoints, Metrics, latest, run
+
+sys.path.insert(0, str(Path(__file__).parent))
+import resumed
+
+KEY = jax.random.key(3)
+
+
+def same(a, b):
+    for x, y in zip(resumed.leaves(a), resumed.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def count(agent, key):
+    noise = jax.random.normal(key, agent["x"].shape)
+    return {"n": agent["n"] + 1, "x": agent["x"] + noise}, {"x": noise.sum()}
+
+
+def counter():
+    return {"n": jnp.int32(0), "x": jnp.zeros(3)}
+
+
+def killed(name, directory, updates, kills, seed):
+    """Start the run, kill it at random moments once there is a checkpoint, and let it end at last; the moments that were hit."""
+    chance, during = random.Random(seed), 0
+    command = [sys.executable, resumed.__file__, name, str(directory), str(updates)]
+    root = str(Path(rlfx.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root}
+    for _ in range(kills):
+        before = set(os.listdir(directory)) if directory.exists() else set()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while process.poll() is None and not (directory.exists() and set(os.listdir(directory)) - before):
+            time.sleep(0.01)
+        assert process.poll() is None, process.stderr.read().decode()[-2000:]
+        time.sleep(chance.uniform(0.0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it ended before it was killed: give it more updates"
+        process.stderr.close()
+        during += any(not name.isdigit() for name in os.listdir(directory))  # a save was under way
+    return during
+
+
+def check_kills(name, tmp_path, kills, seed, updates=1_000_000):
+    update, start = resumed.RUNS[name]
+    directory = tmp_path / "checkpoints"
+    during = killed(name, directory, updates, kills, seed)
+    agent, key = start()
+    found = latest(directory, agent, key)
+    assert found is None or found[1] < updates
+    expected = run(update, agent, key, updates=(found[1] if found else 0) + 4, per_call=3)
+    result = run(update, agent, key, updates=expected.done, per_call=2, callbacks=[Checkpoints(directory)])
+    same(result.agent, expected.agent)
+    return during
+
+
+def test_killed_three_times_it_goes_on_bit_by_bit(tmp_path):
+    check_kills("walk", tmp_path, kills=3, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", resumed.RUNS)
+def test_killed_fifty_times_it_goes_on_bit_by_bit(name, tmp_path):
+    assert check_kills(name, tmp_path, kills=50, seed=1) >= 5, "hardly any save was interrupted"
+
+
+def test_a_replay_agent_goes_on_as_if_never_stopped(tmp_path):
+    """Whatever a call is; also beyond the number of updates asked for at first. The caller's agent is not donated."""
+    agent, key = resumed.start_replay()
+    whole = run(resumed.update, agent, key, updates=7, per_call=3)
+    for updates, per_call in ((2, 1), (5, 2), (7, 4)):
+        result = run(
+            resumed.update, agent, key, updates=updates, per_call=per_call, callbacks=[Checkpoints(tmp_path, 2)]
+        )
+        assert (result.done, result.reason) == (updates, "finished")
+    same(result.agent, whole.agent)
+    same(agent, resumed.start_replay()[0])
+    again = run(resumed.update, agent, key, updates=7, per_call=4, callbacks=[Checkpoints(tmp_path, 2)])
+    same(again.agent, whole.agent)
+
+
+def test_on_a_mesh_and_on_another_number_of_devices(tmp_path):
+    def f(w, carry, t):
+        x, moments = rlfx.normalize(carry[0] * w + jax.random.normal(t.key_for("x")), carry[1])
+        return jnp.square(x - w), (x, moments)
+
+    def make(devices):
+        mesh = jax.make_mesh((devices,), ("b",)) if devices else None
+        loss = rlfx.compile(f, length=3, batch=4, mesh=mesh)
+
+        def update(agent, key):
+            (value, (carry, _)), grad = jax.value_and_grad(loss, has_aux=True)(agent[0], agent[1], key)
+            return (agent[0] - 0.1 * grad, carry), value
+
+        return update
+
+    agent = (jnp.float32(0.5), (jnp.zeros(4), rlfx.Shared(rlfx.Moments.of(0.0))))
+    two, four = make(2), make(4)
+    whole = run(two, agent, KEY, updates=6, per_call=2)
+    run(two, agent, KEY, updates=4, per_call=2, callbacks=[Checkpoints(tmp_path)])
+    saved = latest(tmp_path, agent, KEY)
+    assert saved is not None
+    assert saved[1] == 4
+    same(run(two, agent, KEY, updates=6, callbacks=[Checkpoints(tmp_path, 100)]).agent, whole.agent)
+    other = run(four, agent, KEY, updates=8, callbacks=[Checkpoints(tmp_path, 100)]).agent
+    expected = run(two, agent, KEY, updates=8).agent
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), other, expected)
+
+
+def damage(directory, step):
+    """Turn bits in the arrays of a checkpoint."""
+    for file in (directory / str(step) / "agent").rglob("*"):
+        if file.is_file() and file.parent.name == "d":
+            file.write_bytes(bytes(byte ^ 0x15 for byte in file.read_bytes()))
+
+
+@pytest.fixture
+def other_reads(monkeypatch):
+    """Those that orbax began together with one that failed come to an event loop that is closed, in threads of their own."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    yield
+    time.sleep(0.2)
+
+
+@pytest.mark.usefixtures("other_reads")
+def test_the_last_good_checkpoint_is_used(tmp_path):
+    run(count, counter(), KEY, updates=6, callbacks=[Checkpoints(tmp_path, 2)])
+    damage(tmp_path, 6)
+    with pytest.warns(UserWarning, match=r"broken checkpoints 6 \(.*going on from 4"):
+        result = run(count, counter(), KEY, updates=7, callbacks=[Checkpoints(tmp_path, 2)])
+    same(result.agent, run(count, counter(), KEY, updates=7).agent)
+    assert sorted(int(p.name) for p in tmp_path.iterdir()) == [4, 6, 7]
+    for step in (4, 6, 7):
+        damage(tmp_path, step)
+    with pytest.raises(TrainingError, match=r"No checkpoint in .* can be read: 7 \(") as error:
+        run(count, counter(), KEY, updates=9, callbacks=[Checkpoints(tmp_path, 2)])
+    assert "begin anew" in str(error.value)
+
+
+def test_a_checkpoint_that_lost_a_file_is_broken(tmp_path):
+    run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
+    (tmp_path / "4" / "about" / "metadata").unlink()
+    with pytest.warns(UserWarning, match="broken checkpoints 4"):
+        assert latest(tmp_path, counter(), KEY)[1] == 2
+
+
+def test_checkpoints_of_something_else_are_refused(tmp_path, monkeypatch):
+    run(count, counter(), KEY, updates=2, callbacks=[Checkpoints(tmp_path)])
+
+    def go_on(agent=None, key=KEY, update=count):
+        run(update, agent or counter(), key, updates=3, callbacks=[Checkpoints(tmp_path)])
+
+    with pytest.raises(TrainingError, match="was written by a run with another key"):
+        go_on(key=jax.random.key(4))
+    with pytest.raises(TrainingError, match=r"has float32\[3\] for agent\['x'\], the agent given has float32\[4\]"):
+        go_on({"n": jnp.int32(0), "x": jnp.zeros(4)})
+    with pytest.raises(TrainingError, match=r"has nothing for agent\['y'\]"):
+        go_on({**counter(), "y": jnp.zeros(1)}, update=lambda agent, key: (agent, None))
+    monkeypatch.setattr(rlfx.training.checkpoints, "_FORMAT", 2)
+    with pytest.raises(TrainingError, match="Checkpoint 2 has format 1, this rlfx reads 2"):
+        go_on()
+
+
+def test_a_full_disk_is_said_and_whole_checkpoints_stay(tmp_path):
+    """The size of files is limited in a process of its own: writing more is the same error as a full disk's."""
+    program = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import jax, jax.numpy as jnp
+from rlfx.training import Checkpoints, run
+from rlfx.errors import TrainingError
+def update(x, key):
+    return x + jax.random.normal(key, x.shape), None
+agent, key = jnp.zeros(500_000), jax.random.key(0)
+run(update, agent, key, updates=1, callbacks=[Checkpoints({str(tmp_path / "c")!r})])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    run(update, agent, key, updates=3, callbacks=[Checkpoints({str(tmp_path / "c")!r})])
+except TrainingError as error:
+    print("refused:", error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(rlfx.__file__).parents[1])}
+    out = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert "refused: Checkpoints in" in out.stdout, out.stderr[-2000:]
+    assert "can't be written" in out.stdout
+    assert latest(tmp_path / "c", jnp.zeros(500_000), jax.random.key(0))[1] == 1
+
+
+def test_a_directory_that_can_not_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match=r"Checkpoints in .*file/c can't be written: NotADirectoryError"):
+        run(count, counter(), KEY, updates=1, callbacks=[Checkpoints(tmp_path / "file" / "c")])
+    with pytest.raises(TrainingError, match="keep must be an integer >= 2, got 1"):
+        run(count, counter(), KEY, updates=1, callbacks=[Checkpoints(tmp_path / "c", keep=1)])
+
+
+def test_rows_go_on_behind_the_checkpoint(tmp_path):
+    """Rows that were written after the last checkpoint are made again, and are in the file once."""
+    file = tmp_path / "metrics.csv"
+
+    def go(updates, stop=None):
+        def write_or_die(update, metrics):
+            if update == stop:
+                raise KeyboardInterrupt
+
+        callbacks = [Metrics(rlfx.training.CSV(file)), Metrics(write_or_die), Checkpoints(tmp_path / "c", 4)]
+        return run(count, counter(), KEY, updates=updates, per_call=2, callbacks=callbacks)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(12, stop=7)
+    go(12)
+    rows = np.genfromtxt(file, delimiter=",", names=True)
+    np.testing.assert_array_equal(rows["update"], np.arange(1, 13))
+    whole = []
+    run(count, counter(), KEY, updates=12, callbacks=[Metrics(lambda update, m: whole.append(m["x"]))])
+    np.testing.assert_allclose(rows["x"], whole, rtol=1e-6)
