@@ -75,12 +75,16 @@ def with_derivative(forward: Callable, backward: Callable, context: Any, operand
       -1.0
     """
 
+    def outputs(context, operands):  # each point has a cotangent of its own, also of what is the same at all points
+        others = (*jax.tree.leaves(context), *operands)
+        return tuple(J.varies_with.bind(o, *others) for o in forward(context, *operands))
+
     @jax.custom_vjp
     def call(context, *operands):
-        return tuple(forward(context, *operands))
+        return outputs(context, operands)
 
     def call_forward(context, *operands):
-        return tuple(forward(context, *operands)), (context, operands)
+        return outputs(context, operands), (context, operands)
 
     def call_backward(saved, cotangents):
         context, operands = saved

@@ -80,7 +80,7 @@ class Flattener:
             return self.run(body, [Lit(c) for c in consts], inputs, where)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
-        return self.emit(op, params, inputs, avals, where, scope, bool(eqn.effects))
+        return self.emit(op, J.with_own_cotangents(op, params), inputs, avals, where, scope, bool(eqn.effects))
 
     def _is_defined(self, value: Atom) -> bool:
         return any(value in e.outputs for e in self.equations)
@@ -132,7 +132,8 @@ class Flattener:
             jaxpr, consts = hoisted.body
             return self.run(jaxpr, [Lit(c) for c in consts], hoisted.place(inputs, early), where)
         avals = [v.aval for v in eqn.outvars]
-        return self.emit(eqn.primitive, hoisted.params, hoisted.place(inputs, early), avals, where, scope)
+        params = J.with_own_cotangents(eqn.primitive, hoisted.params)
+        return self.emit(eqn.primitive, params, hoisted.place(inputs, early), avals, where, scope)
 
     def tied(self) -> tuple[Equation, ...]:
         """The equations, with every read of a declared series reading its definition."""

@@ -204,6 +204,7 @@ RULES: dict[Any, Any] = {
     **dict.fromkeys([*F.named("bitcast_convert_type", "le_to", "lt_to", "eq_to", "mulhi")], elementwise),
     **dict.fromkeys(J.STOP_GRADIENT, identity),
     **dict.fromkeys([*F.named("optimization_barrier", "name", "sharding_constraint", "copy")], identity),
+    J.varies_with: lambda ip, eqn, args: args[:1],
     **dict.fromkeys(_STRUCTURAL, structural),
     **dict.fromkeys(
         F.named("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_xor"),

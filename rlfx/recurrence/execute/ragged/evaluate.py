@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from rlfx.recurrence.execute.ragged.attention import attend
 from rlfx.recurrence.execute.ragged.custom import custom_rule
 from rlfx.recurrence.execute.ragged.part import Here, Part, unsupported
 from rlfx.recurrence.execute.ragged.tiles import joined, tiled_product, tiled_reduction, tilewise, tilewise_unperturbed
-from rlfx.recurrence.execute.values import COMPUTED, Value, axis_of, expand, map_over
+from rlfx.recurrence.execute.values import COMPUTED, Value, map_over
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.primitives import attend_p, custom_p
@@ -60,11 +59,8 @@ def evaluate_ragged(
         outs = mapped(*data)
         return [Value(d, dims, starts, False, raw) for d, (starts, _) in zip(outs, meta, strict=True)]
     dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
-    if equation.op is custom_p:  # its derivative is one of each point: it need not be linear
-        values = [replace(v, data=joined(v.data, len(v.dims))) for v in values]
-        sizes = {axis: v.data.shape[axis_of(v.dims, axis)] for v in (t, length, *values) for axis in v.dims}
-        values = [expand(v, dims, sizes) for v in values]
-        data = [v.data for v in values]
+    if equation.op is custom_p:
+        data = [joined(v.data, len(v.dims)) for v in values]
     mapped = map_over(at, dims, [t.dims, length.dims, *(v.dims for v in values)])
     outs = mapped(t.data, length.data, *data)
     return [Value(d, dims, starts, clean, raw) for d, (starts, clean) in zip(outs, meta, strict=True)]
