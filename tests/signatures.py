@@ -140,7 +140,7 @@ COMPILER = [
     Signature("History", rlfx.History, {"capacity": 3, "like": jnp.zeros(2)},
               {"capacity": COUNT, "batch": COUNT | OPTIONAL, "like": VALUE}),
     Signature("compile", rlfx.compile, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, **PROGRAM, **PLAN}),
-    Signature("unroll", rlfx.unroll, F, {"f": FUNCTION, **DOMAIN, **PROGRAM}),
+    Signature("unroll", rlfx.unroll, F, {"f": FUNCTION, **DOMAIN, **PROGRAM, **{k: PLAN[k] for k in ("plan", "memory_budget")}}),
     Signature("reference", rlfx.reference, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, "loss": FLAG | OPTIONAL}),
     Signature("trace", rlfx.trace, {"f": idle, **PLAIN, "length": 4},
               {"f": FUNCTION, **POINT, "carry": KEYED, "length": COUNT, "batch": OPTIONAL | takes("", "3 are given"),

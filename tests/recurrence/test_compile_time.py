@@ -109,7 +109,7 @@ def planned(f, carry=1.0):
     program = rlfx.trace(f, jnp.float32(2.0), jax.tree.map(jnp.float32, carry), KEY, length=4)
     rule = GradientRule(program, Options(), rlfx.target("cpu"))
     rule.forward  # noqa: B018
-    rule.plan(rule.learner(frozenset(program.params), False), program.params)
+    rule.plan(rule.learner(frozenset(program.params)), program.params)
     return rule
 
 

@@ -169,44 +169,6 @@ def test_streams_whose_chunk_and_delay_exceed_the_length(length):
         np.testing.assert_allclose(jax.jit(gradient(n, chunk))(2.0), expected, rtol=1e-5)
 
 
-# -- plans that do not hold -----------------------------------------------------------------------------------------
-
-
-ASKED = [
-    {"memory_budget": 1 << 20},
-    *({"plan": p} for p in (rlfx.Plan(), *(rlfx.Plan("blocks", n) for n in (1, 2, 4)))),
-    {"plan": rlfx.Plan("blocks", 1, cached=True)},
-    {"plan": rlfx.Plan("blocks", 2), "memory_budget": 1 << 20},
-]
-#: What is differentiated besides the loss.
-PICKED = [
-    lambda out: out[1][0],
-    lambda out: out[0] + out[1][0],
-    lambda out: out[1][1].sum(),
-    lambda out: out[0] * out[1][0],
-    lambda out: out[0] + out[1][1][-1],
-    lambda out: jnp.where(out[0] > 0, out[1][0], out[0]),
-    lambda out: jax.lax.cond(out[0] > 0, lambda: out[1][1][0], lambda: out[0]),
-    lambda out: jnp.stack([out[0], out[1][0]]).max(),
-    lambda out: sum(jnp.sum(x) for x in jax.tree.leaves(out)),
-]
-
-
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_a_gradient_of_more_than_the_loss_does_not_drop_the_plan(asked):
-    """54 gradients of aux or the carry, too."""
-    assert len(ASKED) * len(PICKED) >= 50
-    fn = rlfx.compile(lambda p, c, t: (jnp.sin(p * c), 0.9 * c, p + c), length=4, **asked)
-    name = next(k for k in ("memory_budget", "plan") if k in asked)
-    for pick in PICKED:
-        refused(
-            ScheduleError,
-            [f"{name}= holds for the gradient of the loss alone", f"compile without {name}="],
-            lambda pick=pick: jax.eval_shape(jax.grad(lambda p: pick(fn(p, ONE))), 2.0),
-        )
-    jax.eval_shape(jax.grad(lambda p: fn(p, ONE)[0] + jax.lax.stop_gradient(fn(p, ONE)[1][0])), 2.0)
-
-
 # -- values of one environment in a call for all ---------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ CPU = rlfx.target("cpu")
 def learner_of(f):
     program = rlfx.trace(f, PARAMS, STATE, KEY, length=T, batch=B)
     order = [v for v in program.params if is_float(v)]
-    return GradientRule(program, Options(), CPU).learner(frozenset(order), False), order
+    return GradientRule(program, Options(), CPU).learner(frozenset(order)), order
 
 
 class Stopwatch:
@@ -106,7 +106,7 @@ def test_cached_plans_have_fewer_products():
     order = [v for v in program.params if is_float(v)]
     plan = rlfx.Plan(cached=True)
     cached = GradientRule(program, Options(), CPU).caching(plan)
-    learner = cached.learner(frozenset(order), False)
+    learner = cached.learner(frozenset(order))
     plain, _ = learner_of(reinforce)
     cpu = CPU
     assert predict(learner, plan, B, cpu).flops < predict(plain, rlfx.Plan(), B, cpu).flops

@@ -249,7 +249,9 @@ class Compiled:
         """
         measure = expect("measure", measure, BOOLEAN, ProgramError)
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        plan, evaluator = self._plan(rule), evaluator_of(rule, self._order(rule))
+        plan, learner = self._plan(rule), self._learner(rule)
+        forward = self.options == Options() and rule.program.loss is None
+        evaluator = evaluator_of(rule, self._order(rule), (), None if forward else learner)
         if measure:
             evaluator.measured(plan)
         shown = rule.caching(plan) if plan.cached else rule
@@ -286,8 +288,7 @@ class Compiled:
         return self._plan(rule)
 
     def _learner(self, rule: GradientRule) -> Learner:
-        perturbed = frozenset(v for v in rule.program.params if is_float(v))
-        return rule.learner(perturbed, rule.program.loss is None)
+        return rule.learner(frozenset(v for v in rule.program.params if is_float(v)))
 
     def _plan(self, rule: GradientRule) -> Plan:
         return rule.plan(self._learner(rule), self._order(rule))
@@ -411,14 +412,15 @@ def compile(
         until=until,
         sharding=_sharding(mesh, mesh_axis),
         transform=expect("transform", transform, _TRANSFORM, ProgramError),
-        options=Options(
-            expect("plan", plan, _PLAN, ScheduleError),
-            None if memory_budget is None else validate_budget(memory_budget),
-            expect("autotune", autotune, BOOLEAN, ScheduleError),
-        ),
+        options=replace(_options(plan, memory_budget), autotune=expect("autotune", autotune, BOOLEAN, ScheduleError)),
         prng=validate_prng(prng),
         target=expect("target", target, _TARGET, ScheduleError),
     )
+
+
+def _options(plan: Plan | None, memory_budget: int | None) -> Options:
+    budget = None if memory_budget is None else validate_budget(memory_budget)
+    return Options(expect("plan", plan, _PLAN, ScheduleError), budget)
 
 
 def unroll(
@@ -430,6 +432,8 @@ def unroll(
     mesh: Mesh | None = None,
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
+    plan: Plan | None = None,
+    memory_budget: int | None = None,
     prng: Any = None,
     target: Target | None = None,
 ) -> Compiled:
@@ -440,9 +444,15 @@ def unroll(
     Args:
       f: one timestep of one environment.
       length, batch, until, mesh, mesh_axis, transform, prng, target: as for :func:`compile`.
+      plan: how a derivative is computed. None, the default: at once, from what the call has stored. By another plan the
+        derivative runs the program once more, block by block.
+      memory_budget: temporary bytes of one device that the call and the pullback of all its outputs may take.
 
     Returns:
       ``fn(params, carry, key=None, *, t0=0) -> (carry, out)``, every leaf of ``out`` with leading axes [T, B].
+
+    Raises:
+      As :func:`compile`.
 
     Example:
       >>> import jax.numpy as jnp, rlfx
@@ -459,6 +469,7 @@ def unroll(
         until=until,
         sharding=_sharding(mesh, mesh_axis),
         transform=expect("transform", transform, _TRANSFORM, ProgramError),
+        options=_options(plan, memory_budget),
         prng=validate_prng(prng),
         target=expect("target", target, _TARGET, ScheduleError),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from rlfx.recurrence.analysis.cost import points
 from rlfx.recurrence.execute.collectives import reduce_value
 from rlfx.recurrence.execute.executor import Execution
 from rlfx.recurrence.execute.extent import Extent
-from rlfx.recurrence.execute.values import Value, expand, mask_like, of_atom
+from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand, mask_like, of_atom
 from rlfx.recurrence.ir.program import NO_DIMS, Program, Var
 from rlfx.recurrence.language.precision import narrowed, wide, widened
 
@@ -23,9 +23,10 @@ def target_of(run: Execution, var: Var) -> Any:
     program = run.program
     if var is program.loss:
         return narrowed(loss_sum(run) * share_of_mean(run), var.dtype)
+    dims = output_dims(program, var)
     if var in set(program.next_carry):
-        return expand(run.final(var), carry_dims(program, var), run.sizes).data
-    return _padded(run, expand(run.env[var], aux_dims(program, var), run.sizes)).data
+        return expand(run.final(var), dims, run.sizes).data
+    return _padded(run, expand(run.env[var], dims, run.sizes)).data
 
 
 def loss_of(run: Execution) -> Any:
@@ -70,6 +71,13 @@ def aux_dims(program: Program, var: Any) -> frozenset:
     return dims | batch if program.domain.until and "t" in dims else dims
 
 
+def output_dims(program: Program, var: Var) -> frozenset:
+    """The axes of a returned value."""
+    if var is program.loss:
+        return NO_DIMS
+    return carry_dims(program, var) if var in set(program.next_carry) else aux_dims(program, var)
+
+
 def _padded(run: Execution, value: Value) -> Value:
     """Under ``until=``, zeros after each environment's end."""
     if not run.program.domain.until or "t" not in value.dims:
@@ -93,6 +101,63 @@ def returned(run: Execution) -> tuple:
 # -- cotangents --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """What a learner differentiates: the loss, or outputs times their cotangents; a sum over the parts of the domain.
+
+    Attributes:
+      extent: all that this device computes.
+      cotangents: of each target; None: of the loss, 1.
+    """
+
+    program: Program
+    extent: Extent
+    cotangents: Mapping[Var, Any] | None = None
+
+    @property
+    def dtype(self) -> Any:
+        """At least float32."""
+        if self.cotangents is None:
+            return wide(self.program.loss.dtype)  # type: ignore[union-attr]
+        return jnp.finfo(jnp.result_type(*(wide(v.dtype) for v in self.cotangents))).dtype  # the real part's
+
+    def share(self, acted: Execution) -> Any:
+        """What one point weighs in the loss, of an acting pass."""
+        return jnp.ones((), jnp.float32) if self.program.loss is None else share_of_mean(acted)
+
+    def __call__(self, run: Execution, share: Any) -> Any:
+        """Of an execution of the learner's region on a part of the domain."""
+        if self.cotangents is None:
+            return loss_sum(run) * share
+        terms = [
+            loss_sum(run) * share * widened(c) if v is self.program.loss else self._paired(run, v, c)
+            for v, c in self.cotangents.items()
+        ]
+        return sum(jnp.real(x).astype(self.dtype) for x in terms)
+
+    def _paired(self, run: Execution, var: Var, cotangent: Any) -> Any:
+        """An output times its cotangent; without an axis t it belongs to the last timesteps, without b to the first tile."""
+        value = target_of(run, var)
+        mine = Value(cotangent, output_dims(self.program, var))
+        counted = []
+        if run.sizes["t"] != self.extent.times.shape[0]:
+            mine = cut_times(mine, run.extent.times[0], run.sizes["t"])
+            counted += [] if "t" in mine.dims else [run.extent.times[-1] == self.extent.times[-1]]
+        if run.extent.batch != self.extent.batch:
+            first = run.extent.first - self.extent.first
+            mine = cut_environments(mine, first, run.extent.batch)
+            counted += [] if "b" in mine.dims else [first == 0]
+        product = jnp.sum(widened(value) * widened(mine.data))
+        for here in counted:
+            product = jnp.where(here, product, jnp.zeros_like(product))
+        return product
+
+
+def outputs_of(program: Program) -> tuple:
+    """What a program returns, as atoms: the loss if it has one, the carry, aux."""
+    return (*(() if program.loss is None else (program.loss,)), *program.next_carry, *program.aux)
+
+
 def is_zero(cotangent: Any) -> bool:
     """Whether a cotangent is zero without being an array of zeros."""
     return (
@@ -102,15 +167,10 @@ def is_zero(cotangent: Any) -> bool:
     )
 
 
-def sum_by_var(program: Program, loss: Any, carry: list, aux: list) -> Callable[[Var], Any]:
-    """The cotangent of each target; one value may be returned in several places."""
-    pairs = [(program.loss, loss), *zip(program.next_carry, carry, strict=True), *zip(program.aux, aux, strict=True)]
-
-    def of(var: Var) -> Any:
-        mine = [c for v, c in pairs if v is var]
-        given = [c for c in mine if not is_zero(c)]
-        if not given:
-            return jnp.zeros(mine[0].shape, mine[0].dtype)
-        return sum(given[1:], start=given[0])
-
-    return of
+def sum_by_var(program: Program, cotangents: Sequence) -> dict[Var, Any]:
+    """The cotangents that are not zero, of what :func:`outputs_of` gives; one value may be returned in several places."""
+    found: dict[Var, Any] = {}
+    for var, cotangent in zip(outputs_of(program), cotangents, strict=True):
+        if not is_zero(cotangent) and isinstance(var, Var):
+            found[var] = found[var] + cotangent if var in found else cotangent
+    return found

@@ -20,6 +20,7 @@ from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import first_of, hold
 from rlfx.recurrence.execute.host import fetched, fetched_times
 from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.outputs import Objective
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times
 from rlfx.recurrence.gradient.deferred import Deferring
 from rlfx.recurrence.ir.interpret import rewritten
@@ -55,8 +56,7 @@ class Pass:
       learner: what is differentiated.
       order: the inputs with respect to which it is.
       env: values of all inputs.
-      loss_sum: of an execution of the learner's region, the sum of its losses on this device, in at least float32.
-      share: of an execution of the acting pass, what one point weighs in the loss.
+      objective: what is differentiated.
       target: the machine.
       on_host: values that the acting pass stores in host memory.
     """
@@ -66,8 +66,7 @@ class Pass:
     env: Mapping[Var, Value]
     t0: Any
     extent: Extent
-    loss_sum: Callable[[Execution], Any]
-    share: Callable[[Execution], Any]
+    objective: Objective
     target: Target
     on_host: frozenset[Var] = frozenset()
 
@@ -78,9 +77,8 @@ class Pass:
 
     @property
     def zero(self) -> tuple:
-        """A loss and a gradient to add to, in at least float32."""
-        loss = self.learner.program.loss
-        return jnp.zeros((), wide(loss.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in self.leaves]
+        """A value and a gradient to add to, in at least float32."""
+        return jnp.zeros((), self.objective.dtype), [jnp.zeros(x.shape, wide(x.dtype)) for x in self.leaves]
 
     @property
     def acting(self) -> ExecutablePlan:
@@ -101,7 +99,7 @@ class Pass:
         def loss(leaves: Sequence) -> Any:
             own = {**self.env, **stored}
             own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
-            return self.loss_sum(self.region(own, tails, part).run()) * share
+            return self.objective(self.region(own, tails, part).run(), share)
 
         return jax.tree.map(widened, self.learning(jax.value_and_grad(loss))(self.leaves))
 
@@ -150,7 +148,7 @@ def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     acted = p.act()
     stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
     stored = hold(p.learner.region.graph, stored, p.extent)
-    return acted, *p.gradient(stored, p.tails(acted), p.extent, p.share(acted))
+    return acted, *p.gradient(stored, p.tails(acted), p.extent, p.objective.share(acted))
 
 
 def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
@@ -159,7 +157,7 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     What is in host memory is fetched one block ahead.
     """
     acted = p.act()
-    stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.share(acted)
+    stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.objective.share(acted)
     near = {v: x for v, x in stored.items() if v not in p.on_host}
     far = {v: x for v, x in stored.items() if v in p.on_host}
 

@@ -15,7 +15,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.execute.collectives import environment_axes
 from rlfx.recurrence.execute.extent import Extent
-from rlfx.recurrence.execute.outputs import aux_dims, carry_dims
+from rlfx.recurrence.execute.outputs import aux_dims, carry_dims, output_dims
 from rlfx.recurrence.execute.values import axis_of
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.language.precision import widened
@@ -135,10 +135,7 @@ class Split:
 
     def target_spec(self, var: Var) -> PartitionSpec:
         """Of a differentiated output."""
-        if var is self.program.loss:
-            return PartitionSpec()
-        of = carry_dims if var in set(self.program.next_carry) else aux_dims
-        return self._spec(of(self.program, var))
+        return self._spec(output_dims(self.program, var))
 
     # -- shares
 

@@ -133,7 +133,7 @@ def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     assert plan.block is not None
     acting, points = acting_kept(replay, plan, p.target, p.extent.batch)
     acted = p.act(acting)
-    stored, tails, share = {v: acted.env[v] for v in replay.kept}, p.tails(acted), p.share(acted)
+    stored, tails, share = {v: acted.env[v] for v in replay.kept}, p.tails(acted), p.objective.share(acted)
 
     def block(first, count, _):
         kept = {v: cut_times(x, first, count) for v, x in stored.items()}

@@ -13,14 +13,13 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
-from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.analysis.check import whole_graph
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.executor import Execution, execute
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import hold
 from rlfx.recurrence.execute.host import hosted, hosting_of
-from rlfx.recurrence.execute.outputs import is_zero, loss_of, loss_sum, returned, share_of_mean, sum_by_var, target_of
+from rlfx.recurrence.execute.outputs import Objective, is_zero, loss_of, outputs_of, returned, sum_by_var, target_of
 from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
@@ -52,12 +51,8 @@ class Planner(Protocol):
     """How the plan of a gradient is found.
 
     Attributes:
-      asked: the argument by which the user asked for a plan, or None.
       replans: whether ``jax.vmap`` around the program asks for another plan.
     """
-
-    @property
-    def asked(self) -> str | None: ...
 
     @property
     def replans(self) -> bool: ...
@@ -72,7 +67,6 @@ class Fixed:
     """A planner that knows the plan."""
 
     plan: Plan
-    asked: str | None = None
     replans: bool = False
 
     def __call__(self, *_: Any) -> Plan:
@@ -110,17 +104,20 @@ class GradientRule:
         """The schedule of a call without gradient."""
         return self.once("forward", lambda: schedule(self._outputs(loss=True)))
 
-    def learner(self, perturbed: frozenset[Var], everything: bool) -> Learner:
-        """The schedules of a gradient with respect to ``perturbed``: of the loss alone, or of every output."""
+    def learner(self, perturbed: frozenset[Var], targets: Sequence[Var] | None = None) -> Learner:
+        """The schedules of a gradient with respect to ``perturbed``: of some outputs; by default of the loss, or else of all."""
         program = self.program
-        loss = () if program.loss is None else (program.loss,)
-        rest = (*program.aux, *program.next_carry)
-        targets = tuple(
-            dict.fromkeys(v for v in ((*loss, *rest) if everything else loss) if isinstance(v, Var) and is_float(v))
-        )
+        if targets is None:
+            targets = [v for v in self.differentiable if program.loss in (None, v)]
+        chosen = tuple(targets)
         return self.once(
-            (perturbed, everything), lambda: plan_learner(program, perturbed, targets, self._outputs(loss=False))
+            (perturbed, chosen), lambda: plan_learner(program, perturbed, chosen, self._outputs(loss=False))
         )
+
+    @property
+    def differentiable(self) -> tuple[Var, ...]:
+        """The outputs that can have a cotangent."""
+        return tuple(dict.fromkeys(v for v in outputs_of(self.program) if isinstance(v, Var) and is_float(v)))
 
     def _outputs(self, *, loss: bool) -> Graph:
         graph = whole_graph(self.program)
@@ -189,88 +186,83 @@ class GradientRule:
         if self.sharding is not None:
             found = self.split.over_devices(self._forward, self._input_specs, outputs)(values, t0)
             return found, (None, (values, t0), marks)
+        learner = self.learner(perturbed)
+        if self.planner.replans or self.plan(learner, self._ordered(perturbed)) != Plan():
+            return (None, *self._forward(values, t0)[1:]), (None, (values, t0), marks)
         extent = self.split.extent()
-        acted, _, pullback = self._differentiate(self.learner(perturbed, True), perturbed, values, t0, extent)
+        acted, pullback = self._differentiate(learner, perturbed, values, t0, extent)
         return (None, *returned(acted)), (pullback, None, marks)
 
     def _backward_rule(self, residuals, cotangents):
         kept, arguments, marks = residuals
+        program = self.program
         perturbed = frozenset(v for v, m in zip(self.flat_inputs, marks, strict=True) if m.value)
         loss, carry, aux, _ = cotangents
-        rest_is_zero = all(map(is_zero, (*tree.tree_leaves(carry), *tree.tree_leaves(aux))))
-        if self.program.loss is not None and rest_is_zero:
-            grads = None if is_zero(loss) else [_scaled(g, loss) for g in kept]
+        rest = [*carry, *aux]
+        given = sum_by_var(program, [*(() if program.loss is None else (loss,)), *rest])
+        targets = [v for v in self.differentiable if v in given]
+        if not targets:
+            grads = None
+        elif program.loss is not None and all(map(is_zero, rest)):
+            grads = [_scaled(g, loss) for g in kept]
+        elif arguments is None:
+            shapes = dict(zip(outputs_of(program), (x.shape for x in rest), strict=True))
+            every = self.learner(perturbed).targets
+            (grads,) = kept([given[v] if v in given else jnp.zeros(shapes[v], v.dtype) for v in every])
         else:
-            self._refuse_plans()
-            learner = self.learner(perturbed, True)
-            by_var = sum_by_var(self.program, loss, carry, aux)
-            targets = [by_var(v) for v in learner.targets]
-            if arguments is None:
-                (grads,) = kept(targets)
-            else:
-                grads = self._pull_all(learner, perturbed, arguments, targets)
+            grads = self.pulled(perturbed, {v: given[v] for v in targets}, *arguments)
         order = self._ordered(perturbed)
         found = {} if grads is None else {v: narrowed(g, v.dtype) for v, g in zip(order, grads, strict=True)}
         return [found.get(v) for v in self.flat_inputs], None
 
-    def _refuse_plans(self) -> None:
-        """Raise a ScheduleError if a plan or a budget was asked for: the gradient of all outputs is computed without."""
-        asked = self.planner.asked
-        if self.program.loss is not None and asked is not None:
-            raise ScheduleError(
-                located(
-                    f"{asked}= holds for the gradient of the loss alone; here a gradient flows through the carry or aux "
-                    f"that {self.program.name} returns, too, which would be computed without it.",
-                    where=self.program.where,
-                    fix="Put what is differentiated into the loss, stop the gradient of the rest (jax.lax.stop_gradient), or "
-                    f"compile without {asked}=.",
-                )
-            )
+    def pulled(self, perturbed: frozenset[Var], cotangents: dict[Var, Any], flat: Sequence, t0: Any) -> list:
+        """Run again, and pull back the cotangents of some outputs, under the plan."""
+        order, targets = self._ordered(perturbed), list(cotangents)
 
-    def _pull_all(self, learner: Learner, perturbed: frozenset[Var], arguments: Any, cotangents: list) -> list:
-        """Run again, and pull back the cotangents of every output."""
-        order = self._ordered(perturbed)
+        def evaluate(axes: tuple[Added, ...]) -> Callable:
+            def run(flat, t0, given):
+                share = [self.split.share(v, c) for v, c in zip(targets, given, strict=True)]
+                return self._gradient(perturbed, flat, t0, dict(zip(targets, share, strict=True)), axes)[2]
 
-        def run(flat, t0, targets):
-            *_, pullback = self._differentiate(learner, perturbed, flat, t0, self.split.extent())
-            (grads,) = pullback([self.split.share(v, c) for v, c in zip(learner.targets, targets, strict=True)])
-            return self.split.complete(order, grads)[1]
+            specs = [self.split.target_spec(v) for v in targets]
+            return self.split.over_devices(run, self._input_specs, self.split.input_specs(order), specs)
 
-        specs = [self.split.target_spec(v) for v in learner.targets]
-        pull = self.split.over_devices(run, self._input_specs, self.split.input_specs(order), specs)
-        return pull(*arguments, cotangents)
+        given = list(cotangents.values())
+        return planned(evaluate, flat, t0, given) if self.planner.replans else evaluate(())(flat, t0, given)
 
-    def _loss_and_gradient(
-        self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()
-    ) -> tuple:
+    def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()):
         """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""
-        learner, extent = self.learner(perturbed, False), self.split.extent()
+        acted, loss, grads = self._gradient(perturbed, flat, t0, None, axes)
+        loss = loss_of(acted) if loss is None else narrowed(loss, self.program.loss.dtype)
+        return (loss, *returned(acted)), grads
+
+    def _gradient(self, perturbed, flat: Sequence, t0: Any, cotangents: dict | None, axes: tuple[Added, ...]) -> tuple:
+        """``(acting pass, what is differentiated or None, its gradient)``: of the loss, or of the cotangents' outputs."""
+        learner, extent = self.learner(perturbed, cotangents), self.split.extent()
         if not learner.targets:
             run = self._run(self.forward, self._env(flat, extent), t0, extent)
-            grads = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
-            return (loss_of(run), *returned(run)), grads
+            return run, None, [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
         order = self._ordered(perturbed)
         plan = self.plan(learner, order, axes)
         if plan.cached:
-            return self.caching(plan)._loss_and_gradient(perturbed, flat, t0)
-        env = self._env(flat, extent)
+            other = self.caching(plan)
+            same = dict(zip(outputs_of(self.program), outputs_of(other.program), strict=True))
+            given = None if cotangents is None else {same[v]: c for v, c in cotangents.items()}
+            return other._gradient(perturbed, flat, t0, given, ())
         on_host = hosted(learner, hosting_of(self.program, plan))
-        one_pass = Pass(learner, order, env, t0, extent, loss_sum, share_of_mean, self.target, on_host)
-        acted, loss, grads = EVALUATION[plan.form](one_pass, plan)
-        loss, grads = self.split.complete(order, grads, loss)
-        return (narrowed(loss, learner.program.loss.dtype), *returned(acted)), grads
-
-    def _act(self, learner: Learner, flat: Sequence, t0: Any, extent: Extent) -> tuple:
-        env = self._env(flat, extent)
-        acted = self._run(learner.acting, env, t0, extent)
-        return acted, dict(env), {v: acted.env[v] for v in learner.stored}, {v: acted.tail(v) for v in learner.tails}
+        objective = Objective(self.program, extent, cotangents)
+        one_pass = Pass(learner, order, self._env(flat, extent), t0, extent, objective, self.target, on_host)
+        acted, value, grads = EVALUATION[plan.form](one_pass, plan)
+        return acted, *self.split.complete(order, grads, value)
 
     def _differentiate(
         self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any, extent: Extent
     ) -> tuple:
-        """Run the acting pass; return it, the targets, and their pullback to the perturbed inputs."""
-        acted, env, stored, tails = self._act(learner, flat, t0, extent)
-        stored = hold(learner.region.graph, stored, extent)
+        """Run the acting pass; return it, and the pullback of all targets to the perturbed inputs."""
+        env = self._env(flat, extent)
+        acted = self._run(learner.acting, env, t0, extent)
+        tails = {v: acted.tail(v) for v in learner.tails}
+        stored = dict(hold(learner.region.graph, {v: acted.env[v] for v in learner.stored}, extent))
         order = self._ordered(perturbed)
 
         def region(leaves: Sequence) -> list:
@@ -278,7 +270,7 @@ class GradientRule:
             run = execute(learning_plan(learner.region, self.target, batch=extent.batch), own, t0, tails, extent)
             return [target_of(run, v) for v in learner.targets]
 
-        return acted, *jax.vjp(region, [env[v].data for v in order])
+        return acted, jax.vjp(region, [env[v].data for v in order])[1]
 
     # -- inputs
 

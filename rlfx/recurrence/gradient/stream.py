@@ -143,7 +143,7 @@ def streamed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     run.join(running.node)
     moving, _ = running.operands
     given = {v: run.now() if v is run.program.now else run.env[v] for v in moving}
-    share = p.share(run)
+    share = p.objective.share(run)
 
     def act(state, first, count):
         """Act ``count`` timesteps; the new state, and the values to buffer."""

@@ -78,7 +78,7 @@ def through_time(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     acting, kept = acting_in_blocks(p.learner, plan, p.target, p.extent.batch)
     acted = p.act(acting)
     stored = {v: acted.env[v] for v in p.learner.stored}
-    blocks = _Blocks(p, plan.block, stored, p.tails(acted), p.share(acted), kept.states, kept.last, p.extent)
+    blocks = _Blocks(p, plan.block, stored, p.tails(acted), p.objective.share(acted), kept.states, kept.last, p.extent)
     count = p.extent.batch if plan.environments is None else plan.environments
     if count >= p.extent.batch:
         return acted, *blocks.gradient()
@@ -194,7 +194,7 @@ class _Blocks:
         def loss(leaves, floats):
             runner = Resumed({**dict(zip(moving, floats, strict=True)), **fixed})
             run = self._execution(leaves, part, extent, runner).run()
-            return p.loss_sum(run) * self.share, [runner.after[v] for v in moving]
+            return p.objective(run, self.share), [runner.after[v] for v in moving]
 
         def pulled(leaves, floats, later):
             (value, after), pull = jax.vjp(loss, leaves, floats)

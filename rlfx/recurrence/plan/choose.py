@@ -26,8 +26,8 @@ def why_not(form: str, learner: Learner) -> str | None:
     """Why a learner has no plan of a form; None if it has."""
     if form == "at once":
         return None
-    if learner.targets != (learner.program.loss,):
-        return "the gradient of more than the loss is asked for"
+    if learner.program.domain.until and set(learner.targets) & set(learner.program.next_carry):
+        return "the gradient flows through the last carry, which environments leave at different timesteps"
     equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
     reader = next((e for e in equations if not e.is_simultaneous), None)
     if form == "blocks" and learner.region.loops:
@@ -91,9 +91,12 @@ def _misfit(plan: Plan, length: int, batch: int) -> tuple[str | None, str]:
 def choose(learner: Learner, order: Sequence[Var], batch: int, target: Target, devices: int = 1) -> Plan:
     """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
 
-    Sizes that ``incrementalize`` asked for come first.
+    Sizes that ``incrementalize`` asked for come first. A program without a loss is differentiated at once, from what it has
+    stored when it was called: any other plan would act once more.
     """
     program = learner.program
+    if program.loss is None:
+        return Plan()
     asked, environments = program.directives.timesteps, program.directives.environments
     length = program.domain.length
     if why_not("blocks", learner) is not None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
+from rlfx.recurrence.execute.outputs import output_dims, outputs_of
 from rlfx.recurrence.gradient.replanned import Added, mapped
 from rlfx.recurrence.gradient.rule import Fixed, GradientRule
 from rlfx.recurrence.ir.program import Program, Var
@@ -26,13 +27,14 @@ ROUNDS = 5
 
 @dataclass(frozen=True, eq=False)
 class PlanEvaluator:
-    """The loss of a program and its gradient, or an unrolled program, on one device.
+    """The loss of a program and its gradient, an unrolled program, or outputs and their pullback, on one device.
 
     Attributes:
+      targets: outputs whose cotangents are pulled back; None: the gradient of the loss, or no derivative without one.
       order: the inputs with respect to which the gradient is taken.
       batch: the environments of one device.
       target: that device.
-      axes: those that ``jax.vmap`` adds around it, with which inputs vary (the last one of them ``t0``).
+      axes: those that ``jax.vmap`` adds around it, with which inputs vary: the program's, ``t0``, and the cotangents.
     """
 
     program: Program
@@ -40,6 +42,7 @@ class PlanEvaluator:
     batch: int
     target: Target
     axes: tuple[Added, ...] = ()
+    targets: tuple[Var, ...] | None = None
     _known: dict = field(default_factory=dict)
 
     def _once(self, what: str, plan: Plan, compute: Any) -> Any:
@@ -59,17 +62,24 @@ class PlanEvaluator:
         rule = GradientRule(replace(self.program, domain=local), Fixed(plan), self.target)
         inputs, split = rule.flat_inputs, rule.split.environment_axes
 
-        def gradient(flat, t0):
-            def loss(leaves):
+        def gradient(flat, t0, *cotangents):
+            def outputs(leaves):
                 mine = dict(zip(self.order, leaves, strict=True))
-                value, *rest = rule([mine.get(v, x) for v, x in zip(inputs, flat, strict=True)], t0)
-                return value, rest
+                loss, carry, aux, _ = found = rule([mine.get(v, x) for v, x in zip(inputs, flat, strict=True)], t0)
+                if self.targets is None:
+                    return loss, found
+                by_var = dict(
+                    zip(outputs_of(self.program), [*([] if loss is None else [loss]), *carry, *aux], strict=True)
+                )
+                return [by_var[v] for v in self.targets], found
 
+            leaves = [x for v, x in zip(inputs, flat, strict=True) if v in self.order]
+            if self.targets is not None:
+                _, pull, found = jax.vjp(outputs, leaves, has_aux=True)
+                return found, pull(list(cotangents))
             if self.program.loss is None:
                 return rule(flat, t0)
-            return jax.value_and_grad(loss, has_aux=True)(
-                [x for v, x in zip(inputs, flat, strict=True) if v in self.order]
-            )
+            return jax.value_and_grad(outputs, has_aux=True)(leaves)
 
         def struct(i: int, v: Var | None):
             added = tuple(axis.size for axis in reversed(self.axes) if axis.varies[i])
@@ -79,8 +89,16 @@ class PlanEvaluator:
             own = [self.batch if axis == split.get(v) else n for axis, n in enumerate(v.shape)]
             return jax.ShapeDtypeStruct((*added, *lead, *own), v.dtype)
 
-        flat = mapped(lambda *flat: gradient(flat[:-1], flat[-1]), self.axes)
-        return flat, [struct(i, v) for i, v in enumerate((*inputs, None))]
+        def cotangent(i: int, v: Var):
+            sizes = {"t": domain.length, "b": self.batch}
+            own = [sizes[d] for d in ("t", "b") if d in output_dims(self.program, v)]
+            added = tuple(axis.size for axis in reversed(self.axes) if axis.varies[i])
+            return jax.ShapeDtypeStruct((*added, *own, *v.shape), v.dtype)
+
+        n = len(inputs)
+        flat = mapped(lambda *flat: gradient(flat[:n], *flat[n:]), self.axes)
+        given = [cotangent(n + 1 + i, v) for i, v in enumerate(self.targets or ())]
+        return flat, [*(struct(i, v) for i, v in enumerate((*inputs, None))), *given]
 
     def jaxpr(self, plan: Plan) -> Any:
         """What is computed, without dead code."""

@@ -31,12 +31,6 @@ class Options:
     autotune: bool = False
 
     @property
-    def asked(self) -> str | None:
-        """The argument that a gradient without a plan would drop."""
-        given = {"memory_budget": self.memory_budget, "plan": self.plan}
-        return next((name for name, value in given.items() if value is not None), None)
-
-    @property
     def replans(self) -> bool:
         """Whether another plan may be needed under ``jax.vmap``."""
         return self.memory_budget is not None
@@ -55,7 +49,7 @@ class Options:
         best = choose(learner, order, batch, rule.target, rule.split.devices)
         if self.memory_budget is None and not self.autotune:
             return best
-        evaluator = evaluator_of(rule, order, axes)
+        evaluator = evaluator_of(rule, order, axes, learner)
         return rule.once(("planned", learner.targets, evaluator), lambda: self._found(evaluator, learner, best))
 
     def _found(self, evaluator: PlanEvaluator, learner: Learner, best: Plan) -> Plan:
@@ -66,7 +60,13 @@ class Options:
         return tune(evaluator, learner, fitting, lambda plan: budget is None or within(evaluator, plan, budget))
 
 
-def evaluator_of(rule: GradientRule, order: Sequence[Var], axes: tuple[Added, ...] = ()) -> PlanEvaluator:
-    """The loss of a rule's program and its gradient with respect to ``order``, for one device, under any plan."""
-    make = lambda: PlanEvaluator(rule.program, tuple(order), rule.split.batch, rule.target, axes)  # noqa: E731
-    return rule.once(("evaluator", tuple(order), axes), make)
+def evaluator_of(
+    rule: GradientRule, order: Sequence[Var], axes: tuple[Added, ...] = (), learner: Learner | None = None
+) -> PlanEvaluator:
+    """The loss of a rule's program and its gradient with respect to ``order``, for one device, under any plan.
+
+    Of a ``learner`` with other targets than the loss: the program, and the pullback of these.
+    """
+    targets = None if learner is None or learner.targets == (rule.program.loss,) else learner.targets
+    make = lambda: PlanEvaluator(rule.program, tuple(order), rule.split.batch, rule.target, axes, targets)  # noqa: E731
+    return rule.once(("evaluator", tuple(order), axes, targets), make)
