@@ -24,7 +24,7 @@ def schedule(units: list[Unit]) -> list[Unit]:
     loops = [unit for unit in units if _is_loop(unit)]
     for loop in loops:
         waiting[id(loop)] += 1
-    first = sorted((u for u in units if waiting[id(u)] == 0), key=_reads_constants)
+    first = sorted((u for u in units if waiting[id(u)] == 0), key=lambda u: not u.reads)  # arguments before constants
     ready: deque = deque([*((u, _STEPS[False]) for u in first), *((u, _COUNTER) for u in loops)])
     order = []
     while ready:
@@ -45,11 +45,6 @@ def schedule(units: list[Unit]) -> list[Unit]:
 _STEPS = {False: ("run",), True: ("pack", "run", "unpack")}
 #: The zero that it counts from is copied, after all that begins with arguments and constants of the program.
 _COUNTER = ("count",)
-
-
-def _reads_constants(unit: Unit) -> bool:
-    """Arguments come first, constants later."""
-    return not unit.reads or any(v.known is not None for v in unit.reads)
 
 
 def _is_loop(unit: Unit) -> bool:

@@ -101,20 +101,19 @@ def timeline(jaxpr: Any) -> Timeline:
       >>> [s.filled for s in found.segments if s.device == found.peak_device][:4]
       [12288, 16384, 20480, 24576]
     """
-    return Timeline(tuple(_segments(program_moments(*J.body_of(jaxpr)), False)))
+    return Timeline(tuple(_segments(program_moments(J.body_of(jaxpr)[0]), False)))
 
 
 def _segments(moments: Iterable[Moment], learning: bool) -> Iterator[Segment]:
     for m in moments:
         learns = learning or LEARNING in _scope(m)
-        outer, saved = _without(_holding(m.live, learns), m.saved())
+        outer = _holding(m.live, learns)
         if m.node.op is not J.SCAN:
-            inside, _ = _without(_holding(m.inside, learns), saved)
-            yield replace(_and(outer, inside), work=_work(m))
+            yield replace(_and(outer, _holding(m.inside, learns)), work=_work(m))
             continue
         trips = m.node.equation.params["length"]
         consts, carry = J.scan_counts(m.node.equation.params)
-        body = loop_moments(*J.body_of(m.node.equation.params["jaxpr"]), consts, carry)
+        body = loop_moments(J.body_of(m.node.equation.params["jaxpr"])[0], consts, carry)
         inner = coarse([*_segments(body, learns)], OPERATIONS)
         stacked = [v for v in m.node.outs[carry:] if v in m.live]
         groups = min(trips, ITERATIONS)
@@ -127,8 +126,7 @@ def _segments(moments: Iterable[Moment], learning: bool) -> Iterator[Segment]:
                 filled_host=max(0, outer.filled_host - unwritten[True]),
             )
             for s in inner:
-                inside, _ = _without(s, saved)
-                yield _and(now, replace(inside, work=s.work * trips / groups))
+                yield _and(now, replace(s, work=s.work * trips / groups))
 
 
 def _holding(values: Sequence[Value], learning: bool) -> Segment:
@@ -136,13 +134,6 @@ def _holding(values: Sequence[Value], learning: bool) -> Segment:
         return sum(v.bytes for v in values if v.host == host and not (filled and _empty(v)))
 
     return Segment(0.0, total(False, False), total(True, False), total(False, True), total(True, True), learning)
-
-
-def _without(segment: Segment, saved: int) -> tuple[Segment, int]:
-    """The segment without bytes on the device that lie in buffers of results, and how many more of those there are."""
-    here = min(saved, segment.device)
-    device = segment.device - here
-    return replace(segment, device=device, filled=min(segment.filled, device)), saved - here
 
 
 def _empty(value: Value) -> bool:

@@ -1,15 +1,16 @@
 """A memory budget: the fastest plan whose temporary bytes fit.
 
-Plans are listed from fast to slow; for each form, tiles shrink until the static estimate fits. The plan that is found is
-compiled, compared with XLA's own number, and found again once if that is over. TimeRL section 5.4 decides tensor by tensor
-when to swap; here whole plans are compared, and simulating again is one of them.
+Plans are listed from fast to slow; for each form, tiles shrink until the static bound fits. The plan that is found is
+compiled: XLA's own number decides. If that is over, it corrects the bounds of its form, and the next plan is looked for, in
+the same form or a slower one; three plans are compiled at most, the last one that which needs least. TimeRL section 5.4
+decides tensor by tensor when to swap; here whole plans are compared, and simulating again is one of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlfx._checks import expect, number
@@ -24,8 +25,11 @@ from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
 
-#: What part of the budget an estimate may fill: estimates are within a fifth of what XLA allocates.
+#: What part of the budget the bound may fill.
 MARGIN = 0.85
+
+#: How many plans are compiled at most.
+COMPILATIONS = 3
 
 #: The planner offloads values of at least so many bytes: smaller ones cost more in transfers than they free.
 OFFLOADED = 1 << 20
@@ -45,6 +49,35 @@ class Fitted:
     plan: Plan
     estimated: int
     measured: int
+
+
+@dataclass(eq=False)
+class Tried:
+    """Which plans were compiled, and what that says of the others.
+
+    Attributes:
+      exact: their temporary bytes by XLA.
+    """
+
+    evaluator: PlanEvaluator
+    exact: dict[Plan, int] = field(default_factory=dict)
+
+    def measure(self, plan: Plan) -> int:
+        """By XLA, which compiles the plan."""
+        return self.exact.setdefault(plan, self.evaluator.measured(plan))
+
+    def expected(self, plan: Plan) -> float:
+        """At most so many bytes, by the bound; of a form that was compiled, as far off as it was there."""
+        errors = [exact / max(1, self.evaluator.estimated(p)) for p, exact in self.exact.items() if p.form == plan.form]
+        return self.exact.get(plan, self.evaluator.estimated(plan) * max(errors, default=1.0) / MARGIN)
+
+    @property
+    def smallest(self) -> Plan | None:
+        """The plan that is expected to need least, of those that were looked at."""
+        return min(self.evaluator.looked_at, key=self.expected, default=None)
+
+    def fitted(self, plan: Plan) -> Fitted:
+        return Fitted(plan, self.evaluator.estimated(plan), self.exact[plan])
 
 
 def validate_budget(budget: Any) -> int:
@@ -67,21 +100,17 @@ def fit(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) 
     Raises:
       MemoryBudgetError: if none does. It names the smallest budget that would do, and what does not shrink.
     """
-    program, room = evaluator.program, MARGIN * budget
-    fallback = None
-    for _ in range(2):  # plan, compile, compare; plan once more if XLA needs more than was estimated
-        found = search(evaluator, learner, fastest, room)
+    program, tried = evaluator.program, Tried(evaluator)
+    for _ in range(COMPILATIONS - 1):
+        found = search(tried, learner, fastest, budget)
         if found is None:
             break
-        measured = evaluator.measured(found)
-        if measured <= budget:
-            return Fitted(found, evaluator.estimated(found), measured)
-        fallback = found
-        room *= MARGIN * budget / measured
-    smallest = evaluator.smallest or fallback or fastest
-    needed = evaluator.measured(smallest)
+        if tried.measure(found) <= budget:
+            return tried.fitted(found)
+    smallest = tried.smallest or fastest
+    needed = tried.measure(smallest)
     if needed <= budget:
-        return Fitted(smallest, evaluator.estimated(smallest), needed)
+        return tried.fitted(smallest)
     kept = [str(v) for v in largest_values(evaluator.jaxpr(smallest), 3)]
     mapped = (
         f", mapped {' x '.join(str(axis.size) for axis in evaluator.axes)} times by jax.vmap," if evaluator.axes else ""
@@ -116,25 +145,21 @@ def _if_offloaded(evaluator: PlanEvaluator, learner: Learner, smallest: Plan, bu
     )
 
 
-def search(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, room: float) -> Plan | None:
-    """The first plan, from fast to slow, whose estimate fits into ``room`` bytes; None if none does."""
-    if evaluator.estimated(fastest) <= room:
-        return fastest
-    for plans in _families(evaluator, learner, fastest):
-        found = _largest_that_fits(evaluator, list(plans), room)
-        if found is not None:
-            return found
-    return None
+def search(tried: Tried, learner: Learner, fastest: Plan, budget: int) -> Plan | None:
+    """The first plan, from fast to slow, that is expected to fit and was not compiled; None if there is none."""
+    families = ([fastest], *_families(tried.evaluator, learner, fastest))
+    found = (_largest_that_fits(tried, [p for p in plans if p not in tried.exact], budget) for plans in families)
+    return next((plan for plan in found if plan is not None), None)
 
 
-def _largest_that_fits(evaluator: PlanEvaluator, plans: list[Plan], room: float) -> Plan | None:
-    """Of plans whose memory falls, the first that fits."""
-    if not plans or evaluator.estimated(plans[-1]) > room:
+def _largest_that_fits(tried: Tried, plans: list[Plan], budget: int) -> Plan | None:
+    """Of plans whose memory falls, the first that is expected to fit."""
+    if not plans or tried.expected(plans[-1]) > budget:
         return None
     low, high = 0, len(plans) - 1  # plans[high] fits
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if evaluator.estimated(plans[middle]) <= room else (middle + 1, high)
+        low, high = (low, middle) if tried.expected(plans[middle]) <= budget else (middle + 1, high)
     return plans[high]
 
 

@@ -51,10 +51,9 @@ class PlanEvaluator:
         return self._known[what, plan]
 
     @property
-    def smallest(self) -> Plan | None:
-        """The plan with the least estimate so far."""
-        tried = [plan for what, plan in self._known if what == "jaxpr"]
-        return min(tried, key=self.estimated, default=None)
+    def looked_at(self) -> list[Plan]:
+        """The plans with an estimate so far."""
+        return [plan for what, plan in self._known if what == "jaxpr"]
 
     def _function(self, plan: Plan) -> tuple:
         domain = self.program.domain
