@@ -13,6 +13,11 @@ def init_mlp(key, sizes, last_scale=1.0):
     return [(w, jnp.zeros(w.shape[1])) for w in weights]
 
 
+def one_each(fn, keys):
+    """``jax.vmap(fn)(keys)``, key by key: on a CPU two batched QRs of one program may wait for each other's threads, for ever."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(fn, keys))
+
+
 def mlp(layers, x):
     """``x[in] -> [out]``, for one environment: tanh between the layers."""
     *hidden, (w_out, b_out) = layers

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from networks import one_each
 
 import rlfx.envs
 from rlfx.training import Callback, Checkpoints, Evaluate, Interrupt, NaNGuard, Progress, run
@@ -108,7 +109,7 @@ def interquartile_mean(x):
 def learn(recipe: Recipe, seeds=(0, 1, 2), episodes=100, callbacks: tuple[Callback, ...] = ()) -> tuple[Any, Curve]:
     """``(agents, curve)``: the agents of all seeds, each leaf with a leading axis, and what they learned."""
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed)))(jnp.array(seeds))
-    agents = jax.jit(jax.vmap(recipe.init))(keys[:, 0])
+    agents = one_each(jax.jit(recipe.init), keys[:, 0])
 
     rows = []
     evaluation = Evaluate(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.lax import stop_gradient
-from networks import init_mlp, mlp
+from networks import init_mlp, mlp, one_each
 from recipes import Carry, Recipe, Transition, main
 
 import rlfx.envs
@@ -115,7 +115,7 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
 
     def init(key):
         actor_key, critic_key, env_key = jax.random.split(key, 3)
-        critics = jax.vmap(lambda k: init_mlp(k, (OBS + ACTIONS, *hidden, 1)))(jax.random.split(critic_key))
+        critics = one_each(lambda k: init_mlp(k, (OBS + ACTIONS, *hidden, 1)), jax.random.split(critic_key))
         params = Params(init_mlp(actor_key, (OBS, *hidden, 2 * ACTIONS), 0.01), critics, jnp.float32(0.0))
         obs, nothing = jnp.zeros(OBS), jnp.float32(0.0)
         memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(ACTIONS), nothing, jnp.bool_(False), obs), batch=envs)

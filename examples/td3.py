@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.lax import stop_gradient
-from networks import init_mlp, mlp
+from networks import init_mlp, mlp, one_each
 from recipes import Carry, Recipe, Transition, main
 
 import rlfx.envs
@@ -135,7 +135,7 @@ def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 
         new_critic = lambda k: init_mlp(k, (OBS + ACTIONS, *hidden, 1))  # noqa: E731
         params = Params(
             init_mlp(actor_key, (OBS, *hidden, ACTIONS), 0.01),
-            jax.vmap(new_critic)(jax.random.split(critic_key, parts.critics)),
+            one_each(new_critic, jax.random.split(critic_key, parts.critics)),
         )
         learner = Learner(params, params, Params(*map(optimizer.init, params)))
         obs, nothing = jnp.zeros(OBS), jnp.float32(0.0)

@@ -15,6 +15,7 @@ import recipes
 import recurrent_ppo
 import sac
 import td3
+from networks import one_each
 
 import rlfx.envs
 from rlfx.training import Checkpoints, NaNGuard, run
@@ -71,7 +72,7 @@ def equal(a, b):
 def test_a_recipe_trains_goes_on_and_is_evaluated(name, tmp_path):
     """Two seeds, everything saved after two updates, and on to the fourth: as if never stopped. All buffers are donated."""
     recipe = RECIPES[name][0]()
-    agents = jax.jit(jax.vmap(recipe.init))(jax.random.split(KEY))
+    agents = one_each(jax.jit(recipe.init), jax.random.split(KEY))
     keys, update = jax.random.split(jax.random.key(1)), jax.vmap(recipe.update)
 
     def train(updates, *callbacks):

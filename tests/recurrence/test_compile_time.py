@@ -205,6 +205,28 @@ def test_estimates_of_deep_programs():
     assert estimate_temp_bytes(evaluator.jaxpr(Plan())) < 10_000
 
 
+def test_a_learner_of_2000_equations_is_planned_and_estimated_in_proportion():
+    """Gradients through time, with 500, 1,000 and 2,000 equations in the loop."""
+
+    def work(n):
+        def f(p, c, t):
+            h = c
+            for _ in range(n // 2):
+                h = jnp.sin(h * p)
+            return h, h
+
+        def plan():
+            fn = rlfx.compile(f, length=40, batch=8)
+            assert fn.explain(jnp.float32(1.0), jnp.ones(8)).predicted_bytes > 0
+
+        return calls(plan)
+
+    work(8)
+    few, more, most = map(work, (500, 1000, 2000))
+    assert more / few < 2.2
+    assert most / more < 2.2
+
+
 @pytest.mark.parametrize("f", [chain, diamonds], ids=["chain", "diamonds"])
 def test_blocks_of_a_deep_loss(f):
     """Of parameters alone, of what has the batch, and of a number repeated for all of the batch."""
