@@ -217,7 +217,7 @@ def _carried(g: Grower, rng: np.random.Generator, roots: tuple[Node, ...]) -> tu
         following[0] = ("h", Node("stop", (following[0][1],)))
         following[1] = ("v", Node("vstop", (following[1][1],)))
     following.append(("n", Node("next")))
-    if any(n.form == "m" for r in roots for n in nodes(Tree((r,), ()))):
+    if any(n.form == "m" for n in nodes(Tree(roots, (), g.history))):
         following.append(("m", Node("share", (Node("h"), Node("m")))))
     return tuple(following)
 

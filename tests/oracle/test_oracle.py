@@ -113,6 +113,14 @@ def test_a_wrong_value_and_a_wrong_gradient_are_found(monkeypatch):
         assert any(what in w for w in driver.check(tree, plans=0).wrong), wrong
 
 
+def test_what_only_a_history_reads_is_carried():
+    tree = grow.chosen(10894)
+    assert tree.history
+    assert any(n.form == "m" for n in nodes(Tree((), (), tree.history)))
+    assert not any(n.form == "m" for n in nodes(Tree(tree.roots, ())))
+    assert "m" in dict(tree.carried)
+
+
 def test_close_comparisons_are_skipped():
     """Where rounding could decide, nothing is compared: a kink 1e-9 away."""
     tree = Tree((Node("relu", (Node("a"),)),), found.IDLE, length=1, batch=None)
