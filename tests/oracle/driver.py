@@ -74,6 +74,8 @@ def expect(tree: Tree) -> list[Expected] | None:
             groups = [[leaf for leaf in leaves if (leaf[1] in ("q", "lo")) == low] for low in (False, True)]
             together = [{leaf: directions[leaf] for leaf in group} for group in groups if group]
             slopes = loops.slopes(tree, p, carry, t0, tape, together)
+            if tape.closest < loops.MARGIN:
+                return None
             calls.append(Expected(p, carry, t0, result, directions, slopes))
             carry = carry | result.carry
     return calls

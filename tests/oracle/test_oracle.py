@@ -131,6 +131,19 @@ def test_close_comparisons_are_skipped():
         assert (tape.closest < loops.MARGIN) == close
 
 
+def test_ties_by_chance_are_skipped():
+    """Two values that are equal, and move apart; the same value twice stays."""
+    for form, other, close in (("larger", Node("third"), True), ("max_b", None, False)):
+        tree = Tree((Node(form, (Node("a"), other) if other else (Node("a"),)),), found.IDLE, length=1, batch=2)
+        params, carry = numbers(tree)
+        params["w"][1] = params["a"]
+        tape = loops.Tape({})
+        loops.run(tree, params, carry, 0, tape)
+        assert tape.closest == np.inf
+        loops.slopes(tree, params, carry, 0, tape, [{("params", "a"): np.array(1.0)}])
+        assert (tape.closest < loops.MARGIN) == close
+
+
 def test_numbers_by_hand():
     """The NumPy side against arithmetic: a discounted sum of what is ahead, its derivative, and an end."""
     tree = Tree((Node("discounted", (Node("slice", (Node("h"),), ("t:",)),)),), found.IDLE, length=3, batch=1, until=2)

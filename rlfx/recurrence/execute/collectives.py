@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.execute.extent import Extent
+from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.held import counted
 from rlfx.recurrence.execute.ragged import extreme_of
 from rlfx.recurrence.execute.values import Value, axis_of, expand, map_over, mask_like
@@ -34,8 +34,8 @@ def reduce_value(
     mask = None if valid is None else mask_like(expand(valid, dims, sizes).data, data)
     if mask is not None and not counts:
         data = jnp.where(mask, data, jnp.asarray(extreme_of(data.dtype, op == "min"), data.dtype))
-    if op in ("max", "min") and "b" in over and extent.mesh_axis is not None:
-        return Value(_extreme_over_devices(op, data, axes, finish), dims - set(over))
+    if op in ("max", "min"):
+        return Value(largest_or_smallest(op, data, axes, finish), dims - set(over))
     if mask is None or not counts:
         found = finish(op, getattr(jnp, op)(widened(data) if counts else data, axis=axes))
         return Value(found.astype(data.dtype), dims - set(over))
@@ -43,26 +43,6 @@ def reduce_value(
     if op == "mean":
         total = total / finish("sum", jnp.sum(mask, axis=axes).astype(total.dtype))
     return Value(total.astype(data.dtype), dims - set(over))
-
-
-def _extreme_over_devices(op: str, data: Any, axes: tuple[int, ...], finish: Callable) -> Any:
-    """The largest or smallest element: those that tie share its derivative, wherever they are."""
-
-    @jax.custom_jvp
-    def extreme(x):
-        return finish(op, getattr(jnp, op)(x, axis=axes))
-
-    @extreme.defjvp
-    def _(primals, tangents):
-        (x,), (dx,) = primals, tangents
-        found = extreme(x)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return found, J.zero_tangent_like(found)
-        chosen = (x == jnp.expand_dims(found, axes)).astype(x.dtype)
-        count = finish("sum", jnp.sum(chosen, axis=axes))
-        return found, finish("sum", jnp.sum(chosen * dx, axis=axes)) / count
-
-    return extreme(data)
 
 
 def _reduce(run: Any, equation: Equation, values: list[Value], env, t: Value) -> list[Value]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.ragged.infinite import of_valid
 from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, align_contracted, replaced, without
 from rlfx.recurrence.execute.ragged.tree_reduction import EXTREMES, by_halves, extreme
@@ -40,8 +41,9 @@ def _only(part: Part, axes: Any, clean: bool = False) -> Part:
 def _reduce(point: Here, equation: Equation, operand: Part, *, identity: Callable[[Any], Any]) -> list[Part]:
     axes = equation.params["axes"]
     data = point.masked(_only(operand, axes), equation.inputs[0].shape, identity(operand.data.dtype))
-    if point.halves and by_halves(equation.op, axes, data):
-        out = extreme(equation.op, data)
+    if equation.op in EXTREMES and jnp.issubdtype(data.dtype, jnp.floating):
+        by = partial(extreme, equation.op) if point.halves and by_halves(equation.op, axes, data) else None
+        out = largest_or_smallest(equation.op.name.removeprefix("reduce_"), data, axes, reduced=by)
     else:
         (out,) = J.bind(equation.op, dict(equation.params), data)
     return [Part(out, tuple(s for i, s in enumerate(operand.starts) if i not in axes), operand.clean)]

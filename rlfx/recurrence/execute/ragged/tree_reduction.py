@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -27,9 +26,8 @@ def by_halves(op: Any, axes: tuple[int, ...], x: Any) -> bool:
     return op in EXTREMES and axes == (x.ndim - 1,) and x.shape[-1] > _ROW and floats
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def extreme(op: Any, x: Any) -> Any:
-    """``reduce_max`` or ``reduce_min`` over the last axis, with its derivative: ties share it evenly.
+    """``reduce_max`` or ``reduce_min`` over the last axis.
 
     Args:
       op: the primitive.
@@ -41,13 +39,6 @@ def extreme(op: Any, x: Any) -> Any:
     """
     both, many = EXTREMES[op]
     return _halved(both, lambda piece: many(piece, (piece.ndim - 1,)), [x])
-
-
-@extreme.defjvp
-def _(op: Any, primals: tuple, tangents: tuple) -> tuple:
-    (x,) = primals
-    _, tangent = jax.jvp(lambda x: EXTREMES[op][1](x, (x.ndim - 1,)), primals, tangents)
-    return extreme(op, x), tangent
 
 
 def reduced(both: Callable, many: Callable, pieces: Sequence, axis: int, halves: bool) -> Any:

@@ -1,0 +1,82 @@
+"""Derivatives of the largest and the smallest: XLA may compute an element twice, and round it differently."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.recurrence.execute.extremes import largest_or_smallest
+
+T, MEMBERS = 5, 12
+KINDS = {
+    "b": (lambda op, v, t: getattr(rlfx, op)(v, "b"), lambda v, t, b: v[t]),
+    "t": (lambda op, v, t: getattr(rlfx, op)(v, "t"), lambda v, t, b: v[:, b]),
+    "tb": (lambda op, v, t: getattr(rlfx, op)(v, "tb"), lambda v, t, b: v),
+    "ahead": (lambda op, v, t: getattr(rlfx.series(v)[t : t + 3], op)(), lambda v, t, b: v[t : t + 3, b]),
+    "so far": (lambda op, v, t: getattr(rlfx.series(v)[: t // 2 + 1], op)(), lambda v, t, b: v[: t // 2 + 1, b]),
+}
+
+
+def loss(kind, op, h):
+    """Float64, and loops."""
+    v = np.array([[0.3 * (T - t) * x * np.sin(x) for x in h] for t in range(T)])
+    _, elements = KINDS[kind]
+    extremes = [[getattr(np, op)(elements(abs(v - 0.01), t, b)) for b in range(len(h))] for t in range(T)]
+    return np.mean((v - v.mean()) / (np.array(extremes) + 0.5))
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [2, 7])
+def test_there_is_always_one_that_attains_it(kind: str, op: str, batch: int):
+    """240 members. By hand, ``jit(grad(...))`` of such programs is NaN for more than half of the numbers."""
+
+    def program(_, h, t):
+        s = rlfx.series(h)
+        scores = s[t:]
+        v = 0.3 * (scores @ jnp.sin(scores))
+        found = KINDS[kind][0](op, jnp.abs(v - 0.01), t)
+        return (v - rlfx.mean(v)) / (found + 0.5), h
+
+    unrolled = rlfx.compile(program, length=T, batch=batch, transform=rlfx.vectorize)
+    run = jax.jit(jax.value_and_grad(lambda h: unrolled(None, h)[0]))
+    rng, compared = np.random.default_rng(batch), 0
+    while compared < MEMBERS:
+        h = rng.uniform(-1, 1, batch)
+        steps = 1e-5 * np.eye(batch)
+        slopes, near = (
+            np.array([(loss(kind, op, h + k * d) - loss(kind, op, h - k * d)) / (2e-5 * k) for d in steps])
+            for k in (1, 20)
+        )
+        if not np.allclose(slopes, near, rtol=1e-3, atol=1e-4):
+            continue  # a kink is near
+        compared += 1
+        got, gradient = run(jnp.asarray(h, jnp.float32))
+        np.testing.assert_allclose(got, loss(kind, op, h), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(gradient, slopes, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_ties_share_as_in_jax(op: str):
+    """Values, first and second derivatives of 24 arrays with ties, over one axis and two; integers have none."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 3, (12, 4, 3, 2)), jnp.float32)
+    for axes in ((1,), (0, 2)):
+        w = jnp.asarray(rng.uniform(-1, 1, (12, *jnp.max(x[0], axes).shape)), jnp.float32)
+
+        def results(f, axes=axes, w=w):
+            def square(x, w):
+                return (f(x, axes) ** 2 * w).sum()
+
+            slope = jax.grad(square)
+            return jax.jit(jax.vmap(lambda x, w: (f(x, axes), slope(x, w), jax.grad(lambda x: slope(x, w).sum())(x))))(
+                x, w
+            )
+
+        ours = results(lambda x, axes: largest_or_smallest(op, x, axes))
+        theirs = results(lambda x, axes: getattr(jnp, op)(x, axis=axes))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+    assert largest_or_smallest(op, jnp.arange(3), (0,)) == (2 if op == "max" else 0)
