@@ -192,7 +192,7 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
     def largest(x: np.ndarray) -> Any:
         x = np.sort(np.asarray(x))
         if len(x) > 1 and x.dtype.kind == "f":
-            tape.note(x[-1] - x[-2])
+            tape.note(x[-1] - x[:-1])  # the same value may be there twice
         return x[-1]
 
     def argmax(x: np.ndarray) -> int:

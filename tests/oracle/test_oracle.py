@@ -142,6 +142,11 @@ def test_ties_by_chance_are_skipped():
         assert tape.closest == np.inf
         loops.slopes(tree, params, carry, 0, tape, [{("params", "a"): np.array(1.0)}])
         assert (tape.closest < loops.MARGIN) == close
+    tree = Tree((Node("max_tb", (Node("xb"),)),), found.IDLE, length=2, batch=2)  # each value is there twice
+    params, carry = numbers(tree)
+    tape = loops.Tape({})
+    loops.run(tree, params | {"bs": np.array([0.5, 0.5 + 1e-6])}, carry, 0, tape)
+    assert 0 < tape.closest < loops.MARGIN
 
 
 def test_numbers_by_hand():

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.graph import first_operands, in_order
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.collectives import SPECIAL
@@ -127,6 +128,13 @@ class Execution:
         if self.unseen is None or self.program.alive not in self.env or not self.unseen(var):
             return value
         return self.held_by(self.valid(self.env), value, first or first_of({var: value})[var])
+
+    def _until_the_end(self, source: Value) -> Value:
+        """A series that is sliced. The slices may be kept for the learner: what no timestep sees is not infinite there."""
+        if not self.domain.until or "t" not in source.dims or not J.is_inexact(source.data):
+            return source
+        first = Value(source.data[0], source.dims - {"t"})
+        return self.held_by(self.valid(self.env), source, first) if self.program.alive in self.env else source
 
     def held_by(self, alive: Value, value: Value, first: Value) -> Value:
         """As :meth:`held`, by a mask of one timestep or of all."""
@@ -301,7 +309,7 @@ class Execution:
                 source, equation, [of_atom(a, env) for a in equation.operands], t, self.t0, self.domain, self.sizes
             )
         if isinstance(access, Slice):
-            return reads.read_slice(source, equation, self.domain, self.sizes)
+            return reads.read_slice(self._until_the_end(source), equation, self.domain, self.sizes)
         n = self.length if found.future or found.after_end else self.domain.length
         if isinstance(access, Point):
             start = lambda: self.first(equation.start)  # noqa: E731

@@ -64,6 +64,6 @@ def _first(op: str, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
         stays = before(a, b) | (a != a) | ((a == b) & (i < j))
         return jax.lax.select(stays, a, b), jax.lax.select(stays, i, j)
 
-    start = (jnp.asarray(lowest, x.dtype), jnp.asarray(jnp.iinfo(jnp.int32).max))
+    start = (jnp.asarray(lowest, x.dtype), jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32))
     own, at = jax.lax.reduce((x, place), start, better, axes)
     return jnp.expand_dims(own, axes), place == jnp.expand_dims(at, axes)

@@ -105,6 +105,8 @@ class Here:
         for axis in part.ragged:
             if part.starts[axis] != ANYWHERE:
                 sample = self._one(sample, part.starts[axis], axis)
+        if J.is_inexact(sample):  # an empty slice has no valid data, and infinity times nothing is not a number
+            sample = jnp.where(jnp.isfinite(sample), sample, jnp.ones_like(sample))
         return Part(jnp.where(mask, part.data, lax.stop_gradient(sample)), part.starts, True)
 
     def _one(self, data: Any, position: Any, axis: int) -> Any:
