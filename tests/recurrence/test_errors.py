@@ -267,30 +267,44 @@ def test_returning_a_series():
 # -- slices of symbolic length ------------------------------------------------------------------------------------
 
 
+#: A slice, one like it that may be empty, and a length that some of the first have and others do not.
+CUTS = {
+    "t:": lambda x, t: (x[t:], x[t + 1 :], 2),
+    ":t + 1": lambda x, t: (x[: t + 1], x[:t], 2),
+    "t:t + 2": lambda x, t: (x[t : t + 2], x[t + 1 : t + 3], 1),
+    "t - t % 2:t + 1": lambda x, t: (x[t - t % 2 : t + 1], x[t - t % 2 : t], 1),
+    "made of one": lambda x, t: (jnp.sin(x[t // 2 : t + 1]) * 2.0, jnp.cos(x[t // 2 + 1 : t + 1]), 2),
+}
+
+
 @pytest.mark.parametrize(
     "use",
     [
-        lambda x, t: x[t:].reshape(2, -1),
-        lambda x, t: jnp.stack([x[t:], x[: t + 1]]),
-        lambda x, t: x[t:] + x[: t + 1],
-        lambda x, t: jnp.max(x[t + 1 :]),
-        lambda x, t: len(x[t:]),
-        lambda x, t: 1.0 if x[t:].shape[0] > 2 else 0.0,
-        lambda x, t: jnp.fft.fft(x[t:]).real,
-        lambda x, t: jnp.linspace(0, 1, x[t:].shape[0]),
-        lambda x, t: jax.random.normal(t.key, x[t:].shape),
-        lambda x, t: next(iter(x[t:])),
-        lambda x, t: jnp.tile(x[t:], 2),
+        lambda s, x, t: s[0].reshape(2, -1),
+        lambda s, x, t: jnp.stack([s[0], x[t // 3 : t + 2]]),
+        lambda s, x, t: s[0] + x[t // 3 : t + 2],
+        lambda s, x, t: jnp.max(s[1]),
+        lambda s, x, t: len(s[0]),
+        lambda s, x, t: 1.0 if s[0].shape[0] > s[2] else 0.0,
+        lambda s, x, t: jnp.fft.fft(s[0]).real,
+        lambda s, x, t: jnp.linspace(0, 1, s[0].shape[0]),
+        lambda s, x, t: jax.random.normal(t.key, s[0].shape),
+        lambda s, x, t: next(iter(s[0])),
+        lambda s, x, t: jnp.tile(s[0], 2),
     ],
     ids=["reshape", "stack", "add", "max of empty", "len", "if", "fft", "linspace", "random", "iterate", "tile"],
 )  # fmt: skip
 def test_an_operation_without_meaning_on_a_symbolic_length(use):
-    def f(p, c, t):
-        return jnp.sum(use(rlfx.series(1.0 * t, start=0.0, end=0.0), t)), c
+    """Each of five slices: 55 members."""
+    for cut in CUTS.values():
 
-    message = refusal(UnsupportedSliceOp, f, key=KEY)
-    assert "at test_errors.py:" in message
-    assert "x.window(lo, hi, fill=v)" in message
+        def f(p, c, t, cut=cut):
+            x = rlfx.series(1.0 * t, start=0.0, end=0.0)
+            return jnp.sum(use(cut(x, t), x, t)), c
+
+        message = refusal(UnsupportedSliceOp, f, key=KEY)
+        assert "at test_errors.py:" in message
+        assert "x.window(lo, hi, fill=v)" in message
 
 
 def test_ranks_that_differ_under_strict_promotion():

@@ -215,8 +215,29 @@ def test_shared_closes_over_no_value_of_one_environment():
     assert rlfx.unroll(of_all, length=3, batch=2)(2.0, jnp.arange(2.0), KEY)[1].shape == (3, 2)
 
 
-@pytest.mark.parametrize("reduce", ["median", "max", "", None, 1, ["mean"], True, b"sum"])
+NO_REDUCTIONS = [
+    "median",
+    "max",
+    "",
+    None,
+    1,
+    ["mean"],
+    True,
+    b"sum",
+    "Mean",
+    "SUM",
+    "sum ",
+    "avg",
+    0.5,
+    ("sum",),
+    {"mean"},
+]
+NO_REDUCTIONS += ["mean,sum", "prod", "none", {"reduce": "mean"}]
+
+
+@pytest.mark.parametrize("reduce", NO_REDUCTIONS)
 def test_how_losses_become_one(reduce):
+    """By three functions: 57 members."""
     f = lambda p, c, t: (c, c)  # noqa: E731
     for make in (
         lambda: rlfx.compile(f, length=3, reduce=reduce),
@@ -229,7 +250,11 @@ def test_how_losses_become_one(reduce):
 # -- planning runs nothing -------------------------------------------------------------------------------------------
 
 
+TIME = [None]  # of the program that is traced
+
+
 def test_tuning_never_runs_a_callback():
+    """Three effects in seventeen places: 51 members."""
     seen = []
     note = lambda x: seen.append(float(x)) or np.float32(x)  # noqa: E731
     one = jax.ShapeDtypeStruct((), jnp.float32)
@@ -243,10 +268,28 @@ def test_tuning_never_runs_a_callback():
         lambda f, x: jax.jit(f)(x),
         lambda f, x: jax.lax.cond(x > 0, f, lambda x: x, x),
         lambda f, x: jax.lax.scan(lambda x, _: (f(x), None), x, None, length=2)[0],
+        lambda f, x: jax.lax.switch(1, [lambda x: x, f], x),
+        lambda f, x: jax.lax.fori_loop(0, 2, lambda _, x: f(x), x),
+        lambda f, x: jax.lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, f(s[1])), (0, x))[1],
+        lambda f, x: jax.lax.map(f, jnp.stack([x, x])).sum(),
+        lambda f, x: jax.jit(lambda x: jax.jit(f)(x) + x)(x),
+        lambda f, x: jax.checkpoint(f)(x),
+        lambda f, x: rlfx.every(2, lambda: f(x), otherwise=x),
+        lambda f, x: f(rlfx.series(x, start=0.0)[TIME[0] - 1]),
+        lambda f, x: f(rlfx.series(x)[: TIME[0] + 1].sum()),
+        lambda f, x: f(rlfx.series(x).window(-2, 1, fill=0.0).sum()),
+        lambda f, x: rlfx.solve(lambda s: f(0.5 * s[TIME[0] - 1] + x), start=0.0),
+        lambda f, x: f(x * (1.0 * TIME[0])),
+        lambda f, x: rlfx.series(f(x), end=0.0)[TIME[0] + 1],
     ]
+    assert len(effects) * len(around) >= 50
     for effect in effects.values():
         for wrap in around:
-            program = lambda p, c, t: (p * jax.lax.stop_gradient(wrap(effect, c)), 0.9 * c)  # noqa: E731
+
+            def program(p, c, t, wrap=wrap, effect=effect):
+                TIME[:] = [t]
+                return p * jax.lax.stop_gradient(wrap(effect, c)), 0.9 * c
+
             tuned = rlfx.compile(program, length=4, batch=2, autotune=True)
             assert isinstance(tuned.plan(2.0, jnp.ones(2)), rlfx.Plan)
     assert seen == []
