@@ -198,7 +198,8 @@ def _show(expr: Index) -> str:
     text = ""
     for coefficient, piece in pieces:
         sign = " - " if coefficient < 0 else " + "
-        body = piece if abs(coefficient) == 1 else f"{abs(coefficient)} * {piece if ' ' not in piece else f'({piece})'}"
+        whole = piece if " " not in piece else f"({piece})"
+        body = f"{abs(coefficient)} * {whole}" if abs(coefficient) != 1 else piece if text or coefficient > 0 else whole
         text += (sign if text else ("-" if coefficient < 0 else "")) + body
     if expr.constant or not text:
         text += f" {'-' if expr.constant < 0 else '+'} {abs(expr.constant)}" if text else str(expr.constant)
