@@ -570,6 +570,18 @@ def zero_keys(shape: tuple, dtype: Any) -> Any:
     return prng.random_wrap(jnp.zeros((*shape, *impl.key_shape), jnp.uint32), impl=impl)
 
 
+def keys_of(words: Any, dtype: Any) -> Any:
+    """Typed keys of this dtype from their words."""
+    return prng.random_wrap(words, impl=dtype._impl)
+
+
+def platform() -> str:
+    """The platform that programs are traced for, "cpu", "gpu" or "tpu": that of the mesh around, or jax's own."""
+    around = jax.sharding.get_abstract_mesh()
+    device = None if around.empty else around.abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def computed_once(fn: Callable, static_argnums: tuple[int, ...] = ()) -> Callable:
     """``fn``, whose results XLA computes once, however many use them.
 
@@ -590,7 +602,7 @@ def computed_once(fn: Callable, static_argnums: tuple[int, ...] = ()) -> Callabl
 
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
-        if jax.default_backend() != "cpu":
+        if platform() != "cpu":
             return within(*args)
         with set_xla_metadata(inlineable="false"):
             return apart(*args)

@@ -7,14 +7,20 @@ at hand.
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from rlfx._checks import TEXT, expect, optional
+from rlfx import _jaxpr as J
+from rlfx._checks import CALLABLE, TEXT, Kind, expect, number, optional
+from rlfx.ahead.compilation import LIMIT, Compilation, compile_for
+from rlfx.ahead.machines import MACHINES, Machine
+from rlfx.ahead.program import surroundings
 from rlfx.cores import available_cores
-from rlfx.errors import ScheduleError, located
+from rlfx.errors import ScheduleError, TargetError, located
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -88,6 +94,7 @@ class Target:
       room: what fits where.
       rewrites: what pays there.
       sooner: options of XLA with which it compiles sooner to code that takes the same memory.
+      machine: what a compiler that has no such device is told of it; None: not enough is known.
     """
 
     name: str
@@ -96,14 +103,84 @@ class Target:
     room: Room
     rewrites: Rewrites = Rewrites()
     sooner: tuple[tuple[str, Any], ...] = ()
+    machine: Machine | None = None
 
     def __str__(self) -> str:
         return self.name if self.name == self.platform else f"{self.name} ({self.platform})"
 
     @property
     def is_here(self) -> bool:
-        """Whether programs run on such a platform here."""
-        return self.platform == jax.default_backend()
+        """Whether programs run on such a machine here."""
+        if self.platform != jax.default_backend():
+            return False
+        here = target_of(jax.devices()[0]).machine
+        return self.machine is None or here is None or replace(self.machine, grid=()) == here
+
+    @property
+    def has_triton(self) -> bool:
+        """Whether Triton compiles for it: a GPU of capability 8.0 or later (or one of which that is not known)."""
+        return self.platform == "gpu" and (self.machine is None or self.machine.capability >= (8, 0))
+
+    @property
+    def devices(self) -> int:
+        """How many it is: 16 of ``rlfx.target("h200:2x8")``."""
+        return 1 if self.machine is None else self.machine.devices
+
+    def mesh(self, *names: str) -> jax.sharding.AbstractMesh:
+        """Its devices as a mesh: for ``rlfx.compile(mesh=)``, and for shapes that are split over it.
+
+        Args:
+          names: of the axes; one: all devices along it; as many as the target's grid has numbers: one for each.
+
+        Raises:
+          TargetError: there are more names than numbers, or none.
+
+        Example:
+          >>> rlfx.target("h200:2x8").mesh("b").shape
+          OrderedDict({'b': 16})
+        """
+        grid = (self.devices,) if self.machine is None or len(names) == 1 else self.machine.grid
+        if len(names) != len(grid) or not all(isinstance(name, str) for name in names):
+            fact = f"A mesh of {self.name} has one axis{f', or {len(grid)}' if len(grid) > 1 else ''}; {len(names)} are named."
+            raise TargetError(located(fact, where=J.here(), fix='Name it: rlfx.target("h200:8").mesh("b").'))
+        return surroundings(self._described(), jax.sharding.AbstractMesh(grid, names))
+
+    def compile(self, fn: Callable, *shapes: Any, limit: float = LIMIT) -> Compilation:
+        """A function compiled for this machine, which need not be here: what it takes there, by its own compiler.
+
+        The function is traced here, as if jax ran on the machine, and leaves the process as StableHLO. A process of an
+        environment of its own, with jax's plugin for the machine, compiles it. The result is kept in a file (``RLFX_CACHE``,
+        by default in the user's cache): the same program is compiled once.
+
+        Args:
+          fn: a function of pytrees of arrays and keys; a jitted one with what it donates.
+          shapes: its arguments, arrays or shapes. What is split over a mesh has a sharding
+            (``jax.ShapeDtypeStruct(..., sharding=NamedSharding(target.mesh("b"), P("b")))``); the rest is on all devices.
+          limit: seconds that compiling may take.
+
+        Returns:
+          A :class:`Compilation`: temporary bytes, launches by loop, collectives, host transfers, kernels. It prints.
+
+        Raises:
+          TargetError: there is no environment that compiles for it (with the line that makes one), the program can't leave the
+            process, or compiling failed or took longer, with the compiler's last lines.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, rlfx
+          >>> found = rlfx.target("cpu").compile(lambda x: jnp.tanh(x @ x.T).sum(), jax.ShapeDtypeStruct((256, 64), jnp.float32))
+          >>> found.temp_bytes >= 256 * 256 * 4, found.launches, found.collectives
+          (True, 2, ())
+        """
+        fn = expect("fn", fn, CALLABLE, TargetError, of="target.compile")
+        limit = expect("limit", limit, number(above=0), TargetError)
+        return compile_for(self._described(), self.name, fn, shapes, limit)
+
+    def _described(self) -> Machine:
+        if self.machine is None:
+            fact = f"Nothing is known of {self.name} that its compiler could be told."
+            fix = f"Name a machine: {', '.join(f'rlfx.target({name!r})' for name in MACHINES)}."
+            raise TargetError(located(fact, where=J.here(), fix=fix))
+        return self.machine
 
 
 def _cpu() -> Target:
@@ -116,15 +193,18 @@ def _cpu() -> Target:
         Room(cache=16 * _MIB, tile=16 * _MIB, at_once=4 * _MIB, in_block=_MIB, host=False),
         Rewrites(contractions=True, channels_last=True, tree_reductions=True, shared_rows=128, deferred_rows=12),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
+        MACHINES["cpu"],
     )
 
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    return Target(name, "gpu", Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory))
+    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
+    return Target(name, "gpu", rates, room, machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    return Target(name, "tpu", Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, memory=memory))
+    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, memory=memory)
+    return Target(name, "tpu", rates, room, machine=MACHINES.get(name))
 
 
 #: From the makers' data sheets: products in TF32 (bfloat16 on TPUs, float32 where there is no other), as jax computes them
@@ -152,13 +232,15 @@ def target(name: str | None = None) -> Target:
 
     Args:
       name: "cpu" (the cores of this process), "t4", "a100", "h100", "h200", "v5e", "v6e", or "gpu" or "tpu" for one of which
-        no more is known; None: the devices that jax has here.
+        no more is known; None: the devices that jax has here. Several: "h200:8" of one host, "h200:2x8" of two hosts, "v5e:4x4"
+        of TPU chips by rows and columns. Rates and memory are those of one device.
 
     Returns:
       A :class:`Target` for ``rlfx.compile(target=)``: a frozen value, of which ``dataclasses.replace`` makes another.
+      ``target.compile(fn, *shapes)`` compiles a function for it.
 
     Raises:
-      ScheduleError: the name is not known.
+      ScheduleError: the name is not known, or there are no such grids of it.
 
     Example:
       >>> import rlfx
@@ -166,17 +248,53 @@ def target(name: str | None = None) -> Target:
       139
       >>> rlfx.target("cpu") == rlfx.target("cpu")
       True
+      >>> rlfx.target("h200:2x8").devices
+      16
     """
     name = expect("name", name, optional(TEXT), ScheduleError, of="target")
     if name is None:
-        return target_of(jax.devices()[0])
-    if name == "cpu":
-        return _cpu()
-    if name not in _KNOWN:
-        fact = f"No machine named {name!r} is known: cpu, {', '.join(_KNOWN)}."
+        return _around() or target_of(jax.devices()[0])
+    known, several, grid = name.partition(":")
+    found = _cpu() if known == "cpu" else _KNOWN.get(known)
+    if found is None:
+        fact = f"No machine named {known!r} is known: cpu, {', '.join(_KNOWN)}."
         fix = 'Name one of them, or change one: dataclasses.replace(rlfx.target("gpu"), name="mine", rates=...).'
-        raise ScheduleError(located(fact, fix=fix))
-    return _KNOWN[name]
+        raise ScheduleError(located(fact, where=J.here(), fix=fix))
+    return _of_several(found, grid) if several else found
+
+
+def _of_several(one: Target, grid: str) -> Target:
+    numbers = tuple(map(int, grid.split("x"))) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid) else ()
+    machine = None if one.machine is None else replace(one.machine, grid=numbers)
+    if machine is None or not numbers or (why := machine.misfit()):
+        fact = f"There is no machine {one.name}:{grid}"
+        if machine is None:
+            fact += f": of {one.name} not enough is known."
+        else:
+            fact += f". {why}." if numbers and why else "."
+        raise ScheduleError(
+            located(fact, where=J.here(), fix='Give a number, or rows x columns: "h200:8", "h200:2x8", "v5e:4x4".')
+        )
+    return replace(one, name=f"{one.name}:{grid}", machine=machine)
+
+
+def _around() -> Target | None:
+    """The device that the trace around is for, if it names one (``Target.compile`` does)."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    return None if device is None else target_of(device)
+
+
+def _target(value: Any) -> Target:
+    if isinstance(value, Target):
+        return value
+    if not isinstance(value, str):
+        raise TypeError
+    return target(value)
+
+
+#: What ``target=`` takes: a value, or its name.
+TARGET = Kind("a target, or the name of one", 'rlfx.target("h200")', _target)
 
 
 @functools.lru_cache(maxsize=64)

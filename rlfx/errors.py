@@ -39,6 +39,10 @@ class MemoryBudgetError(RlfxError):
     """No plan fits the memory budget."""
 
 
+class TargetError(RlfxError):
+    """A program can't be compiled for a machine that is not here."""
+
+
 class PlacementError(RlfxError):
     """A function cannot be placed on the devices given."""
 

@@ -97,7 +97,7 @@ def unrolled(key: jax.Array) -> jax.Array:
       True
     """
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if jax.default_backend() != "cpu" or not typed or str(jax.random.key_impl(key)) != "threefry2x32":
+    if J.platform() != "cpu" or not typed or str(jax.random.key_impl(key)) != "threefry2x32":
         return key
     if not jax.config.jax_threefry_partitionable:  # other numbers
         return key

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from rlfx import _jaxpr as J
 from rlfx import _target
@@ -51,10 +51,10 @@ REDUCTION = one_of("mean", "sum")
 REWRITES: tuple[Callable[[Program], Program], ...] = (lift, present, divide_last)
 
 _PROGRAM = instance(Program, "a program", "rlfx.trace(f, params, carry, length=T)")
-_MESH = optional(instance(Mesh, "a mesh of devices", 'jax.make_mesh((n,), ("b",))'))
+_MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", 'jax.make_mesh((n,), ("b",))'))
 _PLAN = optional(instance(Plan, "a plan", 'rlfx.Plan("blocks", 25)'))
 _TRANSFORM = optional(function("program"))
-_TARGET = optional(instance(Target, "a target", 'rlfx.target("h200")'))
+_TARGET = optional(_target.TARGET)
 
 
 # -- the public functions --------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _traced(f, params, carry, arguments: Arguments, domain: Domain, loss: bool, 
     return transformed(f, traced)
 
 
-def lower(program: Program, *, mesh: Mesh | None = None, mesh_axis: str | None = "b") -> Callable:
+def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axis: str | None = "b") -> Callable:
     """A Program as a function: ``fn(params, carry, key=None, *, t0=0)``, with the results of :func:`compile`.
 
     Args:
@@ -151,7 +151,7 @@ def _uses_key(program: Program) -> bool:
     return any(program.key in e.inputs for e in program.equations)
 
 
-def _sharding(mesh: Mesh | None, axis: str | None) -> Sharding | None:
+def _sharding(mesh: Mesh | AbstractMesh | None, axis: str | None) -> Sharding | None:
     expect("mesh", mesh, _MESH, ScheduleError)
     expect("mesh_axis", axis, optional(TEXT), ScheduleError)
     if mesh is None or axis is None:
@@ -166,12 +166,16 @@ def _sharding(mesh: Mesh | None, axis: str | None) -> Sharding | None:
         )
     # The compiler places the environments itself: no axis of the mesh shows up in the types of the user's arrays.
     auto = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):  # of devices that are not here: rlfx.target("h200:8").mesh("b")
+        abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names, auto, abstract_device=mesh.abstract_device)
+        return Sharding(abstract, axis)  # pyright: ignore[reportArgumentType]
     return Sharding(Mesh(mesh.devices, mesh.axis_names, axis_types=auto), axis)
 
 
 def _here(sharding: Sharding | None) -> Target:
     """What the mesh is made of, or what jax runs on."""
-    return _target.target() if sharding is None else target_of(sharding.mesh.devices.flat[0])
+    device = None if sharding is None else sharding.mesh.abstract_mesh.abstract_device
+    return _target.target() if device is None else target_of(device)
 
 
 def _results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, t0: Any) -> Any:
@@ -240,14 +244,25 @@ class Compiled:
         rule, consts, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         return replace(rule.program, const_values=tuple(consts))
 
-    def explain(self, params: Any, carry: Any, key: Any = None, *, measure: bool = False) -> Explanation:
+    def explain(
+        self, params: Any, carry: Any, key: Any = None, *, measure: bool = False, target: Target | str | None = None
+    ) -> Explanation:
         """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it.
 
         Args:
           params, carry, key: arguments of the compiled function, arrays or shapes.
-          measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones.
+          measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones; for a target that
+            is not here, what it launches there, too.
+          target: another machine than the one it is compiled for: ``"a100"``.
+
+        Raises:
+          TargetError: the target is not here, and nothing that compiles for it is installed (with the line that installs it).
         """
         measure = expect("measure", measure, BOOLEAN, ProgramError)
+        target = expect("target", target, _TARGET, ScheduleError)
+        if target is not None and target != self.target:
+            there = replace(self, target=target, _programs={})
+            return there.explain(params, carry, key, measure=measure)
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         plan, learner = self._plan(rule), self._learner(rule)
         forward = self.options == Options() and rule.program.loss is None
@@ -350,14 +365,14 @@ def compile(
     batch: int | None = None,
     reduce: str = "mean",
     until: Callable | None = None,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
     plan: Plan | None = None,
     memory_budget: int | None = None,
     autotune: bool = False,
     prng: Any = None,
-    target: Target | None = None,
+    target: Target | str | None = None,
 ) -> Compiled:
     """Compile a per-timestep function with a loss.
 
@@ -379,8 +394,9 @@ def compile(
       prng: the generator of all the program's random numbers, as ``jax.random.key(seed, impl=prng)`` takes it; the key
         given seeds it. ``rlfx.envs.fast_prng`` is two to five times as fast on a CPU. None, the default: the generator of
         the key given, which is threefry for ``jax.random.key(seed)``.
-      target: the machine to compile for, ``rlfx.target("h200")``: which rewrites pay there, which plan is fastest and what
-        :meth:`Compiled.explain` says. None, the default: the mesh's devices, or those that jax runs on.
+      target: the machine to compile for, ``rlfx.target("h200")`` or its name: which rewrites pay there, which plan is fastest
+        and what :meth:`Compiled.explain` says; a budget is met there (by its own compiler: TargetError if that is not
+        installed). None, the default: the mesh's devices, or those that jax runs on.
 
     Returns:
       ``loss_fn(params, carry, key=None, *, t0=0) -> (loss, (carry, aux))``, pure and differentiable in reverse mode.
@@ -429,13 +445,13 @@ def unroll(
     length: int,
     batch: int | None = None,
     until: Callable | None = None,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
     plan: Plan | None = None,
     memory_budget: int | None = None,
     prng: Any = None,
-    target: Target | None = None,
+    target: Target | str | None = None,
 ) -> Compiled:
     """Compile a per-timestep function without a loss: ``f(params, carry, t) -> (carry, out)``.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlfx import _jaxpr as J
+from rlfx.ahead.compilation import Compilation
 from rlfx.errors import RlfxError, located
 from rlfx.recurrence.analysis.cost import bytes_of, flops_of, points, show_bytes
 from rlfx.recurrence.execute.host import hosted, hosting_of
@@ -58,6 +59,7 @@ class Explanation:
       timeline: the bytes on the device and on the host over time, by the static estimate.
       predicted_bytes: temporary bytes of one device by the static estimate.
       measured_bytes: by XLA, if the plan has been compiled (to meet a budget, or with ``explain(..., measure=True)``).
+      compilation: what it takes on a target that is not here, if it has been compiled for that.
     """
 
     program: Program
@@ -77,6 +79,10 @@ class Explanation:
     @property
     def measured_bytes(self) -> int | None:
         return self.evaluator.known_measured(self.plan)
+
+    @property
+    def compilation(self) -> Compilation | None:
+        return self.evaluator.compilation(self.plan)
 
     @property
     def cost(self) -> Cost:
@@ -127,6 +133,8 @@ class Explanation:
         lines.append(f" temporary memory: {memory_note(self)}")
         if self.program.loss is not None:
             lines.append(f" time, by the cost model: {self.cost.show(self.evaluator.target)}")
+        if self.compilation is not None:
+            lines += [f" {line}" for line in str(self.compilation).splitlines()]
         timed = sorted(self.evaluator.timed.items(), key=lambda pair: pair[1])
         lines += [f" timed: {1e3 * seconds:.4g} ms {plan!r}" for plan, seconds in timed]
         if self.active_carry:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
+from rlfx.ahead.compilation import Compilation
 from rlfx.recurrence.execute.outputs import output_dims, outputs_of
 from rlfx.recurrence.gradient.replanned import Added, mapped
 from rlfx.recurrence.gradient.rule import Fixed, GradientRule
@@ -119,14 +120,20 @@ class PlanEvaluator:
         return self._once("timeline", plan, lambda: timeline(self.jaxpr(plan)))
 
     def measured(self, plan: Plan) -> int:
-        """Temporary bytes by XLA: the program is compiled, for the machine at hand.
+        """Temporary bytes by XLA: the program is compiled, for the target, wherever that is.
 
         (XLA assigns buffers before it generates machine code: less effort there gives the same number, several times sooner.)
+
+        Raises:
+          TargetError: the target is not here, and nothing that compiles for it is.
         """
 
         def compute():
             fn, arguments = self._function(plan)
-            compiled = jax.jit(fn).lower(*arguments).compile(dict(self.target.sooner) if self.target.is_here else None)
+            if not self.target.is_here:
+                fn.__name__ = self.program.name
+                return self._once("compilation", plan, lambda: self.target.compile(fn, *arguments)).temp_bytes
+            compiled = jax.jit(fn).lower(*arguments).compile(dict(self.target.sooner))
             return int(compiled.memory_analysis().temp_size_in_bytes)
 
         return self._once("measured", plan, compute)
@@ -156,6 +163,10 @@ class PlanEvaluator:
     def known_measured(self, plan: Plan) -> int | None:
         """Temporary bytes by XLA, if the plan was compiled."""
         return self._known.get(("measured", plan))
+
+    def compilation(self, plan: Plan) -> Compilation | None:
+        """What a plan takes on a target that is not here, if it was compiled for it."""
+        return self._known.get(("compilation", plan))
 
 
 def _some(struct: jax.ShapeDtypeStruct) -> jax.Array:

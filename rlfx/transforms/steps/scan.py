@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _target
 from rlfx._checks import POSITIVE, expect, one_of, optional, scalar
 from rlfx.errors import ProgramError, located
 from rlfx.transforms.steps import xla
@@ -137,9 +138,9 @@ def _vmapped(body, length, shared, t, b, carry, xs):
 def _choose(backend: str, tile: int | None, n: int, has_products: bool) -> tuple[str, int]:
     """A backend and a tile; 0 where there are none. Matrix products are dispatched: of all environments at once."""
     if backend == "auto":
-        platform = jax.default_backend()
-        in_tiles = platform == "cpu" and n > CPU_TILE and not has_products
-        backend = "triton" if platform == "gpu" else "tile" if in_tiles else "scan"
+        machine = _target.target()
+        in_tiles = machine.platform == "cpu" and n > CPU_TILE and not has_products
+        backend = "triton" if machine.has_triton else "tile" if in_tiles else "scan"
     defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "tpu": 1024, "interpret": 128}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx.transforms.steps.program import StepProgram
 from rlfx.transforms.steps.scalarize import Target
 from rlfx.transforms.steps.share import one_function, staged
@@ -48,7 +49,7 @@ def _loop(program: StepProgram, length: int, shared: Flat, n: int) -> tuple[Call
     step = program.scalar_step(Target(block=(n,), dense_matmul=True))
     given: Callable[[Any], Callable] = lambda shared: functools.partial(step, shared)  # noqa: E731
     whole: Callable[[Callable], Callable] = lambda fn: fn  # noqa: E731
-    if jax.default_backend() == "cpu":
+    if J.platform() == "cpu":
         stages = staged(step, _avals(program, shared, n), n)
         given = lambda shared: functools.partial(stages, stages.weights(shared), shared)  # noqa: E731
         whole = whole if stages.has_products else one_function
