@@ -26,8 +26,8 @@ demo: $(VENV)/.demo
 # What looks at XLA's output runs as XLA compiles for users, all else without the passes that take long (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 test: $(VENV)/.dev lint
-	RLFX_TESTS=quick $(PYTEST) -m 'not slow'
-	RLFX_TESTS=optimised $(PYTEST) -m 'not slow' tests
+	RLFX_TESTS=quick $(PYTEST) -m 'not slow and not aot'
+	RLFX_TESTS=optimised $(PYTEST) -m 'not slow and not aot' tests
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test]'
@@ -50,6 +50,16 @@ slow: $(VENV)/.dev
 	$(PYTEST) -m slow
 
 all: test slow
+
+# Compiling for GPUs and TPUs that are not here: environments of their own (600 and 700 MB), with the jax of $(VENV).
+AOT_PYTHON ?= $(PYTHON)
+aot-cuda aot-tpu: aot-%: $(VENV)/.dev
+	$(BIN)/python -m rlfx.ahead $* --to .venv-aot-$* --python $(AOT_PYTHON)
+
+test-aot: aot-cuda aot-tpu
+	$(BIN)/python -m pytest -q -m aot tests/ahead
+
+.PHONY: aot-cuda aot-tpu test-aot
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check rlfx tests examples benchmarks

@@ -577,8 +577,7 @@ def keys_of(words: Any, dtype: Any) -> Any:
 
 def platform() -> str:
     """The platform that programs are traced for, "cpu", "gpu" or "tpu": that of the mesh around, or jax's own."""
-    around = jax.sharding.get_abstract_mesh()
-    device = None if around.empty else around.abstract_device
+    device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 

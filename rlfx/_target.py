@@ -140,7 +140,7 @@ class Target:
           OrderedDict({'b': 16})
         """
         grid = (self.devices,) if self.machine is None or len(names) == 1 else self.machine.grid
-        if len(names) != len(grid) or not all(isinstance(name, str) for name in names):
+        if not names or len(names) != len(grid) or not all(isinstance(name, str) for name in names):
             fact = f"A mesh of {self.name} has one axis{f', or {len(grid)}' if len(grid) > 1 else ''}; {len(names)} are named."
             raise TargetError(located(fact, where=J.here(), fix='Name it: rlfx.target("h200:8").mesh("b").'))
         return surroundings(self._described(), jax.sharding.AbstractMesh(grid, names))
@@ -280,8 +280,7 @@ def _of_several(one: Target, grid: str) -> Target:
 
 def _around() -> Target | None:
     """The device that the trace around is for, if it names one (``Target.compile`` does)."""
-    mesh = jax.sharding.get_abstract_mesh()
-    device = None if mesh.empty else mesh.abstract_device
+    device = jax.sharding.get_abstract_mesh().abstract_device
     return None if device is None else target_of(device)
 
 

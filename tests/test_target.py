@@ -52,4 +52,4 @@ def test_an_unknown_name(name):
 
 def test_a_target_must_be_one():
     with pytest.raises(rlfx.errors.ScheduleError, match=r'target=.*rlfx.target\("h200"\)'):
-        rlfx.compile(lambda w, x, t: (w, x), length=2, target="h200")
+        rlfx.compile(lambda w, x, t: (w, x), length=2, target=200)

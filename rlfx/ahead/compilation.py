@@ -29,8 +29,10 @@ class Compilation:
     Attributes:
       name: of the function.
       target: the machine.
+      plugin: what compiled it: "cuda", "tpu" or "cpu".
       devices: that the program runs on.
-      temp_bytes: temporary memory.
+      temp_bytes: temporary memory (on a TPU without what stays in its vector memory).
+      peak_bytes: of everything at a time, where the backend says so.
       argument_bytes, output_bytes: of its arguments and results.
       alias_bytes: of results that lie in donated arguments.
       host_temp_bytes: temporary memory of the host (offloaded values).
@@ -43,8 +45,10 @@ class Compilation:
 
     name: str
     target: str
+    plugin: str
     devices: int
     temp_bytes: int
+    peak_bytes: int | None
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
@@ -58,7 +62,7 @@ class Compilation:
 
     @functools.cached_property
     def _counted(self) -> Counted:
-        return count(self.hlo)
+        return count(self.hlo, host_loops=self.plugin == "cuda")
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -106,16 +110,14 @@ class Compilation:
         memory += f", results {_mib(self.output_bytes)}"
         lines.append(memory + (f", {_mib(self.host_temp_bytes)} on the host" if self.host_temp_bytes else ""))
         known = self.launches
-        lines.append(
-            f" launches: {known}" if known is not None else f" launches: {self.launches_if(1)} and more (loops on data)"
-        )
+        lines.append(f" launches: {known}" if known is not None else f" launches: {self.launches_if(1)} or more")
         lines += [line for loop in self.loops for line in _loop_lines(loop, 2)]
         if self.conditionals:
             lines.append(f"  {self.conditionals} conditionals, each counted as its dearest branch")
         lines += [
             f" {c.count} {c.kind} of {_mib(c.bytes)}" + (" in loops" if c.in_loop else "") for c in self.collectives
         ]
-        lines += [f" {t.count} {t.kind} of {_mib(t.bytes)}" for t in self.host_transfers]
+        lines += [_transfer_line(transfer) for transfer in self.host_transfers]
         if self.kernels:
             most, shared = max(k.registers for k in self.kernels), max(k.shared_bytes for k in self.kernels)
             text = f" {len(self.kernels)} kernels: at most {most} registers, {shared} bytes of shared memory"
@@ -124,9 +126,16 @@ class Compilation:
 
 
 def _loop_lines(loop: Loop, depth: int) -> list[str]:
-    times = "as often as data says (read by the host), each" if loop.trips is None else f"{loop.trips} times"
+    times = "as often as data says, each time" if loop.trips is None else f"{loop.trips} times"
     own = f"{' ' * depth}{times} {loop.kernels} kernels"
     return [own, *(line for inner in loop.loops for line in _loop_lines(inner, depth + 2))]
+
+
+def _transfer_line(transfer: Transfer) -> str:
+    if transfer.kind == "condition":
+        return f" {transfer.count} loops on data, whose condition the host reads each time"
+    behind = f", behind {transfer.behind} kernels" if transfer.behind else ""
+    return f" {transfer.count} {transfer.kind} of {_mib(transfer.bytes)}{behind}"
 
 
 def _listed(versions: Sequence[tuple[str, str]]) -> str:
@@ -150,16 +159,19 @@ def compile_for(
     if answer is None:
         answer = process.run(environment, request, program, limit)
         kept.write(key, answer)
-    return _of(program.name, label, program.devices, answer)
+    return read(program.name, label, machine.plugin, program.devices, answer)
 
 
-def _of(name: str, label: str, devices: int, answer: dict[str, Any]) -> Compilation:
+def read(name: str, label: str, plugin: str, devices: int, answer: dict[str, Any]) -> Compilation:
+    """The answer of a compiler as a value."""
     memory, cost = answer["memory"], answer.get("cost") or {}
     return Compilation(
         name,
         label,
+        plugin,
         devices,
         temp_bytes=memory["temp_size_in_bytes"],
+        peak_bytes=memory.get("peak_memory_in_bytes"),
         argument_bytes=memory["argument_size_in_bytes"],
         output_bytes=memory["output_size_in_bytes"],
         alias_bytes=memory["alias_size_in_bytes"],

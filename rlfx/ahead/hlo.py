@@ -125,7 +125,18 @@ def constant(computation: Computation, name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def first(shape: str) -> str:
-    """Of a tuple, its first element: what an asynchronous copy gives."""
+def result_of(i: Instruction) -> str:
+    """The shape of what an instruction gives; of the start of an asynchronous one, what its end gives."""
+    if not i.opcode.endswith("-start") or not i.shape.startswith("("):
+        return i.shape
+    if i.shape.startswith("(("):  # operands, result, context
+        return _first(i.shape[_closing(i.shape, 1) :])
+    if i.opcode == "copy-start" or i.opcode == "all-reduce-start":  # result, operand, context; results
+        return _first(i.shape) if i.opcode == "copy-start" else i.shape
+    return _first(i.shape.partition("]")[2]) or i.shape  # operand, result
+
+
+def _first(shape: str) -> str:
+    """The first array in a shape's text."""
     found = _SHAPE.search(shape)
     return found.group(0) if found else ""

@@ -22,7 +22,7 @@ AT_MOST = 512
 def key_of(program: Exported, request: dict[str, Any], environment: Environment) -> str:
     """What tells compilations apart: the program, the machine, the versions, and what is asked of the compiler."""
     asked = json.dumps([request, program.donated, environment.versions], sort_keys=True)
-    parts = (program.data, asked.encode(), WORKER.read_bytes())
+    parts = (program.text.encode(), asked.encode(), WORKER.read_bytes())
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 

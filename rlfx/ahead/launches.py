@@ -19,8 +19,8 @@ from rlfx.ahead.hlo import (
     computations,
     constant,
     element,
-    first,
     member,
+    result_of,
     through,
 )
 
@@ -94,11 +94,13 @@ class Transfer:
       kind: "to host", "to device", "callback", "infeed", "outfeed", "send", "recv", or "condition": a loop's, read by the host.
       count: how often (loops of unknown length once).
       bytes: of one of them, on one device.
+      behind: kernels that are launched between its start and its end; 0: what follows waits.
     """
 
     kind: str
     count: int
     bytes: int
+    behind: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,15 +114,20 @@ class Counted:
     conditionals: int
 
 
-def count(text: str) -> Counted:
-    """What a module launches."""
-    return _Module(*computations(text)).counted()
+def count(text: str, host_loops: bool = True) -> Counted:
+    """What a module launches.
+
+    Args:
+      host_loops: whether the host reads the condition of a loop whose length is not known (on GPUs).
+    """
+    return _Module(*computations(text), host_loops).counted()
 
 
 @dataclass(frozen=True)
 class _Module:
     computations: dict[str, Computation]
     entry: str
+    host_loops: bool
 
     def counted(self) -> Counted:
         kernels, loops, conditionals = self._walk(self.entry)
@@ -164,7 +171,7 @@ class _Module:
         for i in self.computations.get(name, {}).values():
             if i.opcode == "while":
                 trips = self._trips(name, i)
-                if trips is None:
+                if trips is None and self.host_loops:
                     yield Transfer("condition", times, 1)
                 yield from self._found(i.attribute("body") or "", times * (1 if trips is None else trips), True)
             elif i.opcode == "conditional":
@@ -176,33 +183,33 @@ class _Module:
                 yield from self._of_one(name, i, times, in_loop)
 
     def _of_one(self, name: str, i: Instruction, times: int, in_loop: bool) -> Iterator[Collective | Transfer]:
-        inside = self._inside(i)
-        for x in inside:
+        for x in self._inside(i):
             opcode = x.opcode.removesuffix("-start")
             if opcode in _COLLECTIVES:
-                size = bytes_of(x.shape) // (2 if x.opcode.endswith("-start") and x.shape.startswith("((") else 1)
-                yield Collective(opcode, times, size, in_loop)
+                yield Collective(opcode, times, bytes_of(result_of(x)), in_loop)
             elif opcode in ("infeed", "outfeed") or (opcode in ("send", "recv") and "is_host_transfer=true" in x.rest):
-                yield Transfer(opcode, times, bytes_of(x.shape))
+                yield Transfer(opcode, times, bytes_of(result_of(x)))
             elif opcode == "custom-call" and "callback" in x.target:
                 yield Transfer("callback", times, bytes_of(x.shape))
-        if not i.opcode.endswith("-done") and _launches(i):
-            yield from self._moved(name, i, times)
+        if _launches(i):
+            yield from self._moved(self.computations[name], i, times)
 
-    def _moved(self, name: str, i: Instruction, times: int) -> Iterator[Transfer]:
-        """A copy whose one side is in the host's memory, whole or a slice of it."""
-        shapes = [self.computations[name][o].shape for o in i.operands if o in self.computations[name]]
-        to_host, from_host = _HOST in i.shape, any(_HOST in shape for shape in shapes)
-        if to_host == from_host and not to_host:
-            return
-        updates = [x for x in self._inside(i) if x.opcode == "dynamic-update-slice"]
-        slices = [x for x in self._inside(i) if x.opcode == "dynamic-slice"]
-        if to_host and (not from_host or updates):
-            size = _written(updates, self.computations) or bytes_of(first(i.shape))
-            yield Transfer("to host", times, size)
-        elif from_host and not to_host:
-            size = sum(bytes_of(x.shape) for x in slices) or bytes_of(first(i.shape))
-            yield Transfer("to device", times, size)
+    def _moved(self, around: Computation, i: Instruction, times: int) -> Iterator[Transfer]:
+        """A copy whose one side is in the host's memory: of a whole array, or of a slice that is read or written."""
+        result = result_of(i)
+        from_host = any(_HOST in around[o].shape for o in i.operands if o in around)
+        written = [x for x in self._inside(i) if x.opcode.removesuffix("-start") == "dynamic-update-slice"]
+        if _HOST in result and (written or not from_host):
+            size = sum(self._update_bytes(around, i, x) for x in written) or bytes_of(result)
+            yield Transfer("to host", times, size, _behind(around, i))
+        elif from_host and _HOST not in result:
+            yield Transfer("to device", times, bytes_of(result), _behind(around, i))
+
+    def _update_bytes(self, around: Computation, i: Instruction, x: Instruction) -> int:
+        """Bytes that are written into a larger array."""
+        home = around if x is i else self.computations[i.attribute("calls") or ""]
+        update = home.get(x.operands[1])
+        return 0 if update is None else bytes_of(update.shape)
 
     def _inside(self, i: Instruction) -> list[Instruction]:
         """The instruction, and those of what it wraps."""
@@ -256,14 +263,17 @@ def _launches(i: Instruction) -> bool:
     return not (i.opcode == "custom-call" and i.target in ("AllocateBuffer", "annotate_device_placement"))
 
 
-def _written(updates: list[Instruction], computations: dict[str, Computation]) -> int:
-    """Bytes of what is written into larger arrays."""
-    total = 0
-    for x in updates:
-        home = next((c for c in computations.values() if c.get(x.name) is x), {})
-        update = home.get(x.operands[1]) if len(x.operands) > 1 else None
-        total += bytes_of(update.shape) if update is not None else 0
-    return total
+def _behind(around: Computation, start: Instruction) -> int:
+    """Kernels between the start of something and its end."""
+    if not start.opcode.endswith("-start"):
+        return 0
+    kernels, started = 0, False
+    for i in around.values():
+        if started and start.name in i.operands:
+            break
+        kernels += started and _launches(i)
+        started = started or i is start
+    return kernels
 
 
 def _merged(found: Iterator) -> tuple:

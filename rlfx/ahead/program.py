@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,9 @@ PLATFORMS = {"cuda": "cuda", "tpu": "tpu", "cpu": "cpu"}
 _ALLOWED = tuple(map(jax.export.DisabledSafetyCheck.custom_call, ("ALL", "__gpu$xla.gpu.triton", "triton_kernel_call")))
 
 
+#: Meshes in a module's text.
+_MESHES = re.compile(r"sdy\.mesh @\S+ = <\[([^\]]*)\]")
+
 #: Parts of what jax says of a program that calls back into Python.
 _CALLS_BACK = ("host_callbacks", "keepalive", "different from the lowering platform")
 
@@ -37,6 +42,7 @@ class Exported:
       donated: positions of the arguments whose memory the program may use.
       mesh: names and sizes of the axes over which arguments are split; None if none is.
       devices: that it runs on.
+      text: the program without its source lines, to tell it from others.
     """
 
     name: str
@@ -44,6 +50,7 @@ class Exported:
     donated: tuple[int, ...]
     mesh: tuple[tuple[str, ...], tuple[int, ...]] | None
     devices: int
+    text: str
 
 
 def export(fn: Callable, arguments: Sequence[Any], machine: Machine) -> Exported:
@@ -67,27 +74,44 @@ def export(fn: Callable, arguments: Sequence[Any], machine: Machine) -> Exported
         values = [J.keys_of(x, s.dtype) if key else x for x, s, key in zip(values, shapes, keys, strict=True)]
         return [_plain(x) for x in tree.tree_leaves(fn(*tree.tree_unflatten(treedef, values)))]
 
-    donated = _donated(fn, tree.tree_unflatten(treedef, shapes))
     with jax.sharding.use_abstract_mesh(surroundings(machine, mesh)):
+        donated = _donated(fn, tree.tree_unflatten(treedef, shapes))
         exporter = jax.export.export(jax.jit(flat), platforms=[PLATFORMS[machine.plugin]], disabled_checks=_ALLOWED)
         try:
             made = exporter(*given)
-            data = bytes(made.serialize())
-        except ImportError as error:
-            fact = "Programs leave this process by flatbuffers, which is not installed."
-            raise TargetError(located(fact, fix="pip install 'rlfx[targets]'")) from error
         except (NotImplementedError, ValueError) as error:
             if not any(part in str(error) for part in _CALLS_BACK):
                 raise
             fact = f"{name} calls back into Python (jax.debug.print, jax.pure_callback): it can't leave this process."
             fix = "Leave the callback out for this: a flag of the function, or jax.debug.print behind `if`."
             raise TargetError(located(fact, where=J.here(), fix=fix)) from error
+    text = _without_lines(made.mlir_module())
+    split = max((math.prod(map(int, re.findall(r"=(\d+)", axes))) for axes in _MESHES.findall(text)), default=1)
+    if split > made.nr_devices:
+        fact = f"{name} runs on a mesh of {split} devices, but none of its arguments is on it."
+        fix = "Give the shapes of those that are split a sharding: jax.ShapeDtypeStruct(..., sharding=NamedSharding(mesh, ...))."
+        raise TargetError(located(fact, where=J.here(), fix=fix))
     if made.nr_devices > machine.devices:
-        fact = f"{name} runs on {made.nr_devices} devices, but {machine.name} is {machine.devices}."
+        many = f"{machine.name}:{'x'.join(map(str, machine.grid))}" if machine.grid else machine.name
+        fact = f"{name} runs on {made.nr_devices} devices, but {many} is {machine.devices}."
         fix = f'Name a machine of so many: rlfx.target("{machine.name}:{made.nr_devices}").'
         raise TargetError(located(fact, where=J.here(), fix=fix))
     named = None if mesh is None else (tuple(mesh.axis_names), tuple(mesh.axis_sizes))
-    return Exported(name, data, donated, named, made.nr_devices)
+    return Exported(name, _bytes(made), donated, named, made.nr_devices, text)
+
+
+def _bytes(made: jax.export.Exported) -> bytes:
+    try:
+        return bytes(made.serialize())
+    except ImportError as error:
+        fact = "Programs leave this process by flatbuffers, which is not installed."
+        raise TargetError(located(fact, fix="pip install 'rlfx[targets]'")) from error
+
+
+def _without_lines(text: str) -> str:
+    """A module's text without the places in files that its operations come from."""
+    kept = (line for line in text.splitlines() if not line.startswith("#loc"))
+    return re.sub(r" ?loc\((?:[^()]|\([^()]*\))*\)", "", "\n".join(kept))
 
 
 def surroundings(machine: Machine, mesh: Any = None) -> Any:
@@ -96,8 +120,7 @@ def surroundings(machine: Machine, mesh: Any = None) -> Any:
     device = jax.sharding.AbstractDevice(device_kind=machine.kind, num_cores=machine.cores, platform=platform)
     if mesh is not None:
         return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types, abstract_device=device)
-    auto = (jax.sharding.AxisType.Auto,)
-    return jax.sharding.AbstractMesh((1,), ("rlfx.device",), auto, abstract_device=device)
+    return jax.sharding.AbstractMesh((), (), abstract_device=device)  # no axes: the program may have a mesh of its own
 
 
 def _struct(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
