@@ -136,11 +136,12 @@ class Target:
           TargetError: there are more names than numbers, or none.
 
         Example:
-          >>> rlfx.target("h200:2x8").mesh("b").shape
-          OrderedDict({'b': 16})
+          >>> target("h200:2x8").mesh("b").axis_sizes
+          (16,)
         """
         grid = (self.devices,) if self.machine is None or len(names) == 1 else self.machine.grid
-        if not names or len(names) != len(grid) or not all(isinstance(name, str) for name in names):
+        names = tuple(expect("names", name, TEXT, TargetError, of="target.mesh") for name in names)
+        if not names or len(names) != len(grid):
             fact = f"A mesh of {self.name} has one axis{f', or {len(grid)}' if len(grid) > 1 else ''}; {len(names)} are named."
             raise TargetError(located(fact, where=J.here(), fix='Name it: rlfx.target("h200:8").mesh("b").'))
         return surroundings(self._described(), jax.sharding.AbstractMesh(grid, names))
@@ -166,10 +167,10 @@ class Target:
             process, or compiling failed or took longer, with the compiler's last lines.
 
         Example:
-          >>> import jax, jax.numpy as jnp, rlfx
-          >>> found = rlfx.target("cpu").compile(lambda x: jnp.tanh(x @ x.T).sum(), jax.ShapeDtypeStruct((256, 64), jnp.float32))
-          >>> found.temp_bytes >= 256 * 256 * 4, found.launches, found.collectives
-          (True, 2, ())
+          >>> import jax.numpy as jnp
+          >>> found = target("cpu").compile(lambda x: jnp.tanh(x @ x.T), jnp.ones((256, 64)))
+          >>> found.argument_bytes, found.output_bytes, found.loops, found.collectives
+          (65536, 262144, (), ())
         """
         fn = expect("fn", fn, CALLABLE, TargetError, of="target.compile")
         limit = expect("limit", limit, number(above=0), TargetError)

@@ -92,6 +92,15 @@ def captured(**options):
         rlfx.profile.capture(**options).__enter__()
 
 
+def returned(x):
+    return x
+
+
+def compiled_ahead(fn, x, **options):
+    with mock.patch("rlfx.ahead.process.run", side_effect=Started), contextlib.suppress(Started):
+        rlfx.target("cpu:2").compile(fn, x, **options)
+
+
 TRACED = rlfx.trace(idle, jnp.float32(1.0), jnp.zeros(3), length=4, batch=3)
 COMPILED = rlfx.compile(idle, length=4, batch=3)
 REFERENCE = rlfx.reference(idle, length=1, batch=3)
@@ -151,10 +160,14 @@ COMPILER = [
     Signature("lowered", shapes_of(rlfx.lower(TRACED)), CALLED,
               {"params": FLOATS, "carry": NOTHING, "key": A_KEY | OPTIONAL, "t0": TIMES}),
     Signature("compiled.trace", COMPILED.trace, PLAIN, POINT),
-    Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "measure": FLAG}),
+    Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "measure": FLAG, "target": OPTIONAL}),
     Signature("compiled.plan", COMPILED.plan, PLAIN, POINT),
     Signature("compiled.physical", COMPILED.physical, PLAIN, POINT),
     Signature("target", rlfx.target, {"name": "h200"}, {"name": OPTIONAL}),
+    Signature("target.compile", compiled_ahead, {"fn": returned, "x": jnp.ones(3), "limit": 5},
+              {"fn": takes("", "functions: what they are given they answer for", unasked="class | lambda: | lambda 7 | mesh"),
+               "x": TREE | NO_LEAVES | A_KEY, "limit": takes("1 | 2.5 | 2**40 | np.int64 | np.float64", "seconds")}, ("fn", "x")),
+    Signature("target.mesh", lambda name: rlfx.target("h200:8").mesh(name), {"name": "b"}, {"name": NAME}),
     Signature("Plan", rlfx.Plan, {"form": "blocks", "block": 2},
               {"form": NOTHING, "block": COUNT, "environments": COUNT | OPTIONAL, "offload": BYTES | OPTIONAL, "cached": FLAG}),
     Signature("Plan.from_json", rlfx.Plan.from_json, {"text": rlfx.Plan().to_json()}, {"text": NOTHING}),

@@ -123,12 +123,21 @@ def surroundings(machine: Machine, mesh: Any = None) -> Any:
     return jax.sharding.AbstractMesh((), (), abstract_device=device)  # no axes: the program may have a mesh of its own
 
 
-def _struct(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
+def _struct(given: Any, name: str) -> jax.ShapeDtypeStruct:
     """The shape of an argument, and how it lies on a mesh, if it does."""
-    if isinstance(leaf, (bool, int, float, complex)):
-        return jax.ShapeDtypeStruct((), jax.typeof(leaf).dtype, weak_type=True)
-    if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        fact = f"An argument of {name} is no array: {shown(leaf)}."
+    leaf = given
+    try:
+        if isinstance(leaf, (bool, int, float, complex)):
+            return jax.ShapeDtypeStruct((), jax.typeof(leaf).dtype, weak_type=True)
+        known = (
+            jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            or jax.dtypes.canonicalize_dtype(leaf.dtype).kind not in "OSU"
+        )
+        leaf = leaf if known and hasattr(leaf, "shape") else None
+    except (AttributeError, OverflowError, TypeError):
+        leaf = None
+    if leaf is None:
+        fact = f"An argument of {name} is no array: {shown(given)}."
         fix = "Give arrays or shapes (jax.ShapeDtypeStruct), and bind the rest: functools.partial, or a lambda."
         raise TargetError(located(fact, where=J.here(), fix=fix))
     sharding = getattr(leaf, "sharding", None)
