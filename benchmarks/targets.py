@@ -127,7 +127,8 @@ def plans(name, target):
             yield {**row, "refused": str(error).splitlines()[0], "budget": budget}
             continue
         budget = budget or shown.measured_bytes // BUDGET
-        row |= {"chosen": str(shown.plan), "estimated_bytes": shown.predicted_bytes, **figures(shown.compilation)}
+        row |= {"chosen": str(shown.plan), "estimated_bytes": shown.predicted_bytes, "temp_bytes": shown.measured_bytes}
+        row |= {"fits": False} if shown.compilation is None else figures(shown.compilation)
         if form.startswith("budget"):
             row["budget"] = budget
         yield {**row, "seconds": round(time.perf_counter() - start, 1)}

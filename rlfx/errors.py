@@ -40,7 +40,11 @@ class MemoryBudgetError(RlfxError):
 
 
 class TargetError(RlfxError):
-    """A program can't be compiled for a machine that is not here."""
+    """A program can't be compiled for a machine that is not here. ``needed``: its bytes, if they are more than that has."""
+
+    def __init__(self, message: str, needed: int | None = None):
+        super().__init__(message)
+        self.needed = needed
 
 
 class PlacementError(RlfxError):

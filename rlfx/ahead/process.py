@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -50,6 +51,7 @@ def _tpu(machine: Machine) -> dict[str, str]:
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": f"{kind}-{max(4, machine.devices)}",
         "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock is for devices, and none is used
     }
 
 
@@ -85,6 +87,7 @@ def run(environment: Environment, request: dict[str, Any], program: Exported, li
             return json.loads(answer.read_text())
         what = f"Compiling {program.name} for {request['name']}"
         lines = _last_lines(place / "said")
+        needed = _needed(lines)
         if code is None:
             fact = f"{what} was not done after {time.monotonic() - start:.3g} s, and was ended."
             fix = "Give it longer: target.compile(..., limit=3600)."
@@ -92,9 +95,11 @@ def run(environment: Environment, request: dict[str, Any], program: Exported, li
             by = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             fact = f"{what} failed ({by})."
             fix = "The last line is the compiler's: change what it does not take."
-            if "JaxRuntimeError" not in lines and environment.plugin != "cpu":
+            if needed is not None:
+                fix = "Give memory_budget= to rlfx.compile, a smaller batch, or more devices (mesh=)."
+            elif "JaxRuntimeError" not in lines and environment.plugin != "cpu":
                 fix = f"If {environment.python} itself is broken, make it again: {install_line(environment.plugin)}"
-        raise TargetError(located(f"{fact} Its last lines:\n    {lines}" if lines else fact, fix=fix))
+        raise TargetError(located(f"{fact} Its last lines:\n    {lines}" if lines else fact, fix=fix), needed)
 
 
 def _surroundings(environment: Environment) -> dict[str, str]:
@@ -116,3 +121,17 @@ def _last_lines(path: Path) -> str:
     lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if not any(part in line for part in _NOISE)]
     return "\n    ".join(telling[-LINES:])
+
+
+_EXCEEDS = re.compile(r"RESOURCE_EXHAUSTED.*\(([\d.]+)([KMG]?)\) exceeds available")
+
+
+def _needed(lines: str) -> int | None:
+    """The bytes that a compiler says a program needs, if they are more than the device has.
+
+    Example:
+      >>> _needed("RESOURCE_EXHAUSTED: ... memory required for HLO temporaries (1.5G) exceeds available HBM (1.0G).")
+      1610612736
+    """
+    found = _EXCEEDS.search(lines)
+    return found and int(float(found.group(1)) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found.group(2)])

@@ -244,6 +244,25 @@ def test_what_the_compiler_does_not_take_is_its_last_line():
     assert text.endswith("Fix: The last line is the compiler's: change what it does not take.")
 
 
+EXHAUSTED = (
+    "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+    "(16.71G) exceeds available HBM (15.75G)."
+)
+
+
+def test_a_program_that_the_machine_has_no_room_for(monkeypatch, tmp_path):
+    """An error, with the bytes, for who compiles it; a number for who asks whether it fits."""
+    made_up(monkeypatch, tmp_path, f"import sys; sys.exit({EXHAUSTED!r})", plugin="tpu")
+    needed = int(16.71 * 2**30)
+    with pytest.raises(TargetError, match=r"(?s)exceeds available HBM.*Fix: Give memory_budget=") as failed:
+        rlfx.target("v5e").compile(product, *PRODUCT)
+    assert failed.value.needed == needed
+    fn = rlfx.compile(loss, length=40, batch=64, target="v5e")
+    assert fn.explain(W, X, measure=True).measured_bytes == needed
+    with pytest.raises(MemoryBudgetError, match=f"needs {needed} bytes"):
+        rlfx.compile(loss, length=40, batch=64, target="v5e", memory_budget=10**6).plan(W, X)
+
+
 def test_nothing_of_this_process_changes(monkeypatch):
     """Its flags are not the other's, nor the other's its own."""
     monkeypatch.setenv("JAX_ENABLE_X64", "1")

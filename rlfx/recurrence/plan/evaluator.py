@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.ahead.compilation import Compilation
+from rlfx.errors import TargetError
 from rlfx.recurrence.execute.outputs import output_dims, outputs_of
 from rlfx.recurrence.gradient.replanned import Added, mapped
 from rlfx.recurrence.gradient.rule import Fixed, GradientRule
@@ -132,7 +133,12 @@ class PlanEvaluator:
             fn, arguments = self._function(plan)
             if not self.target.is_here:
                 fn.__name__ = self.program.name
-                return self._once("compilation", plan, lambda: self.target.compile(fn, *arguments)).temp_bytes
+                try:
+                    return self._once("compilation", plan, lambda: self.target.compile(fn, *arguments)).temp_bytes
+                except TargetError as error:
+                    if error.needed is None:
+                        raise
+                    return error.needed  # more than the device has
             compiled = jax.jit(fn).lower(*arguments).compile(dict(self.target.sooner))
             return int(compiled.memory_analysis().temp_size_in_bytes)
 
