@@ -71,8 +71,8 @@ def export(fn: Callable, arguments: Sequence[Any], machine: Machine) -> Exported
     given = [_words(s) if key else s for s, key in zip(shapes, keys, strict=True)]
 
     def flat(*values: Any) -> list:
-        values = [J.keys_of(x, s.dtype) if key else x for x, s, key in zip(values, shapes, keys, strict=True)]
-        return [_plain(x) for x in tree.tree_leaves(fn(*tree.tree_unflatten(treedef, values)))]
+        typed = [J.keys_of(x, s.dtype) if key else x for x, s, key in zip(values, shapes, keys, strict=True)]
+        return [_plain(x) for x in tree.tree_leaves(fn(*tree.tree_unflatten(treedef, typed)))]
 
     with jax.sharding.use_abstract_mesh(surroundings(machine, mesh)):
         donated = _donated(fn, tree.tree_unflatten(treedef, shapes))
