@@ -12,6 +12,8 @@ Tests compile thousands of small programs, and compile time is what they pay for
 
 import gc
 import os
+import shutil
+import tempfile
 
 from tests.lanes import QUICK, flags
 
@@ -24,6 +26,7 @@ if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
 if os.environ.get("RLFX_TESTS") == "quick":
     os.environ["XLA_FLAGS"] += f" {flags(QUICK)}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["RLFX_CACHE"] = tempfile.mkdtemp(prefix="rlfx-tests-")  # what was measured before is not what a test looks at
 
 import jax
 import pytest
@@ -33,6 +36,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Traces are millions of live objects, which every full collection walks again.
 gc.set_threshold(200_000, 20, 50)
+
+
+_CACHE = os.environ["RLFX_CACHE"]
+
+
+def pytest_unconfigure():
+    """Remove the folder of this process."""
+    shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -19,19 +19,27 @@ from rlfx.ahead.program import Exported
 AT_MOST = 512
 
 
+#: What an answer of a compiler has.
+COMPILED = frozenset({"hlo", "memory", "versions"})
+
+
 def key_of(program: Exported, request: dict[str, Any], environment: Environment) -> str:
     """What tells compilations apart: the program, the machine, the versions, and what is asked of the compiler."""
     asked = json.dumps([request, program.donated, environment.versions], sort_keys=True)
-    parts = (program.text.encode(), asked.encode(), WORKER.read_bytes())
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    return digest(program.text, asked, WORKER.read_text())
+
+
+def digest(*parts: str) -> str:
+    """A name for some texts."""
+    return hashlib.sha256(b"".join(hashlib.sha256(part.encode()).digest() for part in parts)).hexdigest()
 
 
 def _folder() -> Path:
     return cache_folder() / "compilations"
 
 
-def read(key: str) -> dict[str, Any] | None:
-    """The answer that is kept; None if there is none, or it can't be read."""
+def read(key: str, has: frozenset[str] = COMPILED) -> dict[str, Any] | None:
+    """The answer that is kept, with some entries; None if there is none, or it can't be read."""
     path = _folder() / f"{key}.json.gz"
     try:
         with gzip.open(path, "rt") as file:
@@ -39,7 +47,7 @@ def read(key: str) -> dict[str, Any] | None:
         os.utime(path)
     except (OSError, EOFError, ValueError):
         return None
-    return answer if isinstance(answer, dict) and {"hlo", "memory", "versions"} <= answer.keys() else None
+    return answer if isinstance(answer, dict) and has <= answer.keys() else None
 
 
 def write(key: str, answer: dict[str, Any]) -> None:

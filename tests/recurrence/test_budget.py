@@ -74,6 +74,30 @@ def test_a_budget_below_the_stacked_observations_is_met(share):
         assert fn.plan(*arguments()).form == "replay"
 
 
+def test_what_xla_said_is_kept_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLFX_CACHE", str(tmp_path))
+
+    def measured(f=n_step):
+        fn = rlfx.compile(f, length=LENGTH, batch=BATCH, plan=rlfx.Plan("blocks", 4))
+        return fn.explain(*arguments(), measure=True).measured_bytes
+
+    def refuse(*_, **__):
+        raise AssertionError("compiled")
+
+    first = measured()
+    assert first > STACKED / 8
+    with monkeypatch.context() as compiling:
+        compiling.setattr(jax.stages.Lowered, "compile", refuse)
+        assert measured() == first
+        with pytest.raises(AssertionError, match="compiled"):
+            measured(program)  # another program
+        (entry,) = tmp_path.rglob("*.json.gz")
+        entry.write_bytes(b"not a file of ours")
+        with pytest.raises(AssertionError, match="compiled"):
+            measured()
+    assert measured() == first
+
+
 def test_a_generous_budget_changes_nothing():
     assert compiled(program, memory_budget=1 << 30)[0].plan(*arguments()) == compiled(program)[0].plan(*arguments())
 

@@ -64,7 +64,8 @@ class Tried:
 
     def measure(self, plan: Plan) -> int:
         """By XLA, which compiles the plan."""
-        return self.exact.setdefault(plan, self.evaluator.measured(plan))
+        self.exact[plan] = self.evaluator.measured(plan)
+        return self.exact[plan]
 
     def expected(self, plan: Plan) -> float:
         """At most so many bytes, by the bound; of a form that was compiled, as far off as it was there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,9 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
+from rlfx.ahead import kept
 from rlfx.ahead.compilation import Compilation
 from rlfx.errors import TargetError
 from rlfx.recurrence.execute.outputs import output_dims, outputs_of
@@ -139,8 +143,7 @@ class PlanEvaluator:
                     if error.needed is None:
                         raise
                     return error.needed  # more than the device has
-            compiled = jax.jit(fn).lower(*arguments).compile(dict(self.target.sooner))
-            return int(compiled.memory_analysis().temp_size_in_bytes)
+            return _temp_bytes(jax.jit(fn).lower(*arguments), self.target)
 
         return self._once("measured", plan, compute)
 
@@ -173,6 +176,22 @@ class PlanEvaluator:
     def compilation(self, plan: Plan) -> Compilation | None:
         """What a plan takes on a target that is not here, if it was compiled for it."""
         return self._known.get(("compilation", plan))
+
+
+_TEMP_BYTES = "temp_bytes"
+
+
+def _temp_bytes(lowered: Any, target: Target) -> int:
+    """By XLA, which compiles the program for the machine at hand; or compiled the same one before, and the file is there."""
+    made_by = [jax.__version__, jaxlib.__version__, str(target), target.sooner, os.environ.get("XLA_FLAGS", "")]
+    devices = [str(d.device_kind) for d in jax.devices()]
+    key = kept.digest(lowered.as_text(), json.dumps([*made_by, devices, os.cpu_count()]))
+    answer = kept.read(key, frozenset({_TEMP_BYTES}))
+    if answer is None or not isinstance(answer[_TEMP_BYTES], int):
+        compiled = lowered.compile(dict(target.sooner))
+        answer = {_TEMP_BYTES: int(compiled.memory_analysis().temp_size_in_bytes)}
+        kept.write(key, answer)
+    return answer[_TEMP_BYTES]
 
 
 def _some(struct: jax.ShapeDtypeStruct) -> jax.Array:
