@@ -26,7 +26,9 @@ if "xla_force_host_platform_device_count" not in os.environ["XLA_FLAGS"]:
 if os.environ.get("RLFX_TESTS") == "quick":
     os.environ["XLA_FLAGS"] += f" {flags(QUICK)}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["RLFX_CACHE"] = tempfile.mkdtemp(prefix="rlfx-tests-")  # what was measured before is not what a test looks at
+os.environ["RLFX_CACHE"] = tempfile.mkdtemp(
+    prefix="rlfx-tests-"
+)  # what was measured before is not what a test looks at
 
 import jax
 import pytest

@@ -98,6 +98,30 @@ def test_what_xla_said_is_kept_in_a_file(tmp_path, monkeypatch):
     assert measured() == first
 
 
+def test_environments_that_end_apart_are_acted_again():
+    """Each block from its state, until the last of them has ended; the tiles share what is in memory."""
+
+    def ending(params, carry, t):
+        obs, n = carry
+        value, moved = program(params, obs, t)
+        return value, (moved, n + 1)
+
+    params, obs = arguments()
+    options = {"length": 10, "batch": 4, "until": lambda c: c[1] >= 8}
+    arguments_ = params, (obs[:4], jnp.array([0, 3, 6, 7])), jax.random.key(0)
+
+    def gradient(fn):
+        loss = lambda p: fn(p, *arguments_[1:])[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    expected = gradient(rlfx.lower(rlfx.trace(ending, *arguments_, **options)))
+    reference = rlfx.reference(ending, **options)(*arguments_)[0]
+    np.testing.assert_allclose(expected[0], reference, rtol=1e-5)
+    for block, tile in ((1, None), (3, 2), (5, None), (10, 1)):
+        fn = rlfx.compile(ending, **options, plan=rlfx.Plan("replay", block, tile))
+        assert_same(gradient(fn), expected)
+
+
 def test_a_generous_budget_changes_nothing():
     assert compiled(program, memory_budget=1 << 30)[0].plan(*arguments()) == compiled(program)[0].plan(*arguments())
 

@@ -16,6 +16,7 @@ from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.execute.executor import Execution, execute
+from rlfx.recurrence.execute.held import first_of, hold, seen_after_ends
 from rlfx.recurrence.execute.loops import while_going
 from rlfx.recurrence.execute.values import Value, cut_times
 from rlfx.recurrence.gradient.forms import Pass, accumulate, acting_plan
@@ -53,13 +54,13 @@ class Replay:
 def find_replay(learner: Learner) -> Replay | str:
     """The replayed form of a learner without reads, or why there is none."""
     program, domain = learner.program, learner.program.domain
-    if domain.until:
-        return "environments end at different timesteps"
-    moving = [v for v in learner.stored if program.dims_of(v) >= {"t"}]
+    moving = [v for v in learner.stored if program.dims_of(v) >= {"t"} and v is not program.alive]
     if not moving:
         return "nothing is stored for the learner at every timestep"
     largest = max(bytes_of(v, domain) for v in moving)
     large = tuple(v for v in moving if 8 * bytes_of(v, domain) > largest)
+    if domain.until and seen_after_ends(learner.region.graph) & set(large):
+        return "environments see others after these have ended"
     kept = tuple(v for v in learner.stored if v not in large)
     barred = frozenset(
         v
@@ -135,12 +136,19 @@ def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     acted = p.act(acting)
     stored, tails, share = {v: acted.env[v] for v in replay.kept}, p.tails(acted), p.objective.share(acted)
 
-    def block(first, count, _):
+    def again(first, count, block):
+        """What the learner is given of consecutive timesteps, from the state before a block (None: the last, shorter one)."""
         kept = {v: cut_times(x, first, count) for v, x in stored.items()}
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
-        states = {v: points.before(v, None if count < plan.block else first // plan.block) for v in replay.state}
-        large = act_again(p, replay, kept, tails, times, states)
-        return p.tile_gradient({**kept, **large}, tails, times, share, plan.environments)
+        states = {v: points.before(v, block) for v in replay.state}
+        return times, {**kept, **act_again(p, replay, kept, tails, times, states)}
+
+    firsts = first_of(again(0, 1, 0)[1]) if p.learner.program.domain.until else {}
+
+    def block(first, count, _):
+        times, part = again(first, count, None if count < plan.block else first // plan.block)
+        part = hold(p.learner.region.graph, part, p.extent, firsts)
+        return p.tile_gradient(part, tails, times, share, plan.environments)
 
     return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
 

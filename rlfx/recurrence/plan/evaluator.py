@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.ahead import kept
 from rlfx.ahead.compilation import Compilation
 from rlfx.errors import TargetError
+from rlfx.recurrence.execute.host import JAXLIB
 from rlfx.recurrence.execute.outputs import output_dims, outputs_of
 from rlfx.recurrence.gradient.replanned import Added, mapped
 from rlfx.recurrence.gradient.rule import Fixed, GradientRule
@@ -183,7 +183,7 @@ _TEMP_BYTES = "temp_bytes"
 
 def _temp_bytes(lowered: Any, target: Target) -> int:
     """By XLA, which compiles the program for the machine at hand; or compiled the same one before, and the file is there."""
-    made_by = [jax.__version__, jaxlib.__version__, str(target), target.sooner, os.environ.get("XLA_FLAGS", "")]
+    made_by = [jax.__version__, JAXLIB, str(target), target.sooner, os.environ.get("XLA_FLAGS", "")]
     devices = [str(d.device_kind) for d in jax.devices()]
     key = kept.digest(lowered.as_text(), json.dumps([*made_by, devices, os.cpu_count()]))
     answer = kept.read(key, frozenset({_TEMP_BYTES}))
