@@ -219,6 +219,7 @@ TRANSFORMS = [
               {"make": FUNCTION, "candidates": NOTHING, "repeat": COUNT}, ("make", "x")),
 ]
 
+TIMES_NS = "1 | np.int64 | 2**40"
 PROFILE = [
     Signature("operation", rlfx.profile.operation, {"name": "a"}, {"name": NAME}),
     Signature("phase", rlfx.profile.phase, {"name": "a"}, {"name": NAME}),
@@ -235,6 +236,7 @@ PROFILE = [
               {"source": NOTHING, "target": NOTHING, "operation": OPTIONAL | NAME}),
     Signature("Report.text", REPORT.text, {}, {"depth": takes("", "of rows", unasked="None | 0 | 1 | np.int64 | 2**40")}),
     Signature("Report.corrected", REPORT.corrected, {}, {"overhead": takes("", "what this machine has", unasked="None")}),
+    Signature("Report.gains", REPORT.gains, {}, {"count": COUNT, "plain_ns": OPTIONAL | takes(TIMES_NS, "ns")}),
     Signature("Report.compare", REPORT.compare, {}, {"after": NOTHING}),
 ]
 

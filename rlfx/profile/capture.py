@@ -43,6 +43,7 @@ class Session:
     process: str
     steps: int = 0
     folder: pathlib.Path | None = None  # of its own trace, in the directory that others may share
+    plain_ns: int = 0  # how long the same work takes without a capture; 0 if unknown
 
     def report(self) -> Report:
         """Read what was captured here, also if others captured into the directory later; see `rlfx.profile.read`."""
@@ -140,7 +141,14 @@ def capturing(
     finally:
         edges = {**_edges(opened, annotate.open_annotations(), thread), "not_ready": not_ready()}
         stop_trace(folder)
-        notes = {**about, **edges, "steps": session.steps, **log.as_notes(), **watch.as_notes()}
+        notes = {
+            **about,
+            **edges,
+            "steps": session.steps,
+            "plain_ns": session.plain_ns,
+            **log.as_notes(),
+            **watch.as_notes(),
+        }
         (folder / SIDECAR).write_text(json.dumps(notes))
 
 

@@ -79,6 +79,16 @@ def difference(before: tuple[str, ...] | None, now: tuple[str, ...]) -> str:
     return "; ".join(changed) or f"same types {listed}: a static argument, placement, sharding or donation changed"
 
 
+def first(cause: str) -> bool:
+    """Is it the first compilation of a function, which no other call could have saved?
+
+    Example:
+      >>> first("not compiled for (f32[3]) before"), first("argument 0: now f32[6] and before f32[5]")
+      (True, False)
+    """
+    return cause in (FIRST_SEEN, OTHER) or cause.startswith("not compiled for")
+
+
 def bare(name: str) -> str:
     """Example:
     >>> bare("jit(step)"), bare("step")

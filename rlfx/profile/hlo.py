@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from rlfx.profile import wire
+from rlfx.profile import lines, wire
 from rlfx.profile.scopes import UNNAMED, Scope, parse
 
 LEAF, CONTAINER, CALLBACK = "leaf", "container", "callback"
@@ -49,16 +51,21 @@ class Instruction:
     elements: int
     target: str
     computation: int
+    source: lines.Stack = ()
 
 
 @dataclass(frozen=True)
 class Op:
-    """What a profile attributes: a kind, and `(scope, weight)` for every operation the instruction works for."""
+    """What a profile attributes: a kind, and `(scope, weight)` for every operation the instruction works for.
+
+    `sources` are the lines that it comes from, with their weights.
+    """
 
     kind: str
     scopes: tuple[tuple[Scope, int], ...]
     inherited: bool
     opcode: str = ""
+    sources: tuple[tuple[lines.Stack, int], ...] = ()
 
     @property
     def mixed(self) -> bool:
@@ -86,7 +93,9 @@ def read_module(data: memoryview):
     members: dict[int, list[int]] = {}
     users: dict[int, list[int]] = collections.defaultdict(list)
     callers: dict[int, int] = {}
-    for computation in wire.message(data).get(3, []):
+    module = wire.message(data)
+    source = lines.stacks(module)
+    for computation in module.get(3, []):
         found = wire.message(computation)
         home = wire.integer(found, 5)
         members[home] = []
@@ -103,6 +112,7 @@ def read_module(data: memoryview):
                 elements=math.prod(wire.integers(shape, 3)),
                 target=wire.text(entry, 28),
                 computation=home,
+                source=source(metadata),
             )
             key = wire.integer(entry, 35)
             instructions[key] = i
@@ -115,34 +125,40 @@ def read_module(data: memoryview):
 
 
 class _Inheritance:
-    """The scope of an instruction that XLA made: its operands', else its users', else that of the loop around it."""
+    """What an instruction that XLA made inherits: its operands', else its users', else that of the loop around it."""
 
     def __init__(self, instructions, users, callers):
         self._instructions, self._users, self._callers = instructions, users, callers
 
     def scope(self, i: Instruction, key: int) -> Scope:
+        return self._found(i, key, lambda x: x.scope if x.scope.named else None) or UNNAMED
+
+    def source(self, i: Instruction, key: int) -> lines.Stack:
+        return self._found(i, key, lambda x: x.source) or ()
+
+    def _found(self, i: Instruction, key: int, of: Callable[[Instruction], Any]) -> Any:
         for neighbours in (lambda k: self._instructions[k].operands, lambda k: tuple(self._users.get(k, ()))):
-            found = self._search(key, neighbours, depth=4)
-            if found.named:
+            found = self._search(key, neighbours, 4, of)
+            if found:
                 return found
         caller = self._callers.get(i.computation)
         if caller is None or caller not in self._instructions:
-            return UNNAMED
+            return None
         around = self._instructions[caller]
-        return around.scope if around.scope.named else self.scope(around, caller)
+        return of(around) or self._found(around, caller, of)
 
-    def _search(self, key: int, neighbours, depth: int) -> Scope:
+    def _search(self, key: int, neighbours, depth: int, of: Callable[[Instruction], Any]) -> Any:
         for other in neighbours(key):
             i = self._instructions.get(other)
             if i is None or i.opcode in ("parameter", "constant"):
                 continue
-            if i.scope.named:
-                return i.scope
+            if of(i):
+                return of(i)
             if depth and i.opcode in SEES_THROUGH:
-                found = self._search(other, neighbours, depth - 1)
-                if found.named:
+                found = self._search(other, neighbours, depth - 1, of)
+                if found:
                     return found
-        return UNNAMED
+        return None
 
 
 def _work(i: Instruction, instructions: dict[int, Instruction]) -> int:
@@ -163,13 +179,19 @@ def _work(i: Instruction, instructions: dict[int, Instruction]) -> int:
 def _op(key: int, i: Instruction, instructions, members, lookup: _Inheritance) -> Op:
     kind = CONTAINER if i.opcode in CONTAINERS else CALLBACK if "callback" in i.target else LEAF
     work: collections.Counter[Scope] = collections.Counter()
+    written: collections.Counter[lines.Stack] = collections.Counter()
     if i.opcode in ("fusion", "call"):
         for inner in (instructions[k] for c in i.called for k in members.get(c, ())):
             if inner.scope.named:
                 work[inner.scope] += _work(inner, instructions)
+            if inner.source:
+                written[inner.source] += _work(inner, instructions)
+    sources = tuple((stack, weight) for stack, weight in written.items() if weight)
+    source = () if sources else i.source or lookup.source(i, key)
+    sources = sources or (((source, 1),) if source else ())
     shares = tuple((scope, weight) for scope, weight in sorted(work.items()) if weight)
     if shares:
-        return Op(kind, shares, inherited=False, opcode=i.opcode)
+        return Op(kind, shares, inherited=False, opcode=i.opcode, sources=sources)
     if i.scope.named:
-        return Op(kind, ((i.scope, 1),), inherited=False, opcode=i.opcode)
-    return Op(kind, ((lookup.scope(i, key), 1),), inherited=True, opcode=i.opcode)
+        return Op(kind, ((i.scope, 1),), inherited=False, opcode=i.opcode, sources=sources)
+    return Op(kind, ((lookup.scope(i, key), 1),), inherited=True, opcode=i.opcode, sources=sources)

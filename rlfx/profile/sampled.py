@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -22,7 +23,7 @@ class Sampled:
     def __init__(self, function: Callable, calls: int, skip: int, steps: int, options: dict[str, Any]):
         self._function, self._options, self._steps = function, options, steps
         self._first, self._last = skip, skip + calls
-        self._made = 0
+        self._made = self._begun = 0
         self._stack = ExitStack()
         self.session: Session | None = None
         functools.update_wrapper(self, function)
@@ -30,12 +31,17 @@ class Sampled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; the first of the profiled calls begins the capture, the last one ends it."""
         if not self._first <= self._made < self._last:
+            if 0 < self._made == self._first - 1:  # the last one before, for what a call takes without a capture
+                jax.block_until_ready((args, kwargs))
+                self._begun = time.perf_counter_ns()
             self._made += 1
             return self._function(*args, **kwargs)
         try:
             if self.session is None:
                 jax.block_until_ready((args, kwargs))  # earlier calls are not part of the window
+                plain = time.perf_counter_ns() - self._begun if self._begun else 0
                 self.session = self._stack.enter_context(capture(**self._options))
+                self.session.plain_ns = plain * (self._last - self._first)
             out = self._function(*args, **kwargs)
             self.session.steps += self._steps
             self._made += 1

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlfx.profile.columns import BLOCK
+from rlfx.profile.events import Line
 from rlfx.profile.rows import DeviceRow, Row
 from rlfx.profile.rules import (
     BACKEND,
@@ -50,7 +51,8 @@ class Attribution(NamedTuple):
 class Sweep:
     """The attributed window.
 
-    `rows` and `device` in ns. `bounds` (n + 1 times) and `combo` (n) give back every instant: `attributions[combo[i]]`.
+    `rows` and `device` in ns. `bounds` (n + 1 times) and `combo` (n) give back every instant: `attributions[combo[i]]`,
+    and `columns[combo[i]]`, the context of each of the `tracks` (an index into `contexts`).
     """
 
     window: tuple[int, int]
@@ -59,6 +61,9 @@ class Sweep:
     bounds: np.ndarray
     combo: np.ndarray
     attributions: list[Attribution]
+    columns: list[tuple[int, ...]] = field(default_factory=list)
+    tracks: list[Line] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
     threads: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -104,7 +109,8 @@ def sweep(timeline: Timeline) -> Sweep:
             for key, part in split(ns, shares):
                 target[key] = target.get(key, 0) + part
     threads = _threads(tracks, kinds, columns, total, contexts)
-    return Sweep((start, stop), rows, device, bounds, combo, attributions, threads)
+    lines = [t.line for t in tracks]
+    return Sweep((start, stop), rows, device, bounds, combo, attributions, columns, lines, contexts, threads)
 
 
 _EXTRA = (Context(None, "", (), ("", ())), Context(PYTHON, "", (Share("", ()),), ("", ())))

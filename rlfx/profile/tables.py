@@ -7,6 +7,7 @@ import html as escape
 from typing import Any
 
 from rlfx.profile.attributed import Attributed
+from rlfx.profile.gains import gains
 from rlfx.profile.rows import bound_by, named
 from rlfx.profile.rules import IDLE, STATES
 
@@ -62,6 +63,7 @@ def text(report: Attributed, depth: int | None = None) -> str:
     """The whole report as text."""
     parts = [_title(report), report.verdict, "", _operations(report, depth), "", _device(report)]
     for title, body in (
+        ("Gains", "\n".join(f"- {gain}" for gain in gains(report))),
         ("Device work by operation", _device_rows(report, depth)),
         ("Transitions", _transitions(report)),
         ("Compiled", _compiled(report)),
@@ -227,6 +229,7 @@ def as_dict(report: Attributed) -> dict[str, Any]:
         "unattributed": report.unattributed,
         "mixed": report.mixed,
         "inherited": report.inherited,
+        "gains": [vars(gain) for gain in gains(report)],
         "rows": [{**row._asdict(), "ns": ns} for row, ns in report.rows.items()],
         "device_rows": [
             {**row._asdict(), "ns": ns, "named": named(row.path)} for row, ns in report.device_rows.items()

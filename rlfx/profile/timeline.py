@@ -36,7 +36,7 @@ class Share(NamedTuple):
 class Context(NamedTuple):
     """`state`: host state, None when the thread is no actor. `device`: "", "leaf", "container" or "copy".
 
-    `function` is the jitted function whose call encloses.
+    `function` is the jitted function whose call encloses, `called_back`: inside of a callback, or a program it runs.
     """
 
     state: str | None
@@ -44,6 +44,11 @@ class Context(NamedTuple):
     shares: tuple[Share, ...]
     base: Base
     function: str = ""
+    called_back: bool = False
+
+    def working_as(self, other: Context) -> Context:
+        """This one, at the work of another."""
+        return self._replace(shares=other.shares, function=other.function)
 
 
 ABSENT = Context(None, "", (), Base())

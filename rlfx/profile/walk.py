@@ -197,7 +197,7 @@ class _Walker:
         inside = bool(self.stacks[line])
         found = around
         if old.device == LEAF and new.state is None and inside and self.lines[line].kind != "stream":
-            found = self.intern(new._replace(device=CONTAINER, shares=old.shares))
+            found = self.intern(new.working_as(old)._replace(device=CONTAINER))
         if self.lines[line].kind != "stream":
             self.ended[ended, around, inside] = found
         return found
@@ -231,7 +231,9 @@ class _Walker:
             else:
                 base = Base(c.base.phase, (*c.base.path, marked[len(OPERATION) :]))
             shares = (Share(base.phase, base.path),)
-            after = self.memo[key] = self.intern(Context(c.state or PYTHON, "", shares, base))
+            after = self.memo[key] = self.intern(
+                Context(c.state or PYTHON, "", shares, base, called_back=c.called_back)
+            )
         if inside:
             c = self.contexts[after]
             begins = event.rule.kind == "annotation" and event.rule.value.startswith(OPERATION)
@@ -371,8 +373,7 @@ class _Walker:
         key = ("waits", after, top)
         found = self.memo.get(key)
         if found is None:
-            shares = self.contexts[after].shares
-            found = self.memo[key] = self.intern(self.contexts[top]._replace(shares=shares))
+            found = self.memo[key] = self.intern(self.contexts[top].working_as(self.contexts[after]))
         self.emit(waiter, at, found)
 
     def executing(self, c: Context, base: Base, what: Kind, line: int) -> Context:
@@ -387,9 +388,9 @@ class _Walker:
         if op is not None and op.kind == CALLBACK_OP and on_host:
             share = shares[0]
             path = () if "jit(" in "".join(share.path[:1]) else share.path
-            return Context(CALLBACK, "", (share,), Base(share.phase, path))
+            return Context(CALLBACK, "", (share,), Base(share.phase, path), called_back=True)
         state = DEVICE if c.state is not None and on_host else None
-        return Context(state, kind, shares, base)
+        return Context(state, kind, shares, base, rules.function_of(what.module), c.called_back)
 
     def op(self, what: Kind) -> Op | None:
         module = self.trace.modules.get(what.program)
