@@ -5,8 +5,9 @@
 DIR holds git clones `purejaxrl`, `rlax` and `cleanrl` (commits in `COMMITS`; torch and tensorboard for CleanRL, whose
 replay buffer uses them, haiku and bsuite for rlax); rejax comes from its package. Each case says which line is changed
 and how. A capture of the program as it is gives the gains of `rlfx.profile.gains`; the one at that line is the prediction.
-Then the program runs as it is and changed, by turns, without a capture: the measured gain is the ratio of the medians.
-`paid_in` gets the median of the runs as they are, so that what profiling costs is not taken for the program's own.
+By turns with the captures the program runs as it is and changed, without a capture: the measured gain is the ratio of the
+medians of CPU times. Run it on one core (`taskset -c 0`): there that is the time of a machine without others. `paid_in` gets
+the median of the runs as they are, so that what profiling costs is not taken for the program's own.
 Writes benchmarks/results/profile_gains.json.
 """
 
@@ -195,35 +196,24 @@ CASES = (
 )  # fmt: skip
 
 
-def timed(run: Callable[[Around], None]) -> float:
-    """Seconds of what is inside of `around`."""
-    taken = []
+def measured(
+    run: Callable[[Around], None], inside: Callable[[], AbstractContextManager] | None = None
+) -> tuple[Any, Any]:
+    """`(wall seconds, CPU seconds)` of what is inside of `around`, and what `inside` gave."""
+    taken: list[tuple[float, float]] = []
+    given: list[Any] = []
 
     @contextlib.contextmanager
     def around() -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        taken.append(time.perf_counter() - begin)
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        run(around)
-    (seconds,) = taken
-    return seconds
-
-
-def captured(run: Callable[[Around], None]) -> Session:
-    """A capture of what is inside of `around`."""
-    sessions = []
-
-    @contextlib.contextmanager
-    def around() -> Iterator[None]:
-        with capture() as session:
+        with inside() if inside else contextlib.nullcontext() as session:
+            begin = time.perf_counter(), time.process_time()
             yield
-        sessions.append(session)
+            taken.append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
+        given.append(session)
 
     with contextlib.redirect_stdout(io.StringIO()):
         run(around)
-    return sessions[0]
+    return taken[0], given[0]
 
 
 def at_line(found: list, case: Case) -> Any:
@@ -239,33 +229,34 @@ def at_line(found: list, case: Case) -> Any:
 
 def measure(case: Case, checkouts: pathlib.Path, rounds: int, captures: int) -> dict:
     plain, changed = case.run(checkouts, ()), case.run(checkouts, case.edits)
-    times: dict[str, list[float]] = {"plain": [], "changed": []}
-    timed(plain)
-    timed(changed)
-    sessions = []
+    times: dict[str, list[tuple[float, float]]] = {"plain": [], "changed": []}
+    measured(plain)
+    measured(changed)
+    sessions: list[tuple[tuple[float, float], Session]] = []
     for i in range(rounds):
-        times["plain"].append(timed(plain))
-        times["changed"].append(timed(changed))
+        times["plain"].append(measured(plain)[0])
+        times["changed"].append(measured(changed)[0])
         if i < captures:
-            sessions.append(captured(plain))
-    middle = {name: statistics.median(seconds) for name, seconds in times.items()}
-    predicted, places, listed, windows = [], [], [], []
-    for session in sessions:
+            sessions.append(measured(plain, capture))
+    wall, cpu = ({name: statistics.median(t[i] for t in found) for name, found in times.items()} for i in (0, 1))
+    predicted, places, listed = [], [], []
+    for (took, worked), session in sessions:
         report = session.report()
-        found = gains(report, 8, paid_in(report, middle["plain"] * 1e9))
+        # Others on the machine made the capture longer by took / worked, which is no cost of profiling.
+        found = gains(report, 8, paid_in(report, cpu["plain"] * took / worked * 1e9))
         gain = at_line(found, case)
         predicted.append(1 / (1 - case.part * (1 - 1 / gain.speedup)) if gain else None)
         places.append(found.index(gain) + 1 if gain else None)
         listed.append([str(g) for g in found])
-        windows.append(report.window_ns / 1e9)
         shutil.rmtree(session.directory)
     known = [p for p in predicted if p]
-    measured = middle["plain"] / middle["changed"]
     expected = statistics.median(known) if known else None
+    gained = cpu["plain"] / cpu["changed"]
     return {
-        "program": case.name, "change": case.change, "kind": case.kind, "predicted": expected, "measured": measured,
-        "error": expected / measured - 1 if expected else None, "rank": places, "predictions": predicted,
-        "captured_seconds": windows, "seconds": times, "gains": listed[-1],
+        "program": case.name, "change": case.change, "kind": case.kind, "predicted": expected, "measured": gained,
+        "measured_wall": wall["plain"] / wall["changed"], "error": expected / gained - 1 if expected else None,
+        "rank": places, "predictions": predicted, "captured": [took for took, _ in sessions], "seconds": times,
+        "gains": listed,
     }  # fmt: skip
 
 
@@ -285,8 +276,8 @@ def main() -> None:
         rows.append(measure(case, arguments.checkouts, arguments.rounds, arguments.captures))
         r = rows[-1]
         print(json.dumps({k: v for k, v in r.items() if k != "seconds"}, indent=1), flush=True)
-    found = {"machine": machine(), "date": datetime.date.today().isoformat(), "commits": COMMITS, "rows": rows}
-    arguments.out.write_text(json.dumps(found, indent=1))
+        found = {"machine": machine(), "date": datetime.date.today().isoformat(), "commits": COMMITS, "rows": rows}
+        arguments.out.write_text(json.dumps(found, indent=1))
     body = [
         [r["program"], r["change"], *(f"{r[k]:.2f}" if r[k] else "-" for k in ("predicted", "measured"))] for r in rows
     ]

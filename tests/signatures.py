@@ -219,7 +219,7 @@ TRANSFORMS = [
               {"make": FUNCTION, "candidates": NOTHING, "repeat": COUNT}, ("make", "x")),
 ]
 
-TIMES_NS = "1 | np.int64 | 2**40"
+TIMES_NS = "1 | 2.5 | np.float64 | np.int64 | 2**40"
 PROFILE = [
     Signature("operation", rlfx.profile.operation, {"name": "a"}, {"name": NAME}),
     Signature("phase", rlfx.profile.phase, {"name": "a"}, {"name": NAME}),

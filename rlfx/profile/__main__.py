@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     report = commands.add_parser("report", help="report on a captured directory")
     report.add_argument("directory")
-    report.add_argument("--depth", type=int, help="fold operations deeper than this")
+    report.add_argument(
+        "--depth", type=int, help="fold operations deeper than this (default: none in the text, 1 in figures)"
+    )
     report.add_argument("--json", action="store_true", help="everything, as JSON")
     report.add_argument("--html", metavar="FILE", help="write the table as HTML")
     report.add_argument("--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev (.json or .json.gz)")
@@ -132,7 +134,7 @@ def report(arguments: argparse.Namespace) -> None:
 
             save(found, arguments.perfetto)
         if arguments.plot:
-            _plots(found, pathlib.Path(arguments.plot))
+            _plots(found, pathlib.Path(arguments.plot), arguments.depth)
     print(json.dumps(found.as_dict()) if arguments.json else found.text(arguments.depth))
 
 
@@ -146,7 +148,7 @@ def _written() -> Iterator[None]:
         ) from None
 
 
-def _plots(found, folder: pathlib.Path) -> None:
+def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
     import matplotlib
 
     from rlfx.profile import plot
@@ -154,7 +156,8 @@ def _plots(found, folder: pathlib.Path) -> None:
     matplotlib.use("agg")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("bars", "timeline", "transitions", "process_tree"):
-        getattr(plot, name)(found).figure.savefig(folder / f"{name}.png", dpi=120)
+        folded = {} if name == "process_tree" else {"depth": depth or 1}
+        getattr(plot, name)(found, **folded).figure.savefig(folder / f"{name}.png", dpi=150)
 
 
 def compare(arguments: argparse.Namespace) -> None:

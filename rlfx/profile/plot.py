@@ -15,6 +15,11 @@ from rlfx.profile.tables import COLOURS
 
 COLOUR = dict(zip(STATES, COLOURS, strict=True))
 HATCH = {"idle": "", "busy": "///", "copy": "..."}
+WORKING = "#333333"  # the device; no state of the host has this colour
+LIMIT = {
+    "host": "#E69F00", "dispatch": "#D55E00", "compile": "#CC79A7", "transfer": "#56B4E9", "device": WORKING,
+    "blocked": "#DDDDDD", "idle": "#FFFFFF",
+}  # fmt: skip
 
 
 def _pyplot() -> Any:
@@ -45,8 +50,10 @@ def bars(reports: Report | dict[str, Report], *, depth: int | None = 1, normalis
     plt = _pyplot()
     named = {"": reports} if isinstance(reports, Report) else reports
     cells: dict[tuple[str, str], collections.Counter] = {}
+    stepped = all(r.steps for r in named.values())
+    unit, size = _unit(max(r.window_ns / (r.steps if stepped else 1) for r in named.values()))
     for name, report in named.items():
-        scale = report.window_ns / 100 if normalise else 1e6 * (report.steps or 1)
+        scale = report.window_ns / 100 if normalise else size * (report.steps if stepped else 1)
         for row, ns in report.rows.items():
             label = "/".join(row.path[:depth]) or "(none)"
             cells.setdefault((name, label), collections.Counter())[row.host, row.device] += ns / scale
@@ -55,7 +62,7 @@ def bars(reports: Report | dict[str, Report], *, depth: int | None = 1, normalis
     )
     columns = [(name, label) for name in named for label in order if (name, label) in cells]
     if ax is None:
-        ax = plt.figure(figsize=(max(4, 0.8 * len(columns) + 2), 4), layout="constrained").add_subplot()
+        ax = plt.figure(figsize=(max(7, 0.8 * len(columns) + 4.5), 4), layout="constrained").add_subplot()
     bottom = np.zeros(len(columns))
     for key in [(s, d) for s in STATES for d in HATCH]:
         height = np.asarray([cells[c][key] for c in columns])
@@ -65,33 +72,49 @@ def bars(reports: Report | dict[str, Report], *, depth: int | None = 1, normalis
                    edgecolor="white", linewidth=0.3, label=label)  # fmt: skip
             bottom += height
     ax.set_xticks(range(len(columns)), [f"{n}\n{o}" if n else o for n, o in columns], rotation=45, ha="right")
-    stepped = all(r.steps for r in named.values())
-    ax.set_ylabel("% of the time" if normalise else "ms a step" if stepped else "ms")
+    ax.set_ylabel("% of the time" if normalise else f"{unit} a step" if stepped else unit)
+    ax.set_title("Where the time goes, by operation" + (": host and device" if len(named) == 1 else ""), loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     return ax
 
 
-def timeline(report: Report, *, start: float = 0.0, stop: float | None = None, ax: Any = None) -> Any:
+def _unit(ns: float) -> tuple[str, float]:
+    """The unit in which so many ns have one to three digits before the point, and its ns.
+
+    Example:
+      >>> _unit(30_000), _unit(2e6), _unit(5e10)
+      (('µs', 1000.0), ('ms', 1000000.0), ('s', 1000000000.0))
+    """
+    return next(((unit, size) for unit, size in (("s", 1e9), ("ms", 1e6)) if ns >= size), ("µs", 1e3))
+
+
+def timeline(
+    report: Report, *, start: float = 0.0, stop: float | None = None, depth: int | None = 1, ax: Any = None
+) -> Any:
     """What host and device did, over seconds of the span; two lanes a process: host state, and operation.
 
     Args:
       report: what to draw.
       start, stop: seconds after the first process's begin.
+      depth: operations deeper than this count for the one around them.
       ax: matplotlib axes; new ones by default.
     """
     plt = _pyplot()
     if ax is None:
-        ax = plt.figure(figsize=(10, 1 + 1.1 * len(report.processes)), layout="constrained").add_subplot()
+        entries = len({r.host for r in report.rows}) + len({r.path[:depth] for r in report.rows}) + 1
+        height = max(1 + 1.1 * len(report.processes), 0.6 + 0.2 * entries)
+        ax = plt.figure(figsize=(11, height), layout="constrained").add_subplot()
     first = min(p.span[0] for p in report.processes)
-    operations = sorted({"/".join(row.path[:1]) or "(none)" for row in report.rows})
-    shades = {o: plt.get_cmap("tab20")(i % 20) for i, o in enumerate(operations)}
+    operations = sorted({"/".join(row.path[:depth]) or "(none)" for row in report.rows})
+    shades = {o: plt.get_cmap("Set3")(i % 12) for i, o in enumerate(operations)}
     lanes, names = [], []
     for p in report.processes:
         t = (p.sweep.bounds + p.epoch_ns - first) / 1e9
         top = [max(a.rows, key=lambda r: r[1])[0] for a in p.sweep.attributions]
         host = [COLOUR[r.host] for r in top]
-        work = [shades["/".join(r.path[:1]) or "(none)"] for r in top]
-        busy = ["#0072B2" if r.device != IDLE else "#FFFFFF" for r in top]
+        work = [shades["/".join(r.path[:depth]) or "(none)"] for r in top]
+        busy = [WORKING if r.device != IDLE else "#FFFFFF" for r in top]
         for name, colours in (("host", host), ("operation", work), ("device", busy)):
             lanes.append((t, [colours[c] for c in p.sweep.combo]))
             names.append(f"{p.name} {name}" if len(report.processes) > 1 else name)
@@ -105,9 +128,11 @@ def timeline(report: Report, *, start: float = 0.0, stop: float | None = None, a
     used = [s for s in STATES if report.total(host=s)]
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOUR[s]) for s in used]
     handles += [plt.Rectangle((0, 0), 1, 1, color=shades[o]) for o in operations]
-    ax.legend(
-        handles, [*used, *operations], fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left"
-    )
+    handles += [plt.Rectangle((0, 0), 1, 1, color=WORKING)]
+    names = [*(f"host: {s}" for s in used), *operations, "device works"]
+    ax.legend(handles, names, fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    ax.set_title("Host, operation and device over time", loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
@@ -129,19 +154,25 @@ def _runs(t: np.ndarray, colours: list) -> list[tuple[float, float, Any]]:
     return [tuple(run) for run in out]
 
 
-def transitions(reports: Report | dict[str, Report], *, ax: Any = None) -> Any:
-    """Bars of transitions between host states by operation (a step, where steps are known), as Figure 4c."""
+def transitions(reports: Report | dict[str, Report], *, depth: int | None = 1, ax: Any = None) -> Any:
+    """Bars of transitions between host states by operation (a step, where steps are known), as Figure 4c.
+
+    Args:
+      reports: one, or several by name.
+      depth: operations deeper than this count for the one around them.
+      ax: matplotlib axes; new ones by default.
+    """
     plt = _pyplot()
     named = {"": reports} if isinstance(reports, Report) else reports
     cells: dict[tuple[str, str], collections.Counter] = {}
     for name, report in named.items():
         for (source, target, _, path), n in report.transitions.items():
-            cells.setdefault((name, "/".join(path[:1]) or "(none)"), collections.Counter())[f"{source}→{target}"] += (
-                n / (report.steps or 1)
-            )
+            cells.setdefault((name, "/".join(path[:depth]) or "(none)"), collections.Counter())[
+                f"{source}→{target}"
+            ] += n / (report.steps or 1)
     kinds = [k for k, _ in sum(cells.values(), collections.Counter()).most_common(6)]
     if ax is None:
-        ax = plt.figure(figsize=(max(4, len(cells) + 2), 4), layout="constrained").add_subplot()
+        ax = plt.figure(figsize=(max(7, len(cells) + 4), 4), layout="constrained").add_subplot()
     width = 0.8 / max(1, len(kinds))
     for i, kind in enumerate(kinds):
         ax.bar(np.arange(len(cells)) + i * width, [c[kind] for c in cells.values()], width, label=kind)
@@ -153,28 +184,44 @@ def transitions(reports: Report | dict[str, Report], *, ax: Any = None) -> Any:
         smallest = min(v for c in cells.values() for v in c.values())
         ax.set_ylim(bottom=10 ** np.floor(np.log10(smallest) - 0.3))
     ax.set_ylabel("transitions a step" if all(r.steps for r in named.values()) else "transitions")
-    ax.legend(fontsize="small", frameon=False)
+    ax.set_title("Transitions between states of the host", loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     return ax
 
 
 def process_tree(report: Report, *, ax: Any = None) -> Any:
-    """Processes under the one that started them; a bar each: seconds by what limits it (Figure 8)."""
+    """Processes under the one that started them, from begin to end of their windows, by what limits them (Figure 8).
+
+    A line leads from each process to those that it started.
+    """
     plt = _pyplot()
     placed = _tree(report)
     if ax is None:
         ax = plt.figure(figsize=(9, 1.6 + 0.45 * len(placed)), layout="constrained").add_subplot()
-    kinds = ["host", "dispatch", "compile", "transfer", "device", "idle"]
-    shades = dict(zip(kinds, ("#E69F00", "#D55E00", "#CC79A7", "#56B4E9", "#0072B2", "#DDDDDD"), strict=True))
     first = min(p.span[0] for p in report.processes)
+    unit, size = _unit(report.span_ns)
+    margin = 0.015 * report.span_ns / size
+    rows = {p.pid: y for y, (_, p) in enumerate(placed)}
+    used = [k for k in LIMIT if any(bound_by(r.host, r.device) == k for r in report.rows)]
     for y, (_, p) in enumerate(placed):
-        left = (p.span[0] - first) / 1e9
-        for kind in kinds:
+        left = begin = (p.span[0] - first) / size
+        for kind in used:
             ns = sum(v for r, v in p.sweep.rows.items() if bound_by(r.host, r.device) == kind)
-            ax.barh(-y, ns / 1e9, left=left, color=shades[kind], label=kind if y == 0 else None)
-            left += ns / 1e9
-    ax.set_yticks([-y for y in range(len(placed))], ["    " * depth + p.name for depth, p in placed], ha="right")
-    ax.set_xlabel("s")
-    ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+            ax.barh(-y, ns / size, 0.5, left=left, color=LIMIT[kind], edgecolor="#888888", linewidth=0.3)
+            left += ns / size
+        above = rows.get(p.parent)
+        if above is not None and above != y:
+            ax.plot([begin - margin, begin - margin, begin], [-above, -y, -y], color="black", linewidth=0.8)
+            ax.plot([begin], [-y], marker=">", color="black", markersize=4)
+        ax.text(left + margin / 2, -y, f"{p.window_ns / size:.3g} {unit}", va="center", fontsize="small")
+    ax.set_yticks([-y for y in range(len(placed))], ["└ " * depth + p.name for depth, p in placed])
+    ax.set_xlim(-3 * margin, 1.1 * report.span_ns / size)
+    ax.set_xlabel(f"{unit} after the first process's begin")
+    ax.set_title("Processes, by what limits them", loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    handles = [plt.Rectangle((0, 0), 1, 1, facecolor=LIMIT[k], edgecolor="#888888", linewidth=0.3) for k in used]
+    ax.legend(handles, used, fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     return ax
 
 

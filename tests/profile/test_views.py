@@ -113,7 +113,9 @@ def test_figures(report, tmp_path, made):
     from rlfx.profile import plot
 
     ax = plot.bars(report, depth=None)
-    assert sum(patch.get_height() for patch in ax.patches) == pytest.approx(3.0 / 30)  # ms a step
+    assert sum(patch.get_height() for patch in ax.patches) == pytest.approx(3000 / 30)  # a step
+    assert ax.get_ylabel() == "µs a step"
+    assert ax.get_title("left") == "Where the time goes, by operation: host and device"
     assert [t.get_text() for t in ax.get_xticklabels()] == ["update", "update/loss"]
     assert sum(p.get_height() for p in plot.bars({"a": report, "b": report}, normalise=True).patches) == pytest.approx(
         200
@@ -122,7 +124,13 @@ def test_figures(report, tmp_path, made):
     assert plot.transitions(report).get_ylabel() == "transitions a step"
     made.gpu_space(2).write(tmp_path, notes=json.dumps({"process": "worker", "pid": 11, "parent": 10}))
     tree = plot.process_tree(read(tmp_path))
-    assert [t.get_text() for t in tree.get_yticklabels()] == ["trainer", "    worker"]
+    assert [t.get_text() for t in tree.get_yticklabels()] == ["trainer", "└ worker"]
+    assert tree.get_title("left") == "Processes, by what limits them"
+    assert len(tree.lines) == 2  # from the trainer to its worker, and the arrow's head
+    deep = plot.timeline(report, depth=None).get_legend().get_texts()
+    assert {"update", "update/loss", "device works"} <= {t.get_text() for t in deep}
+    assert plot.WORKING not in plot.COLOUR.values()
+    assert len(set(plot.LIMIT.values())) == len(plot.LIMIT)
     matplotlib.pyplot.close("all")
 
 
