@@ -54,9 +54,9 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev (.json or .json.gz)")
     report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, processes as PNG")
     report.add_argument("--corrected", action="store_true", help="take out the cost of profiling (calibrate first)")
-    compared = commands.add_parser("compare", help="compare two captured directories")
+    compared = commands.add_parser("compare", help="compare captured directories: two, or many side by side")
     compared.add_argument("before")
-    compared.add_argument("after")
+    compared.add_argument("after", nargs="+")
     calibrate = commands.add_parser("calibrate", help="measure the cost of profiling on this machine, and store it")
     calibrate.add_argument("--rounds", type=int, default=15)
     calibrate.add_argument("--out", help="file (default: in the user's cache directory)")
@@ -161,10 +161,14 @@ def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print two runs side by side."""
+    """Print two runs and what changed, or many with their medians and ranges."""
     from rlfx.profile import read
+    from rlfx.profile.compare import several
 
-    print(read(arguments.before).compare(read(arguments.after)))
+    if len(arguments.after) == 1:
+        print(read(arguments.before).compare(read(arguments.after[0])))
+    else:
+        print(several({name: read(name) for name in (arguments.before, *arguments.after)}))
 
 
 def calibrate(arguments: argparse.Namespace) -> None:

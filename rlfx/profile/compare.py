@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlfx.errors import ProfileError, located
@@ -91,6 +93,42 @@ def compare(before: Attributed, after: Attributed) -> Comparison:
     limits = table(_pairs(*[_named(r, "bound") for r in (before, after)]), size)
     counts = table(_pairs(*[_counts(r) for r in (before, after)]), 1)
     return Comparison(unit, "a step" if before.steps else "in total", total, operations, limits, counts)
+
+
+def several(reports: Mapping[str, Attributed]) -> str:
+    """Many runs side by side: time by operation and by what limits, with the median and how far the runs are apart.
+
+    Raises:
+      ProfileError: some know their number of steps and others do not.
+    """
+    steps = [r.steps for r in reports.values()]
+    if any(steps) and not all(steps):
+        raise ProfileError(
+            located(
+                f"Some runs say how many steps they did and others do not ({', '.join(map(str, steps))}).",
+                fix="Give `capture(steps=...)` in all, or in none.",
+            )
+        )
+    per = [n or 1 for n in steps]
+    spans = [r.span_ns / n for r, n in zip(reports.values(), per, strict=True)]
+    unit, size = ("us", 1e3) if min(spans) < 1e6 else ("ms", 1e6)
+    parts = []
+    for key in ("operation", "bound"):
+        found = [_named(r, key) for r in reports.values()]
+        cells = {
+            name: [f.get(name, 0) / n / size for f, n in zip(found, per, strict=True)] for f in found for name in f
+        }
+        cells = {"total": [span / size for span in spans], **cells} if key == "operation" else cells
+        rows = sorted(cells.items(), key=lambda item: (item[0] != "total", -statistics.median(item[1])))
+        title = {"operation": "operation", "bound": "limit"}[
+            key
+        ] + f" ({unit} {'a step' if any(steps) else 'in total'})"
+        body = [
+            [name, *(f"{v:.4g}" for v in values), f"{statistics.median(values):.4g}", f"{min(values):.4g} - {max(values):.4g}"]
+            for name, values in rows
+        ]  # fmt: skip
+        parts.append(grid([title, *reports, "median", "range"], body))
+    return "\n\n".join(parts)
 
 
 def _named(report: Attributed, key: str) -> dict[str, int]:

@@ -80,6 +80,22 @@ def test_comparison_is_per_step(made, tmp_path, report):
         report.compare(read(tmp_path / "c"))
 
 
+def test_many_runs_side_by_side(made, tmp_path, capsys):
+    for name, k in (("a", 3), ("b", 2), ("c", 4)):
+        (tmp_path / name).mkdir()
+        made.gpu_space(k).write(tmp_path / name, notes=json.dumps({"process": "p", "pid": 1, "parent": 0, "steps": 30}))
+    names = [str(tmp_path / name) for name in "abc"]
+    assert main(["compare", *names]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["operation", "(us", "a", "step)", *names, "median", "range"]
+    assert lines[1] == ["total", "100", "66.67", "133.3", "100", "66.67", "-", "133.3"]
+    assert any(line[:2] == ["limit", "(us"] for line in lines)
+    (tmp_path / "d").mkdir()
+    made.gpu_space(3).write(tmp_path / "d", notes=json.dumps({"process": "p", "pid": 1, "parent": 0}))
+    assert main(["compare", *names, str(tmp_path / "d")]) == 1
+    assert "Some runs say how many steps they did and others do not (30, 30, 30, 0)." in capsys.readouterr().err
+
+
 def test_processes_are_merged_on_epoch_time(made, tmp_path):
     for i, offset_us in enumerate((0, 1500)):
         space = made.gpu_space(2)
