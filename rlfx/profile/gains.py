@@ -24,7 +24,7 @@ from rlfx.profile.timeline import HOST, TASK, THUNK
 #: Less than this of the window is no finding.
 LEAST = 0.03
 #: A line that holds more of the device's time than this holds the program, and says nothing; unless nothing is inside it.
-MOST = 0.65
+MOST = 0.95
 #: So many of the largest costs are replayed.
 TRIED = 12
 #: Samples of a line without which nothing is said of it.
@@ -106,7 +106,7 @@ def gains(report: Attributed, count: int = 3, paid: Mapping[str, float] | None =
         for candidate in sorted(_candidates(process), key=lambda c: -float((1 - c.cost) @ weight))[:TRIED]:
             left = replay.lasts(candidate.cost)
             # A function that is all of the program says nothing.
-            if whole - left >= LEAST * whole and not (candidate.kind == PROGRAM and left < 0.1 * whole):
+            if whole - left >= LEAST * whole and not (candidate.kind == PROGRAM and left < 0.02 * whole):
                 f = candidate.frame or Frame("", 0)
                 words = candidate.what, CHANGES[candidate.kind], whole / 1e9, whole / max(left, 1.0)
                 found.append((Gain(candidate.kind, f.file, f.line, *words), process, candidate))

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from rlfx.profile import annotate
+from rlfx.profile.lines import INSTALLED
 
 OURS = "rlfx.profile"  # how the names of our own threads begin
 PERIOD = 0.01
@@ -129,7 +130,10 @@ class Watch:
         outer: FrameType | None = frame
         while outer is not None and outer.f_code.co_filename.startswith((*_PRIVATE, _JAX, _OURS, "<frozen")):
             outer = outer.f_back
-        outer = outer or frame
+        outer = mine = outer or frame
+        while mine is not None and INSTALLED.fullmatch(mine.f_code.co_filename):  # a package's line is not the user's
+            mine = mine.f_back
+        outer = mine or outer
         key = (frame.f_code, frame.f_lasti, outer.f_code, outer.f_lasti)
         return self._places.setdefault(key, len(self._places))
 
