@@ -54,6 +54,19 @@ def test_what_was_wrong_once(name: str):
     assert verdict.outcome == "right", [*verdict.wrong, *verdict.refused]
 
 
+#: Seeds of the sweep whose programs crashed, by the cause.
+CRASHED = {
+    "a call without a body of jit's name, in a scan whose products are rewritten": 12664,
+    "a start that is the same at every timestep and that the learner computes, learned from in blocks": 12741,
+    "which environments have not ended, sent to the host": 12773,
+}
+
+
+@pytest.mark.parametrize("cause", CRASHED)
+def test_what_crashed_once(cause: str):
+    check([CRASHED[cause]])
+
+
 # -- the oracle itself ------------------------------------------------------------------------------------------------
 
 

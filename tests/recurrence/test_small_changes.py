@@ -130,13 +130,14 @@ def test_a_lookup_at_a_time_that_all_environments_share():
     data = np.random.default_rng(2).uniform(-1, 1, (T, 3))
 
     def program(p, c, t):
-        x = rlfx.inputs(p["x"])[t]
-        return c, rlfx.series(x)[p["i"] * jnp.ones((), jnp.int32)]
+        x = rlfx.series(rlfx.inputs(p["x"])[t])[p["i"] * jnp.ones((), jnp.int32)]
+        return jnp.nan_to_num(x), c, x
 
+    run = compiled(program, length=T, batch=3, reduce="sum")
     for i in range(3):
-        arguments = {"x": jnp.asarray(data, jnp.float32), "i": jnp.int32(i)}
-        found = unroll(program, length=T, batch=3)(arguments, None)[1]
+        loss, (_, found) = run({"x": jnp.asarray(data, jnp.float32), "i": jnp.int32(i)}, None)
         close(found, [data[i] if i <= t else np.full(3, np.nan) for t in range(T)])
+        close(loss, (T - i) * data[i].sum())
 
 
 def test_slices_from_t_to_where_another_slope_leads():
@@ -318,12 +319,15 @@ def test_cotangents_of_ones_own_rule_are_zero_outside_of_a_slice():
 
 
 def test_the_derivative_of_a_product_with_what_is_infinite_outside():
-    def program(p, c, t):
-        s = rlfx.series(jnp.where(t.now == 3, jnp.inf, p * c))[: rlfx.minimum(t + 1, 3)]
-        return jnp.full_like(s, 1.0) @ s + s @ (2.0 * s / s), c + 1.0
+    """Data of other timesteps on either side; one of them is infinite, and in no slice."""
 
-    gradient = jax.grad(lambda p: compiled(program, length=4, reduce="sum")(p, jnp.float32(1.0))[0])(jnp.float32(0.7))
-    close(gradient, 3 * sum(sum(range(1, min(t + 1, 3) + 1)) for t in range(4)))
+    def program(p, c, t):
+        s = rlfx.series(jnp.where(t.now == 3, jnp.inf, c))[: rlfx.minimum(t + 1, 3)]
+        return jnp.full_like(s, p) @ s + 2.0 * (s @ jnp.full_like(s, p * p)), c + 1.0
+
+    run = rlfx.compile(program, length=4, reduce="sum")
+    gradient = jax.jit(jax.grad(lambda p: run(p, jnp.float32(1.0))[0]))(jnp.float32(0.7))
+    close(gradient, (1 + 4 * 0.7) * sum(sum(range(1, min(t + 1, 3) + 1)) for t in range(4)))
 
 
 # -- intermediate representation, schedules, plans --------------------------------------------------------------------

@@ -93,7 +93,8 @@ def _in_scan(eqn: Any, operands: list) -> list | None:
 
 
 def _has_contractions(jaxpr: Any) -> bool:
-    inside = (J.body_of(e.params["jaxpr"])[0] for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN)
+    calls = (e for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN)
+    inside = (J.call_body(e.primitive, e.params)[0] for e in calls)
     return any(_leading_axes(e) is not None for e in jaxpr.eqns) or any(map(_has_contractions, inside))
 
 

@@ -225,7 +225,7 @@ class Execution:
 
     def _known_first(self, atom: Atom) -> Value | None:
         """The value at t = 0 of what is an input, or was evaluated before; None of anything else."""
-        if isinstance(atom, Lit) or "t" not in self.program.dims_of(atom):
+        if isinstance(atom, Lit) or ("t" not in self.program.dims_of(atom) and atom in self.env):
             return of_atom(atom, self.env)
         if atom is self.program.now:
             return Value(jnp.asarray(self.t0))

@@ -71,7 +71,7 @@ def hosted(learner: Learner, hosting: Hosting | None) -> frozenset[Var]:
 
 def _used_elsewhere(learner: Learner) -> set[Var]:
     """What the acting pass itself uses after the loop that stacks it: other stages, and what is evaluated beyond the end."""
-    found = {v for v in learner.program.aux if isinstance(v, Var)}
+    found = {v for v in (*learner.program.aux, learner.program.alive) if isinstance(v, Var)}
     graph = learner.acting.graph
     found |= needed_last(graph, graph.equations)
     for stage in learner.acting.stages:
