@@ -62,7 +62,7 @@ CRASHED = {
 }
 
 
-@pytest.mark.parametrize("cause", CRASHED)
+@pytest.mark.parametrize("cause", [pytest.param(c, marks=[pytest.mark.slow] if "scan" in c else []) for c in CRASHED])
 def test_what_crashed_once(cause: str):
     check([CRASHED[cause]])
 
