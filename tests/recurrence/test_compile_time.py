@@ -206,7 +206,7 @@ def test_estimates_of_deep_programs():
 
 
 def test_a_learner_of_2000_equations_is_planned_and_estimated_in_proportion():
-    """Gradients through time, with 500, 1,000 and 2,000 equations in the loop."""
+    """Gradients through time, with 500, 1,000 and 2,000 equations in the loop: n log n at most."""
 
     def work(n):
         def f(p, c, t):
@@ -223,8 +223,8 @@ def test_a_learner_of_2000_equations_is_planned_and_estimated_in_proportion():
 
     work(8)
     few, more, most = map(work, (500, 1000, 2000))
-    assert more / few < 2.2
-    assert most / more < 2.2
+    assert more / few < 2.3
+    assert most / more < 2.3
 
 
 @pytest.mark.parametrize("f", [chain, diamonds], ids=["chain", "diamonds"])
