@@ -144,7 +144,7 @@ class Target:
         if not names or len(names) != len(grid):
             fact = f"A mesh of {self.name} has one axis{f', or {len(grid)}' if len(grid) > 1 else ''}; {len(names)} are named."
             raise TargetError(located(fact, where=J.here(), fix='Name it: rlfx.target("h200:8").mesh("b").'))
-        return surroundings(self._described(), jax.sharding.AbstractMesh(grid, names))
+        return surroundings(self._described(), grid, names)
 
     def compile(self, fn: Callable, *shapes: Any, limit: float = LIMIT) -> Compilation:
         """A function compiled for this machine, which need not be here: what it takes there, by its own compiler.

@@ -74,7 +74,7 @@ def export(fn: Callable, arguments: Sequence[Any], machine: Machine) -> Exported
         typed = [J.keys_of(x, s.dtype) if key else x for x, s, key in zip(values, shapes, keys, strict=True)]
         return [_plain(x) for x in tree.tree_leaves(fn(*tree.tree_unflatten(treedef, typed)))]
 
-    with jax.sharding.use_abstract_mesh(surroundings(machine, mesh)):
+    with jax.sharding.use_abstract_mesh(surroundings(machine)):
         donated = _donated(fn, tree.tree_unflatten(treedef, shapes))
         exporter = jax.export.export(jax.jit(flat), platforms=[PLATFORMS[machine.plugin]], disabled_checks=_ALLOWED)
         try:
@@ -114,13 +114,17 @@ def _without_lines(text: str) -> str:
     return re.sub(r" ?loc\((?:[^()]|\([^()]*\))*\)", "", "\n".join(kept))
 
 
-def surroundings(machine: Machine, mesh: Any = None) -> Any:
-    """A mesh of the machine's devices to trace in: what asks jax for its device is told of this one."""
+def surroundings(
+    machine: Machine, grid: tuple[int, ...] = (), names: tuple[str, ...] = ()
+) -> jax.sharding.AbstractMesh:
+    """A mesh of the machine's devices to trace in: what asks jax for its device is told of this one.
+
+    By default it has no axes: the program may have a mesh of its own.
+    """
     platform = "gpu" if machine.plugin == "cuda" else machine.plugin
     device = jax.sharding.AbstractDevice(device_kind=machine.kind, num_cores=machine.cores, platform=platform)
-    if mesh is not None:
-        return jax.sharding.AbstractMesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types, abstract_device=device)
-    return jax.sharding.AbstractMesh((), (), abstract_device=device)  # no axes: the program may have a mesh of its own
+    auto = (jax.sharding.AxisType.Auto,) * len(grid)
+    return jax.sharding.AbstractMesh(grid, names, auto, abstract_device=device)
 
 
 def _struct(given: Any, name: str) -> jax.ShapeDtypeStruct:

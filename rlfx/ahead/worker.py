@@ -25,7 +25,9 @@ def main(folder: str) -> None:
         request = json.load(file)
     dump = os.path.join(folder, "dump")
     if request["plugin"] == "cuda":
-        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump}"
+        newer = importlib.metadata.version("jax") >= "0.11"  # before, PTX was dumped without being asked for
+        more = " --xla_dump_emitter_re=ptx" if newer else ""
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump}{more}"
     if request["plugin"] == "cpu":
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={request['devices']}"
     os.environ.update(request["environment"])
