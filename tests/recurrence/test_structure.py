@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import rlfx
+from tests import strategies
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 T, B, IN, OUT = 89, 3, 11, 13  # primes: a shape names what it belongs to
@@ -192,6 +193,24 @@ def printed(f) -> str:
 @pytest.mark.parametrize("f", [*PROGRAMS, schedule_and_target], ids=lambda f: f.__name__)
 def test_programs_print_readably(f):
     assert printed(f) == (GOLDEN / f"{f.__name__}.txt").read_text()
+
+
+def test_a_program_is_lowered_to_the_same_text_every_time():
+    """Nothing hangs on the addresses of objects: files of compiled programs are found again."""
+
+    def text(seed):
+        p = strategies.program(seed, 3)
+        params, carry, key = p.arguments()
+        fn = rlfx.compile(p.function, **p.options())
+        try:
+            return jax.jit(jax.grad(lambda x: fn(x, carry, key)[0], allow_int=True)).lower(params).as_text()
+        except rlfx.errors.RlfxError as error:
+            return type(error).__name__
+
+    seeds = range(12)
+    first, again = ([text(seed) for seed in seeds] for _ in range(2))
+    assert sum(len(t) > 200 for t in first) >= 8
+    assert [seed for seed in seeds if first[seed] != again[seed]] == []
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Loop:
     Attributes:
       direction: "forward" or "backward".
       body: equations in order of execution.
-      reads: those of the body that read what the body computed at other iterations.
+      reads: those of the body that read what the body computed at other iterations, in its order.
       depth: for each series read in the loop, how it is kept: REGISTER, the value of the previous iteration, or the
         number of iterations in a ring.
       stacked: values that later stages need at every timestep.
@@ -41,7 +41,7 @@ class Loop:
 
     direction: str
     body: tuple[Equation, ...]
-    reads: frozenset[Equation]
+    reads: tuple[Equation, ...]
     depth: dict[Var, int]
     stacked: tuple[Var, ...]
     last: tuple[Var, ...]
@@ -228,13 +228,14 @@ def _loop(
         _pull(graph.definition[v], graph, in_loop, inline, body)
     again = [e for e in cut.again if not any(v in stored for v in e.outputs) or e not in body]
     after = [*again, *outside]
-    reads = frozenset(e for e in body if e.is_read and graph.definition.get(e.source) in body)
-    ordered = _order(graph, body, reads)
+    ordered = _order(graph, body, {e for e in body if e.is_read and graph.definition.get(e.source) in body})
+    reads = tuple(e for e in ordered if e.is_read and graph.definition.get(e.source) in body)
+    series = {e.source for e in reads} | last
     loop = Loop(
         direction,
         ordered,
         reads,
-        {v: _depth(v, reads, program) for v in {e.source for e in reads} | last},
+        {v: _depth(v, reads, program) for e in ordered for v in e.outputs if v in series},
         tuple(v for e in ordered for v in e.outputs if v in stored),
         tuple(v for e in ordered for v in e.outputs if v in last),
     )
@@ -288,7 +289,7 @@ def _wanted_outside(graph: Graph, producers: set, owned: set[Var], inline) -> se
     return {v for v in wanted if graph.definition[v] not in inline}
 
 
-def _order(graph: Graph, body: set, reads: frozenset) -> tuple[Equation, ...]:
+def _order(graph: Graph, body: set, reads: set) -> tuple[Equation, ...]:
     """Execution order inside one iteration: reads of earlier iterations first, then by dependence."""
     now = nx.DiGraph()
     now.add_nodes_from(body)

@@ -187,7 +187,7 @@ def _split(loop: Loop) -> tuple[Loop, Loop] | str:
     stacked = tuple(v for e in core for v in e.outputs if v in loop.stacked or v in needed)
     later = tuple(v for v in loop.stacked if v in behind)
     return (dataclasses.replace(loop, body=core, stacked=stacked),
-            dataclasses.replace(loop, body=rest, reads=frozenset(), depth={}, stacked=later, last=()))  # fmt: skip
+            dataclasses.replace(loop, body=rest, reads=(), depth={}, stacked=later, last=()))  # fmt: skip
 
 
 def _not_pointwise(e: Equation, loop: Loop) -> str | None:
