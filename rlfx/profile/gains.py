@@ -116,9 +116,16 @@ def gains(report: Attributed, count: int = 3, paid: Mapping[str, float] | None =
         same = [i for i, old in enumerate(kept) if old[1] is new[1] and _same(new[1], new[2], old[2])]
         if not same:
             kept.append(new)
-        elif new[2].kind == OPERATION and kept[same[0]][2].kind in _WORDS:
-            kept[same[0]] = new  # it names the line that was seen most, too, and is not an estimate from samples
+        elif _says_more(new[2], kept[same[0]][2]):
+            kept[same[0]] = new
     return sorted((gain for gain, _, _ in kept), key=lambda gain: -gain.speedup)[:count]
+
+
+def _says_more(new: Cost, old: Cost) -> bool:
+    """Of two candidates for the same time: an operation names the line seen most, too, and is no estimate from samples."""
+    if new.kind == OPERATION:
+        return old.kind in _WORDS
+    return new.kind == DEVICE_KIND and old.kind == PROGRAM and old.frame is None
 
 
 def _weights(process: Process) -> np.ndarray:
