@@ -345,7 +345,7 @@ def _own_cotangents(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         items = [_own_cotangents(v) for v in value]
         return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
-    if isinstance(value, core.ClosedJaxpr):
+    if isinstance(value, core.ClosedJaxpr) and value.jaxpr is not value:  # from jax 0.11 on they are one
         jaxpr = _own_cotangents(value.jaxpr)
         return value if jaxpr is value.jaxpr else value.replace(jaxpr=jaxpr)
     if not isinstance(value, core.Jaxpr):
