@@ -19,11 +19,8 @@ from rlfx.recurrence.language.precision import narrowed, wide, widened
 
 
 def target_of(run: Execution, var: Var) -> Any:
-    """A differentiated output. The loss is this device's share of it: their sum is the loss."""
-    program = run.program
-    if var is program.loss:
-        return narrowed(loss_sum(run) * share_of_mean(run), var.dtype)
-    dims = output_dims(program, var)
+    """A differentiated output that is not the loss, with all its axes."""
+    program, dims = run.program, output_dims(run.program, var)
     if var in set(program.next_carry):
         return expand(run.final(var), dims, run.sizes).data
     return _padded(run, expand(run.env[var], dims, run.sizes)).data

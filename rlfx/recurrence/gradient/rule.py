@@ -183,12 +183,10 @@ class GradientRule:
 
             found, grads = planned(evaluate, values, t0) if self.planner.replans else evaluate(())(values, t0)
             return found, (grads, (values, t0), marks)
-        if self.sharding is not None:
+        learner, order = self.learner(perturbed), self._ordered(perturbed)
+        if self.sharding is not None or self.planner.replans or self.plan(learner, order) != Plan():
             found = self.split.over_devices(self._forward, self._input_specs, outputs)(values, t0)
             return found, (None, (values, t0), marks)
-        learner = self.learner(perturbed)
-        if self.planner.replans or self.plan(learner, self._ordered(perturbed)) != Plan():
-            return (None, *self._forward(values, t0)[1:]), (None, (values, t0), marks)
         extent = self.split.extent()
         acted, pullback = self._differentiate(learner, perturbed, values, t0, extent)
         return (None, *returned(acted)), (pullback, None, marks)
