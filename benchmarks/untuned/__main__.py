@@ -98,28 +98,25 @@ def main(argv=None):
     header, path = about(args), args.out or RESULTS / f"untuned_{args.set.replace('-', '_')}{malloc}.json"
     rows = {} if args.quick else kept(path, header)
     print(m.HEADER, flush=True)
-    measured = {}
+    measured, failed = {}, []
     for name, (make, sizes) in cases.items():
         began = time.perf_counter()
-        measured[name] = {
-            "date": datetime.date.today().isoformat(),
-            "sizes": sizes,
-            **m.measure(make(**sizes), args.rounds, args.seconds),
-        }
-        rows[name] = measured[name]
-        print(m.line(name, rows[name]), flush=True)
-        for form, row in rows[name]["forms"].items():
-            told = f"{row['cpu_ms']:10.2f} ms  {row['temp_bytes'] / 2**20:8.2f} MiB  differs {row['difference']:.0e}"
-            print(f"    {form:18}{told}  trace {row['trace_s']:.2f} compile {row['compile_s']:.2f} s", flush=True)
-        print(
-            f"    ({len(rows[name]['cpu_s']['rlfx'])} rounds, {time.perf_counter() - began:.0f} s)",
-            file=sys.stderr,
-            flush=True,
-        )
+        try:
+            found = m.measure(make(**sizes), args.rounds, args.seconds)
+        except AssertionError as error:  # results differ: nothing was timed
+            failed.append(f"{name}: {error}")
+            continue
+        context = {"date": datetime.date.today().isoformat(), "load": round(os.getloadavg()[0], 1), "sizes": sizes}
+        rows[name] = measured[name] = {**context, **found}
+        print(m.line(name, found), m.details(found), sep="\n", flush=True)
+        print(f"    {len(found['cpu_s']['rlfx'])} rounds, {time.perf_counter() - began:.0f} s", flush=True)
         if not args.quick:
             ordered = {n: rows[n] for n in CASES if n in rows}
             path.write_text(json.dumps({**header, "means": m.summary(ordered), "workloads": ordered}, indent=1) + "\n")
-    print(json.dumps(m.summary(measured), indent=1))
+    if measured:
+        print(json.dumps(m.summary(measured), indent=1))
+    if failed:
+        raise SystemExit("Not measured, for their results differ:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":

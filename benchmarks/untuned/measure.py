@@ -119,9 +119,12 @@ def interval(values: np.ndarray) -> list[float]:
 
 
 def measure(workload: Workload, rounds: int, seconds: float) -> dict[str, Any]:
-    """All forms of a workload: ``{"forms": {name: row}, "rounds": {name: CPU seconds}}``, ratios of rlfx to plain and best.
+    """All forms of a workload: ``{"best": name, "forms": {name: row}, "cpu_s": {name: seconds of each round}}``.
 
     The best is the form by hand whose median is least, in these same rounds: where two are level, that favours them.
+
+    Raises:
+      AssertionError: if the forms' results differ; then nothing is timed.
     """
     rows, programs = {}, {}
     for name, fn in workload.forms.items():
@@ -178,6 +181,16 @@ def line(name: str, row: Mapping[str, Any]) -> str:
     memory = " / ".join(f"{memory_ratio(row, to):.2f}" for to in ("plain", "best", "least"))
     built = " / ".join(f"{ours[w]:.2f} ({plain[w]:.2f})" for w in ("trace_s", "compile_s"))
     return f"| {name} | {parts[0]} | {parts[1]} ({row['best']}) | {memory} | {ours['cpu_ms']:.2f} | {built} |"
+
+
+def details(row: Mapping[str, Any]) -> str:
+    """A line for each form."""
+
+    def told(name, form):
+        times = f"{form['cpu_ms']:10.2f} ms  trace {form['trace_s']:.2f} compile {form['compile_s']:.2f} s"
+        return f"    {name:32}{times}  {form['temp_bytes'] / 2**20:8.2f} MiB  differs {form['difference']:.0e}"
+
+    return "\n".join(told(name, form) for name, form in row["forms"].items())
 
 
 HEADER = (

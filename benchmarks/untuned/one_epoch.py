@@ -119,8 +119,8 @@ def forms_of(program, hand, length, batch, chunk):
     make = lambda **how: by_hand(*hand, length, batch, **how)  # noqa: E731
     return {
         "rlfx": by_rlfx(program, length, batch),
-        "plain": make(flat=False),
-        "rows": make(),
+        "plain": make(),
+        "not flattened": make(flat=False),
         f"blocks of {chunk}": make(chunk=chunk),
     }
 
@@ -128,7 +128,9 @@ def forms_of(program, hand, length, batch, chunk):
 def seeds(length, batch, hidden, count, chunk=32):
     """`count` seeds of one-epoch PPO."""
     forms = forms_of(ppo, (drift, ppo_points, ppo_loss), length, batch, chunk)
-    mapped = {f"{name}, seed by seed": seed_by_seed(fn) for name, fn in forms.items() if name not in ("rlfx", "plain")}
+    mapped = {
+        f"{name}, seed by seed": seed_by_seed(fn) for name, fn in forms.items() if name.startswith(("plain", "blocks"))
+    }
     forms = {name: for_seeds(fn) for name, fn in forms.items()} | mapped
     state = c.batch_of(c.drift_reset(OBS), batch)
     return Workload(forms, (params_of(OBS, ACTIONS, hidden), state, jax.random.split(jax.random.key(7), count)))

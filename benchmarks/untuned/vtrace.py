@@ -109,8 +109,8 @@ def workload(length, batch, hidden):
     }
     forms = {
         "rlfx": by_rlfx(length, batch),
-        "plain": by_hand(length, batch, flat=False),
-        "rows": by_hand(length, batch),
+        "plain": by_hand(length, batch),
+        "not flattened": by_hand(length, batch, flat=False),
         "joined": by_hand(length, batch, joined),
         "blocks": by_hand(length, batch, chunk=16 if length % 16 == 0 else 1),
     }

@@ -16,7 +16,7 @@ from . import (
 )
 
 CASES = {
-    "SAC": (sac.workload, {"length": 200, "batch": 8, "hidden": 128, "samples": 16}),
+    "SAC T=60": (sac.workload, {"length": 60, "batch": 8, "hidden": 128, "samples": 16}),
     "R2D2 T=120 B=32": (r2d2.workload, {"length": 120, "batch": 32, "burn": 40, "hidden": 128}),
     "IMPALA residual CNN T=20 B=8": (
         impala.workload,

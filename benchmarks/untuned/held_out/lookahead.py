@@ -122,7 +122,8 @@ def workload(length, batch, hidden, depth, chunk=16):
     make = lambda **how: by_hand(length, batch, depth, **how)  # noqa: E731
     by_rows = {"search": searched_in_rows}
     forms = {
-        "rlfx": by_rlfx(length, batch, depth), "plain": make(flat=False), "rows": make(), "search in rows": make(**by_rows),
+        "rlfx": by_rlfx(length, batch, depth), "plain": make(), "not flattened": make(flat=False),
+        "search in rows": make(**by_rows),
         f"search in rows, blocks of {chunk}": make(**by_rows, chunk=chunk),
         f"search in rows, blocks of {chunk}, drawn ahead": make(**by_rows, chunk=chunk, ahead=True),
     }  # fmt: skip

@@ -126,7 +126,8 @@ def by_hand(length, batch, net=separate, flat=True, chunk=None, masks_kept=False
 def workload(length, batch, hidden, chunk=16):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(flat=False, masks_kept=True), "rows": make(), "joined": make(net=joined),
+        "rlfx": by_rlfx(length, batch), "plain": make(), "joined": make(net=joined),
+        "not flattened, masks kept": make(flat=False, masks_kept=True),
         f"joined, blocks of {chunk}": make(net=joined, chunk=chunk), "joined, blocks of 1": make(net=joined, chunk=1),
     }  # fmt: skip
     return Workload(forms, (params_of(hidden), c.batch_of(c.drift_reset(OBS), batch), jax.random.key(2)))

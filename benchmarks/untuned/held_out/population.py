@@ -111,8 +111,9 @@ def workload(members, length, batch, hidden, count, chunk=16):
         return lambda members, keys: jax.lax.map(lambda x: update(*x), (members, keys), batch_size=size)
 
     forms = {
-        "rlfx": at_once(gradient_by_rlfx(length, batch)), "plain": at_once(gradient_by_hand(length, batch, flat=False)),
-        "rows": at_once(rows), f"blocks of {chunk}": at_once(blocks), "member by member": by_turns(rows),
+        "rlfx": at_once(gradient_by_rlfx(length, batch)), "plain": at_once(rows),
+        "not flattened": at_once(gradient_by_hand(length, batch, flat=False)),
+        f"blocks of {chunk}": at_once(blocks), "member by member": by_turns(rows),
         f"member by member, blocks of {chunk}": by_turns(blocks), "four members at a time": by_turns(rows, min(4, members)),
     }  # fmt: skip
     return Workload(forms, (everyone, jax.random.split(jax.random.key(1), members)), tolerance=2e-3)

@@ -112,7 +112,7 @@ def workload(length, batch, hidden, count, steps=3, chunk=16):
     }  # fmt: skip
     make = lambda **how: by_hand(length, batch, steps, count, **how)  # noqa: E731
     forms = {
-        "rlfx": by_rlfx(length, batch, steps, count), "plain": make(flat=False), "rows": make(),
+        "rlfx": by_rlfx(length, batch, steps, count), "plain": make(), "not flattened": make(flat=False),
         f"blocks of {chunk}": make(chunk=chunk), "blocks of 1": make(chunk=1), "by target": make(pairs=huber_by_target),
     }  # fmt: skip
     return Workload(forms, (c.mlp_params(k[4], widths), c.mlp_params(k[5], widths), data))

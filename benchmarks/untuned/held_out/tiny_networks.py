@@ -94,7 +94,7 @@ def workload(length, batch, hidden):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     first, joined = ({"acting": net, "learning": net} for net in (features_first, joined_features_first))
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(flat=False), "rows": make(), "blocks of 1": make(chunk=1),
+        "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False), "blocks of 1": make(chunk=1),
         "features first": make(**first), "features first, blocks of 1": make(**first, chunk=1),
         "joined, features first, blocks of 1": make(**joined, chunk=1),
     }  # fmt: skip

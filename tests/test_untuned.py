@@ -1,0 +1,122 @@
+"""`benchmarks/untuned`: all forms of a workload give the same results, and the harness measures what it says."""
+
+import importlib
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SETS = ("tuning", "held_out")
+#: Without an environment, and so without random numbers, whose loops take long to compile.
+CHEAP = ("vtrace.workload", "quantiles.workload")
+
+
+@pytest.fixture(autouse=True)
+def lenient():
+    """optax and the benchmarks count on implicit promotion, as jax allows by default."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def module(name):
+    """`benchmarks` is no package that is installed: it is found in the repository's root."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        return importlib.import_module(f"benchmarks.untuned.{name}")
+
+
+def name_of(make):
+    return f"{make.__module__.split('.')[-1]}.{make.__name__}"
+
+
+def workloads():
+    for make, sizes in (pair for name in SETS for pair in module(name).TINY.items()):
+        marks = () if name_of(make) in CHEAP else (pytest.mark.slow,)
+        yield pytest.param(make, sizes, id=name_of(make), marks=marks)
+
+
+@pytest.mark.parametrize(("make", "sizes"), list(workloads()))
+def test_all_forms_have_equal_results(make, sizes):
+    workload = make(**sizes)
+    assert {"rlfx", "plain"} <= set(workload.forms)
+    assert len(workload.forms) >= 4  # three by hand
+    module("measure").check(workload, {name: jax.jit(fn) for name, fn in workload.forms.items()})
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_workload_was_measured(name):
+    """And in the file are the same forms and sizes as in the table."""
+    kept = json.loads((ROOT / "benchmarks" / "results" / f"untuned_{name}.json").read_text())
+    cases, tiny = module(name).CASES, module(name).TINY
+    assert list(kept["workloads"]) == list(cases)
+    assert {make for make, _ in cases.values()} == set(tiny)
+    for workload, (_, sizes) in cases.items():
+        row = kept["workloads"][workload]
+        assert row["sizes"] == json.loads(json.dumps(sizes))
+        assert row["best"] in set(row["forms"]) - {"rlfx"}
+        assert all(len(times) >= 5 for times in row["cpu_s"].values())
+    means = module("measure").summary(kept["workloads"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), kept["means"], means)
+
+
+def sums(other):
+    m = module("measure")
+    return m.Workload(
+        {"rlfx": jnp.sum, "plain": lambda x: x @ jnp.ones(3), "other": other}, (jnp.array([1.0, 2.0, 3.0]),)
+    )
+
+
+def test_a_form_with_another_result_is_refused():
+    check = module("measure").check
+    assert check(sums(lambda x: x.sum() * (1 + 1e-6)))["other"] == pytest.approx(1e-6, rel=0.2)
+    with pytest.raises(AssertionError, match=r"other differs from plain by 1\.00e-03 > 1e-04"):
+        check(sums(lambda x: x.sum() * 1.001))
+    with pytest.raises(AssertionError, match="other differs from plain by inf"):
+        check(sums(lambda x: x.sum() * jnp.nan))
+    nothing = module("measure").Workload({"plain": jnp.zeros_like}, (jnp.ones(3),))
+    with pytest.raises(AssertionError, match="nothing is compared"):
+        check(nothing)
+
+
+def test_measured_are_all_forms_and_their_ratios():
+    m = module("measure")
+    row = m.measure(sums(jnp.sum), rounds=5, seconds=0.1)
+    assert set(row["forms"]) == set(row["cpu_s"]) == {"rlfx", "plain", "other"}
+    assert row["best"] in ("plain", "other")
+    assert all(r > 0 for times in row["cpu_s"].values() for r in times)
+    means = m.summary({"sums": row})
+    low, high = means["time_of_plain_interval"]
+    assert low <= means["time_of_plain"] <= high
+    assert means["time_of_plain"] == pytest.approx(np.median(m.ratios(row, "plain")))
+    assert m.line("sums", row).startswith("| sums |")
+
+
+def test_the_interval_holds_the_median_of_most_samples():
+    """Of 200 samples of 15 rounds, the interval of 95% holds the true median of at least 88%."""
+    m, rng = module("measure"), np.random.default_rng(0)
+    held = 0
+    for sample in rng.lognormal(0.0, 0.1, (200, 15)):
+        low, high = m.interval(m.resampled_medians(sample))
+        held += low <= 1.0 <= high
+    assert held >= 176
+
+
+def test_memory_is_that_of_the_form_named():
+    m = module("measure")
+    row = {
+        "best": "fast",
+        "forms": {n: {"temp_bytes": b} for n, b in {"rlfx": 6, "plain": 12, "fast": 3, "small": 0}.items()},
+    }
+    assert [m.memory_ratio(row, to) for to in ("plain", "best", "least")] == [0.5, 2.0, 6.0]
+
+
+def test_rows_of_another_machine_are_not_kept(tmp_path):
+    kept, path = module("__main__").kept, tmp_path / "rows.json"
+    assert kept(path, {"machine": "a"}) == {}
+    path.write_text(json.dumps({"machine": "a", "workloads": {"x": 1}}))
+    assert kept(path, {"machine": "a"}) == {"x": 1}
+    assert kept(path, {"machine": "b"}) == {}
