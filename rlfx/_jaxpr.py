@@ -98,10 +98,11 @@ class Staged(Primitive):
     """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
-    those ``args`` that vary, and of all results. Its derivative is that of the body.
+    those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
+    gives: a function of the same arguments.
     """
 
-    def __init__(self, name: str, again: Callable):
+    def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
         super().__init__(name)
         self.multiple_results = True
 
@@ -109,8 +110,14 @@ class Staged(Primitive):
             return core.jaxpr_as_fun(jaxpr)(*args)
 
         def jvp(primals, tangents, **params):
-            tangents = [ad.instantiate_zeros(t) for t in tangents]
-            outs, dots = jax.jvp(functools.partial(run, **params), list(primals), tangents)
+            fn = functools.partial(run, **params) if differentiable is None else differentiable(**params)
+            moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+
+            def of(*moved):
+                args = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
+                return fn(*args.values())
+
+            outs, dots = jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
             return outs, [
                 zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)
             ]
@@ -139,7 +146,7 @@ def is_zero_tangent(tangent: Any) -> bool:
 
 def zero_tangent_like(primal: Any) -> Any:
     """The symbolic zero tangent of a value."""
-    return ad.Zero(core.get_aval(primal).to_tangent_aval())
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
 
 
 def bind_params(primitive: Primitive, params: dict) -> tuple[list, dict]:

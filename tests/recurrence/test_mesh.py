@@ -47,6 +47,36 @@ def test_more_generated_programs_on_a_mesh(chunk):
     sweep(range(100_000 + 25 * chunk, 100_025 + 25 * chunk), size=6)
 
 
+def test_reductions_over_environments_of_what_they_share():
+    """Each alone, of values that no environment has of its own: in a recurrence, at a point, at another timestep."""
+    shared = {
+        "state": lambda p, s, t: s[t - 1],
+        "product": lambda p, s, t: p * s[t - 1],
+        "parameter": lambda p, s, t: jnp.tanh(p) * (1.0 * t),
+        "square": lambda p, s, t: (s[t - 1] + p) ** 2,
+        "vector": lambda p, s, t: jnp.sin(p * s[t - 1] * jnp.arange(3.0)).sum(),
+        "constant": lambda p, s, t: 1.0 * t,
+        "chosen": lambda p, s, t: jnp.where(t > 1, s[t - 1], p),
+    }
+    ways = [(red, f) for red in (rlfx.max, rlfx.min, rlfx.mean, rlfx.sum) for f in shared.values()]
+
+    def gradients(**options):
+        def one(red, f, scale):
+            def program(p, c, t):
+                s = rlfx.solve(lambda s: jnp.tanh(p * s[t - 1]) + 0.1 * red(f(p, s, t) * scale, "b"), start=0.1)
+                return s * c, jnp.sin(c)
+
+            compiled = rlfx.compile(program, length=3, batch=4, **options)
+            return jax.value_and_grad(lambda p: compiled(p, jnp.arange(1.0, 5.0))[0])
+
+        found = [one(red, f, scale) for red, f in ways for scale in (1.0, -0.5)]
+        return jax.jit(lambda p: [f(p) for f in found])(jnp.float32(0.5))
+
+    one, two = gradients(), gradients(mesh=devices(2))
+    assert len(one) >= 50
+    np.testing.assert_allclose(np.array(two), np.array(one), rtol=1e-5, atol=1e-6)
+
+
 # -- data from outside
 
 

@@ -49,7 +49,7 @@ def largest_or_smallest(
         count = complete("sum", jnp.sum(chosen, axis=axes))
         return found, complete("sum", jnp.sum(chosen * dx, axis=axes)) / count
 
-    return extreme(x) if axes else complete(op, x)
+    return extreme(x) if axes else x  # what no environment has of its own is the same on all devices
 
 
 def _first(op: str, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:

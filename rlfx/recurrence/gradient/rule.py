@@ -21,6 +21,7 @@ from rlfx.recurrence.execute.held import hold
 from rlfx.recurrence.execute.host import hosted, hosting_of
 from rlfx.recurrence.execute.outputs import Objective, is_zero, loss_of, outputs_of, returned, sum_by_var, target_of
 from rlfx.recurrence.execute.values import Value
+from rlfx.recurrence.gradient.called import called
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
 from rlfx.recurrence.gradient.replanned import Added, planned
@@ -48,14 +49,11 @@ EVALUATION: dict[str, Callable] = {"at once": at_once, "blocks": blocks, "stream
 
 
 class Planner(Protocol):
-    """How the plan of a gradient is found.
+    """How the plan of a gradient is found."""
 
-    Attributes:
-      replans: whether ``jax.vmap`` around the program asks for another plan.
-    """
-
-    @property
-    def replans(self) -> bool: ...
+    def replans(self, rule: GradientRule, learner: Learner) -> bool:
+        """Whether ``jax.vmap`` around the program may ask for another plan."""
+        ...
 
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
@@ -67,7 +65,9 @@ class Fixed:
     """A planner that knows the plan."""
 
     plan: Plan
-    replans: bool = False
+
+    def replans(self, *_: Any) -> bool:
+        return False
 
     def __call__(self, *_: Any) -> Plan:
         return self.plan
@@ -156,10 +156,15 @@ class GradientRule:
         def forward(flat, t0):
             return self.split.over_devices(self._forward, self._input_specs, self.split.output_specs())(flat, t0)
 
-        call = jax.custom_vjp(J.unchecked(forward, axes))
-        rules = (J.unchecked(rule, axes) for rule in (self._forward_rule, self._backward_rule))
-        call.defvjp(*rules, symbolic_zeros=True)
-        return call(*J.varying((list(flat), t0), axes))
+        forward = J.unchecked(forward, axes)
+
+        def differentiable() -> Callable:
+            call = jax.custom_vjp(forward)
+            rules = (J.unchecked(rule, axes) for rule in (self._forward_rule, self._backward_rule))
+            call.defvjp(*rules, symbolic_zeros=True)
+            return call
+
+        return called(forward, differentiable, *J.varying((list(flat), t0), axes))
 
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self.split.extent()
@@ -181,10 +186,10 @@ class GradientRule:
                 compute = functools.partial(self._loss_and_gradient, perturbed, axes=axes)
                 return self.split.over_devices(compute, self._input_specs, specs)
 
-            found, grads = planned(evaluate, values, t0) if self.planner.replans else evaluate(())(values, t0)
+            found, grads = self._planned(self.learner(perturbed), evaluate, values, t0)
             return found, (grads, (values, t0), marks)
         learner, order = self.learner(perturbed), self._ordered(perturbed)
-        if self.sharding is not None or self.planner.replans or self.plan(learner, order) != Plan():
+        if self.sharding is not None or self.planner.replans(self, learner) or self.plan(learner, order) != Plan():
             found = self.split.over_devices(self._forward, self._input_specs, outputs)(values, t0)
             return found, (None, (values, t0), marks)
         extent = self.split.extent()
@@ -225,8 +230,12 @@ class GradientRule:
             specs = [self.split.target_spec(v) for v in targets]
             return self.split.over_devices(run, self._input_specs, self.split.input_specs(order), specs)
 
-        given = list(cotangents.values())
-        return planned(evaluate, flat, t0, given) if self.planner.replans else evaluate(())(flat, t0, given)
+        learner = self.learner(perturbed, cotangents)  # type: ignore[arg-type]
+        return self._planned(learner, evaluate, flat, t0, list(cotangents.values()))
+
+    def _planned(self, learner: Learner, evaluate: Callable, *args: Any) -> Any:
+        """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better."""
+        return planned(evaluate, *args) if self.planner.replans(self, learner) else evaluate(())(*args)
 
     def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()):
         """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""

@@ -88,11 +88,18 @@ def _misfit(plan: Plan, length: int, batch: int) -> tuple[str | None, str]:
     return None, ""
 
 
-def choose(learner: Learner, order: Sequence[Var], batch: int, target: Target, devices: int = 1) -> Plan:
+def has_tiles(learner: Learner, target: Target) -> bool:
+    """Whether the default plan depends on the number of environments: tiles that fit the cache are faster there, and legal."""
+    return target.room.tile is not None and learner.program.loss is not None and why_not("blocks", learner) is None
+
+
+def choose(
+    learner: Learner, order: Sequence[Var], batch: int, target: Target, devices: int = 1, copies: int = 1
+) -> Plan:
     """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
 
     Sizes that ``incrementalize`` asked for come first. A program without a loss is differentiated at once, from what it has
-    stored when it was called: any other plan would act once more.
+    stored when it was called: any other plan would act once more. ``copies``: how many of the program ``jax.vmap`` makes.
     """
     program = learner.program
     if program.loss is None:
@@ -105,11 +112,11 @@ def choose(learner: Learner, order: Sequence[Var], batch: int, target: Target, d
             if asked or environments
             else Plan()
         )
-    block = asked or cache_block(learner, environments or batch, target, length, devices)
+    block = asked or cache_block(learner, (environments or batch) * copies, target, length, devices)
     stream = find_stream(learner) if why_not("stream", learner) is None else None  # stores nothing for all timesteps
     if isinstance(stream, Stream):
         room = length - stream.delay
-        chunk = asked or cache_block(learner, environments or batch, target, room, devices)
+        chunk = asked or cache_block(learner, (environments or batch) * copies, target, room, devices)
         if chunk < room and block < length:
             return checked(Plan("stream", chunk, environments), learner, order, batch, target)
     if hosted(learner, program.directives.offload):  # only a block of what is on the host is fetched at a time

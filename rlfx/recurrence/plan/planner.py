@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from rlfx.recurrence.gradient.replanned import Added
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.budget import fit, within
-from rlfx.recurrence.plan.choose import checked, choose
+from rlfx.recurrence.plan.choose import checked, choose, has_tiles
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.plan.tune import tune
 from rlfx.recurrence.schedule.learner import Learner
@@ -30,10 +31,11 @@ class Options:
     memory_budget: int | None = None
     autotune: bool = False
 
-    @property
-    def replans(self) -> bool:
-        """Whether another plan may be needed under ``jax.vmap``."""
-        return self.memory_budget is not None
+    def replans(self, rule: GradientRule, learner: Learner) -> bool:
+        """Whether another plan may be needed under ``jax.vmap``: one that fits, or whose tiles fit the cache."""
+        if self.plan is not None:
+            return False
+        return self.memory_budget is not None or has_tiles(learner, rule.target)
 
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
@@ -46,7 +48,7 @@ class Options:
         """
         if self.plan is not None:
             return checked(self.plan, learner, order, batch, rule.target)
-        best = choose(learner, order, batch, rule.target, rule.split.devices)
+        best = choose(learner, order, batch, rule.target, rule.split.devices, math.prod(axis.size for axis in axes))
         if self.memory_budget is None and not self.autotune:
             return best
         evaluator = evaluator_of(rule, order, axes, learner)
