@@ -86,7 +86,7 @@ def test_sections_are_those_of_the_node(monkeypatch):
         other = edited(plan, Repeated, sections=sections)
         assert ops(run(other), "scan") == len(sections)
         same(run(other)(W, X0), attends, 12)
-    without = edited(plan, Repeated, sections=(), tiled=frozenset())
+    without = edited(plan, Repeated, sections=(), tiled={})
     assert ops(run(without), "scan") == 1
     same(run(without)(W, X0), attends, 12)
 

@@ -190,7 +190,7 @@ class RunningLoop:
             run.sequence(chunk, here, Value(t), read)
             for v in written:
                 if self.section is not None and v in self.section.complete:
-                    rings[v] = self.section.write(rings[v], expand(here[v], self.slots[v], run.sizes), t)
+                    rings[v] = self.section.write(v, rings[v], expand(here[v], self.slots[v], run.sizes), t)
                     continue
                 slot = reads.ring_slot(t, loop.depth[v], run.domain.length)
                 data = expand(here[v], self.slots[v], run.sizes).data

@@ -27,20 +27,24 @@ class Section:
 
     Attributes:
       first: where the last tile begins, into which it writes.
-      complete: for each series in tiles, the other tiles, [B?, size, ...] each.
+      complete: for each series in tiles, the other tiles, [B?, (own axes before time), size, ...] each.
+      before: how many of its own axes come before time.
     """
 
     first: int
     complete: Mapping[Var, tuple]
+    before: Mapping[Var, int]
 
-    def write(self, tile: Any, value: Value, t: Any) -> Any:
+    def write(self, var: Var, tile: Any, value: Value, t: Any) -> Any:
         """The tile with the value of iteration t."""
-        return jax.lax.dynamic_update_index_in_dim(tile, value.data, t - self.first, len(value.dims))
+        axis = len(value.dims) + self.before[var]
+        return jax.lax.dynamic_update_index_in_dim(tile, value.data, t - self.first, axis)
 
     def read(self, equation: Equation, tile: Value) -> Value:
         """All tiles: what has been written before, and in this section."""
-        pieces = (*self.complete[equation.source], tile.data)
-        ndim = tile.data.ndim - len(tile.dims)
+        ndim, lead = tile.data.ndim - len(tile.dims), len(tile.dims)
+        axis = lead + self.before[equation.source]
+        pieces = tuple(jnp.moveaxis(x, axis, lead) for x in (*self.complete[equation.source], tile.data))
         return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), clean=False, raw=NOTHING)
 
 
@@ -56,7 +60,7 @@ def advance_in_sections(
     """
     length, names = running.run.domain.length, list(running.loop.depth)
     tiled, iterate = running.node.tiled, running.node.iteration
-    axes = {v: int("b" in running.slots[v]) for v in tiled}
+    axes = {v: int("b" in running.slots[v]) + before for v, before in tiled.items()}
     complete: dict[Var, tuple] = dict.fromkeys(tiled, ())
     kept, outs = dict(zip(names, state, strict=True)), []
     stacked: list | None = None
@@ -68,9 +72,9 @@ def advance_in_sections(
         else:
             if first:
                 complete = {v: (*complete[v], kept[v]) for v in tiled}
-            kept |= {v: _begun(kept[v], v, count, running, in_place and first > 0) for v in tiled}
+            kept |= {v: _begun(kept[v], v, count, running, in_place and first > 0, axes[v]) for v in tiled}
             begun = first
-        part = replace(running, section=Section(begun, dict(complete)))
+        part = replace(running, section=Section(begun, dict(complete), tiled))
         xs = [x[first:end] for x in (times, *slices)]
         step, start = part.step, [kept[v] for v in names]
         if in_place:
@@ -94,16 +98,15 @@ def _longer(tile: Any, count: int, axis: int) -> Any:
     return jnp.concatenate([tile, jax.lax.slice_in_dim(tile, 0, count, axis=axis)], axis=axis)
 
 
-def _begun(last: Any, var: Var, count: int, running: Any, from_last: bool) -> Any:
+def _begun(last: Any, var: Var, count: int, running: Any, from_last: bool, axis: int) -> Any:
     """A tile for what is not written yet: of zeros, or of what happens to be in the last one, which is masked alike.
 
     (XLA would set up the zeros of all tiles before the first section, and keep them until they are needed.)
     """
-    batched = "b" in running.slots[var]
-    if from_last and count <= last.shape[int(batched)]:
-        return jax.lax.slice_in_dim(last, 0, count, axis=int(batched))
-    lead = (running.run.sizes["b"],) if batched else ()
-    return zeros((*lead, count, *var.shape), var.dtype)
+    if from_last and count <= last.shape[axis]:
+        return jax.lax.slice_in_dim(last, 0, count, axis=axis)
+    whole = (*((running.run.sizes["b"],) if "b" in running.slots[var] else ()), *var.shape)
+    return zeros((*whole[:axis], count, *whole[axis:]), var.dtype)
 
 
 def _writing(step: Any) -> Any:

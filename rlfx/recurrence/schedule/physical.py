@@ -7,8 +7,8 @@ TimeRL (section 6) has its runtime decide the like while it interprets a schedul
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlfx._target import Target
@@ -91,7 +91,8 @@ class Repeated:
       iteration: how consecutive ones run.
       runner: what runs it in their place, or None.
       joined: weights that are put together before it.
-      tiled: series over whose own past it runs in sections; none: it does not.
+      tiled: series over whose own past it runs in sections, each with how many of its own axes come before time there; none:
+        it does not.
       sections: these, as (first, end).
       said: what the runner that was asked for says of it.
     """
@@ -100,7 +101,7 @@ class Repeated:
     iteration: Iteration
     runner: Runner | None = None
     joined: tuple[Joined, ...] = ()
-    tiled: frozenset[Var] = frozenset()
+    tiled: Mapping[Var, int] = field(default_factory=dict)
     sections: tuple[tuple[int, int], ...] = ()
     said: str | None = None
 
@@ -190,6 +191,6 @@ def _repeated(
     joined: tuple[Joined, ...] = ()
     if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
         loop, joined = share_products(loop, program, target.rewrites.shared_rows)
-    tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else frozenset()
+    tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
     return Repeated(loop, iteration, mine, joined, tiled, sections, said)
