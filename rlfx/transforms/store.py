@@ -13,8 +13,8 @@ from rlfx import _jaxpr as J
 from rlfx._checks import TEXT, each, expect, one_of
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.execute.host import NAME, checked_names
+from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Equation, Program, infer_dims
-from rlfx.recurrence.rewrite.lift import Builder
 
 #: (bits of the exponent, bits of the mantissa) of what floats are stored as.
 FORMATS = {"bfloat16": (8, 7), "float16": (5, 10)}

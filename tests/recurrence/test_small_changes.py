@@ -503,6 +503,34 @@ def test_a_convolution_of_any_layout(numbers: tuple[str, str, str]):
     close(channels_last(x, w, eqn.params), f(x, w))
 
 
+def test_convolutions_of_any_layout_while_acting():
+    """In the carry and in the loss, with groups: as the reference, which leaves them as they are."""
+    layouts = [("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC"), ("CNHW", "IOHW", "NHWC"), ("NCHW", "HWIO", "CNHW")]
+    sizes = {"N": 2, "C": 4, "H": 5, "W": 6, "I": 4, "O": 4}
+
+    def program(p, x, t):
+        total, y = 0.0, x
+        for i, (numbers, groups) in enumerate((n, g) for n in layouts for g in (1, 2)):
+            shape = [{"H": 2, "W": 3, "I": 4 // groups}.get(k, sizes[k]) for k in numbers[1]]
+            w = jnp.sin(p[i] * (1.0 + jnp.arange(np.prod(shape, dtype=np.int32), dtype=jnp.float32))).reshape(shape)
+            given = jnp.transpose(y, ["NCHW".index(k) for k in numbers[0]])
+            out = jax.lax.conv_general_dilated(
+                given, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=groups
+            )
+            y = jnp.tanh(0.3 * jnp.transpose(out, [numbers[2].index(k) for k in "NCHW"]))
+            total += (y**2).sum()
+        return total, jax.lax.stop_gradient(y), y[0, 0]
+
+    rng = np.random.default_rng(2)
+    p, x = jnp.asarray(rng.uniform(0.2, 1, 8), jnp.float32), jnp.asarray(rng.uniform(-1, 1, (2, 4, 5, 6)), jnp.float32)
+    ours, reference = (make(program, length=2) for make in (rlfx.compile, rlfx.reference))
+    found, expected = (jax.value_and_grad(lambda p, f=f: f(p, x), has_aux=True)(p) for f in (ours, reference))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, expected)
+    text = str(ours.trace(p, x))
+    assert text.count("conv_general_dilated") == 8
+    assert text.count("transpose") > str(rlfx.trace(program, p, x, length=2)).count("transpose")
+
+
 # -- schedules --------------------------------------------------------------------------------------------------------
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.program import Equation, Program, infer_dims
 
 CONVOLUTION = J.primitive("conv_general_dilated")
 
@@ -23,3 +26,33 @@ def channels_last(x: Any, w: Any, params: dict) -> Any:
     w = jax.lax.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
     y = J.bind(CONVOLUTION, {**params, "dimension_numbers": last}, x, w)[0]
     return jax.lax.transpose(y, tuple(np.argsort((out[0], *out[2:], out[1]))))
+
+
+def with_channels_last(program: Program) -> Program:
+    """The program with its convolutions in that layout. Meaning-preserving; without convolutions it is ``program``.
+
+    XLA makes no copies of the transposes between one convolution and the next: it chooses how the arrays lie in memory.
+    """
+    build = Builder(program)
+    rewritten: list[Equation] = []
+    for equation in program.equations:
+        if equation.op is not CONVOLUTION or equation.is_ragged or _is_last(equation):
+            rewritten.append(equation)
+            continue
+        build.equations = []
+        params = dict(equation.params)
+        build.call(lambda x, w, params=params: channels_last(x, w, params), equation.inputs, equation)
+        *before, last = build.equations
+        rewritten += [*before, replace(last, outputs=equation.outputs)]
+    if len(rewritten) == len(program.equations):
+        return program
+    given = {v: program.dims_of(v) for v in program.inputs}
+    return replace(program, equations=tuple(rewritten), dims=infer_dims(rewritten, given, program.alive))
+
+
+def _is_last(equation: Equation) -> bool:
+    numbers = equation.params["dimension_numbers"]
+    d = len(numbers.lhs_spec)
+    last = (0, d - 1, *range(1, d - 1))
+    kernel = (d - 1, d - 2, *range(d - 2))
+    return tuple(numbers.lhs_spec) == last == tuple(numbers.out_spec) and tuple(numbers.rhs_spec) == kernel

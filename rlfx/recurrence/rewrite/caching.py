@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import PRODUCTS, flops_of
+from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Equation, Program, infer_dims
-from rlfx.recurrence.rewrite.lift import Builder
 
 #: Operations for one element of a product from which on it is wide: narrower ones are computed again as fast as read.
 WIDE = 256

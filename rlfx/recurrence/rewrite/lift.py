@@ -14,8 +14,7 @@ same timesteps (``gamma * (1 - done[t:])``), as long as it does not depend on th
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
-from rlfx.recurrence.language.index import LENGTH, TIME, Index, Point, Slice
-from rlfx.recurrence.language.primitives import discounted_sum_p, read_p, series_p
+from rlfx.recurrence.language.index import LENGTH, TIME, Index, Slice
+from rlfx.recurrence.language.primitives import discounted_sum_p, series_p
 
 _SUM = J.primitive("reduce_sum")
 #: Reductions to an extreme: whether a value comes before another, and which of two does.
@@ -59,54 +59,6 @@ def span_of(access: Any, length: int) -> Span | None:
         n = 1 - access.lo.offset if access.lo.offset is not None else 0
         return Span(-1, n) if 1 <= n < length else Span(-1, None) if n >= length else None
     return None
-
-
-class Builder:
-    """Appends equations to a program."""
-
-    def __init__(self, program: Program):
-        self.program = program
-        used = [v.id for e in program.equations for v in e.outputs] + [v.id for v in program.inputs]
-        self.ids = itertools.count(max(used, default=0) + 1)
-        self.equations: list[Equation] = []
-
-    def var(self, shape: tuple, dtype: Any) -> Var:
-        return Var(next(self.ids), tuple(shape), dtype)
-
-    def read(self, source: Var, index: Index, like: Equation, *, boundary: Any = None) -> Var:
-        """``source[index]``; ``boundary`` is what it gives outside of the domain."""
-        ahead = (index.offset or 0) > 0
-        edges = () if boundary is None else (Lit(np.broadcast_to(np.asarray(boundary, source.dtype), source.shape)),)
-        params = {
-            "access": Point(index),
-            "size": None,
-            "start": boundary is not None and not ahead,
-            "end": boundary is not None and ahead,
-        }
-        out = self.var(source.shape, source.dtype)
-        self.equations.append(Equation(read_p, params, (source, *edges), (out,), like.where, like.scope))
-        return out
-
-    def call(self, fn: Callable, inputs: Iterable[Atom], like: Equation) -> Atom:
-        """Trace ``fn`` at one point and append its equations; returns its one output."""
-        inputs = list(inputs)
-        structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
-        jaxpr, consts = J.make_jaxpr(fn)(*structs)
-        env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {
-            v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
-        }
-        for eqn in jaxpr.eqns:
-            ins = tuple(Lit(a.val) if J.is_literal(a) else env[a] for a in eqn.invars)
-            outs = tuple(self.var(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
-            self.equations.append(Equation(eqn.primitive, eqn.params, ins, outs, like.where, like.scope))
-            env.update(zip(eqn.outvars, outs, strict=True))
-        (out,) = jaxpr.outvars
-        return Lit(out.val) if J.is_literal(out) else env[out]
-
-    def name(self, value: Atom, like: Equation) -> Var:
-        out = self.var(value.shape, value.dtype)
-        self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
-        return out
 
 
 def lift(program: Program) -> Program:

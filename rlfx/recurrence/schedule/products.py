@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.contractions import DOT, OVER_ROWS
+from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.language.primitives import products_p
-from rlfx.recurrence.rewrite.lift import Builder
 from rlfx.recurrence.schedule.schedule import Loop
 
 #: Of a single environment the weights are most of what is read, and larger ones are not worth a copy.

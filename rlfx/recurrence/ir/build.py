@@ -1,0 +1,63 @@
+"""Equations that rewrites add to a program."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.language.index import Index, Point
+from rlfx.recurrence.language.primitives import read_p, series_p
+
+
+class Builder:
+    """Appends equations to a program."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        used = [v.id for e in program.equations for v in e.outputs] + [v.id for v in program.inputs]
+        self.ids = itertools.count(max(used, default=0) + 1)
+        self.equations: list[Equation] = []
+
+    def var(self, shape: tuple, dtype: Any) -> Var:
+        return Var(next(self.ids), tuple(shape), dtype)
+
+    def read(self, source: Var, index: Index, like: Equation, *, boundary: Any = None) -> Var:
+        """``source[index]``; ``boundary`` is what it gives outside of the domain."""
+        ahead = (index.offset or 0) > 0
+        edges = () if boundary is None else (Lit(np.broadcast_to(np.asarray(boundary, source.dtype), source.shape)),)
+        params = {
+            "access": Point(index),
+            "size": None,
+            "start": boundary is not None and not ahead,
+            "end": boundary is not None and ahead,
+        }
+        out = self.var(source.shape, source.dtype)
+        self.equations.append(Equation(read_p, params, (source, *edges), (out,), like.where, like.scope))
+        return out
+
+    def call(self, fn: Callable, inputs: Iterable[Atom], like: Equation) -> Atom:
+        """Trace ``fn`` at one point and append its equations; returns its one output."""
+        inputs = list(inputs)
+        structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
+        jaxpr, consts = J.make_jaxpr(fn)(*structs)
+        env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {
+            v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
+        }
+        for eqn in jaxpr.eqns:
+            ins = tuple(Lit(a.val) if J.is_literal(a) else env[a] for a in eqn.invars)
+            outs = tuple(self.var(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
+            self.equations.append(Equation(eqn.primitive, eqn.params, ins, outs, like.where, like.scope))
+            env.update(zip(eqn.outvars, outs, strict=True))
+        (out,) = jaxpr.outvars
+        return Lit(out.val) if J.is_literal(out) else env[out]
+
+    def name(self, value: Atom, like: Equation) -> Var:
+        out = self.var(value.shape, value.dtype)
+        self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
+        return out
