@@ -13,6 +13,7 @@ import rlfx
 from rlfx.errors import DomainError, MemoryBudgetError, ScheduleError
 from rlfx.recurrence.memory.estimate import estimate_temp_bytes
 from rlfx.recurrence.plan import budget
+from rlfx.recurrence.plan.evaluator import PlanEvaluator
 
 pytestmark = pytest.mark.optimised
 
@@ -371,3 +372,14 @@ def test_offload_of_a_program_is_refused_with_the_reason():
     unrolled = rlfx.trace(lambda p, c, t: (c, c), None, jnp.float32(0.0), length=3, loss=False)
     with pytest.raises(DomainError, match="stores nothing for a learner"):
         rlfx.offload(unrolled, min_bytes=1)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_plan_may_need_all_of_a_budget(monkeypatch, found):
+    """One that the search expects to fit, and the smallest where it expects none to."""
+    monkeypatch.setattr(PlanEvaluator, "measured", lambda self, plan: STACKED)
+    if not found:
+        monkeypatch.setattr(budget, "search", lambda *_: None)
+    assert compiled(program, memory_budget=STACKED)[0].plan(*arguments()) is not None
+    with pytest.raises(MemoryBudgetError, match=f"Give memory_budget={STACKED}"):
+        compiled(program, memory_budget=STACKED - 1)

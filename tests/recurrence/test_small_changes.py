@@ -12,11 +12,13 @@ from rlfx import _jaxpr as J
 from rlfx.envs.base import Step
 from rlfx.errors import BoundaryError, ProgramError, UnsupportedSliceOp
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last
+from rlfx.recurrence.execute.ragged.tree_reduction import reduced
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.gradient.stream import find_stream
 from rlfx.recurrence.ir.hoist import _hoist_by_tracing, hoist
 from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.language.index import LENGTH, TIME, Slice, extreme
+from rlfx.recurrence.language.shuffle import shuffle
 from rlfx.recurrence.plan.budget import _largest_that_fits
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.schedule import Loop, Parallel
@@ -507,3 +509,103 @@ def test_a_convolution_of_any_layout(numbers: tuple[str, str, str]):
     f = lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 2), [(1, 0), (2, 1)], dimension_numbers=numbers)  # noqa: E731
     (eqn,) = [e for e in jax.make_jaxpr(f)(x, w).eqns if e.primitive is CONVOLUTION]
     close(channels_last(x, w, eqn.params), f(x, w))
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_for_the_learner_is_the_smallest():
+    """Of what follows from the carry alone the carry is kept, and not the vector made of it."""
+    found = learner(lambda p, c, t: ((p * jnp.tanh(c * jnp.ones(64))).sum(), 0.9 * c), jnp.ones(64), 1.0, length=8)
+    assert [v.shape for v in found.stored if "t" in found.program.dims_of(v)] == [()]
+
+
+def test_an_acting_pass_ends_with_its_loop():
+    """Of the values at the end only those of its own loop are picked there: no stage for the others comes after it."""
+
+    def program(p, c, t):
+        x = rlfx.series(jnp.tanh(c * jnp.ones(5)))
+        return p * x[t].sum(), c + 1.0
+
+    found = learner(program, jnp.float32(1), jnp.float32(0), length=8, until=lambda c: c >= 3)
+    assert isinstance(found.acting.stages[-1], Loop)
+    assert len(found.acting.stages[-1].stacked) == 2  # what the loss needs, and who is alive
+
+
+def test_slices_that_no_recurrence_needs_are_outside_of_its_loop():
+    def program(p, c, t):
+        x = rlfx.solve(lambda x: c + 0.9 * x[t + 1], end=0.0)
+        return p * jax.nn.logsumexp(rlfx.series(x)[t:]) * jax.nn.logsumexp(rlfx.series(c)[t:]), 0.9 * c
+
+    traced = rlfx.trace(program, jnp.float32(1), jnp.float32(0), length=8)
+    stages = GradientRule(traced, Options(), rlfx.target("cpu")).forward.stages
+    assert [s.direction for s in stages if isinstance(s, Loop)] == ["forward", "backward"]
+    assert not any(e.is_ragged for s in stages if isinstance(s, Loop) for e in s.body)
+
+
+# -- other -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lookup_of_what_is_shared_by_an_index_of_ones_own():
+    def program(p, c, t):
+        total, i, step = c
+        found = rlfx.series(p * (1.0 * t + 1.0)).lookup(i)
+        return (total + found, i + step, step), found
+
+    run = unroll(program, length=3, batch=2)
+    (total, *_), found, *_ = run(jnp.float32(2), (jnp.zeros(2), jnp.array([0, 0]), jnp.array([1, 0])))
+    close(found, [[2, 2], [4, 2], [6, 2]])
+    close(total, [12, 6])
+
+
+def test_a_product_of_what_is_infinite_outside_of_a_slice():
+    """What is not valid counts nothing, and the first position as much as the others."""
+    data = jnp.asarray(np.where(np.arange(T) == 3, np.inf, 1.0), jnp.float32)
+    for read in (
+        lambda x, t: jnp.ones_like(x[: t + 1]) @ x[: t + 1],
+        lambda x, t: x[: t + 1] @ jnp.ones_like(x[: t + 1]),
+    ):
+        run = unroll(lambda p, c, t, read=read: (c, read(rlfx.inputs(p, axes="t"), t)), length=T)
+        close(run(data, None)[1], [1, 2, 3, np.inf, np.inf, np.inf])
+
+
+def test_an_episode_that_ends_before_what_a_slice_of_two_reads():
+    def program(p, c, t):
+        x = rlfx.series(1.0 * t + 1.0)
+        return (c[0] + 1, c[1]), (x[: t + 2].sum(), jnp.asarray(x[: t + 2].shape[0], jnp.int32))
+
+    run = unroll(program, length=2, until=lambda c: c[0] >= c[1])
+    for n in (1, 2):
+        _, (total, size), *_ = run(None, (jnp.int32(0), jnp.int32(n)))
+        close(total[:n], [3.0 if n == 2 else 1.0] * n)
+        assert size[:n].tolist() == [n] * n
+
+
+def test_an_order_is_that_of_other_versions():
+    """Training runs are repeated with the orders they had."""
+    assert shuffle(jax.random.key(0), 10).tolist() == [8, 4, 0, 2, 5, 7, 9, 1, 3, 6]
+    assert shuffle(jax.random.key(1), 1000)[:6].tolist() == [958, 543, 419, 337, 539, 809]
+
+
+@pytest.mark.parametrize("halves", [True, False])
+def test_a_reduction_of_pieces_along_any_axis(halves: bool):
+    rng = np.random.default_rng(3)
+    for axis in (0, 1):
+        pieces = [jnp.asarray(rng.uniform(-1, 1, (n, 40) if axis == 0 else (40, n)), jnp.float32) for n in (48, 20)]
+        whole = np.concatenate(pieces, axis)
+        close(reduced(jnp.add, jnp.sum, pieces, axis, halves=halves), whole.sum(axis))
+        close(reduced(jnp.maximum, jnp.max, pieces, axis, halves=halves), whole.max(axis))
+
+
+def test_a_slice_that_has_a_name_in_a_long_loop():
+    def program(p, c, t):
+        x = rlfx.series(rlfx.series(c)[: t + 1])[t]
+        return p * x.sum(), 0.99 * c + 1e-3 * jnp.tanh(x.sum())
+
+    loss = compiled(program, length=300)(jnp.float32(0.5), jnp.float32(1.0))[0]
+    total, xs, c = 0.0, [], 1.0
+    for _ in range(300):
+        xs.append(c)
+        total += 0.5 * sum(xs)
+        c = 0.99 * c + 1e-3 * np.tanh(sum(xs))
+    np.testing.assert_allclose(loss, total / 300, rtol=1e-4)

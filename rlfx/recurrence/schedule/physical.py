@@ -190,6 +190,6 @@ def _repeated(
     joined: tuple[Joined, ...] = ()
     if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
         loop, joined = share_products(loop, program, target.rewrites.shared_rows)
-    tiled = tiled_series(loop, program) if whole and (mine is None or mine.whole) else frozenset()
+    tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else frozenset()
     sections = sections_of(program.domain.length) if tiled else ()
     return Repeated(loop, iteration, mine, joined, tiled, sections, said)

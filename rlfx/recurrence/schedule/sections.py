@@ -7,7 +7,7 @@ with t and not with T (``execute/sections.py`` runs them). TimeRL (section 6.2) 
 from __future__ import annotations
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.language.index import TIME, Index, Slice
 from rlfx.recurrence.schedule.schedule import Loop
 
@@ -23,25 +23,18 @@ def sections_of(length: int) -> tuple[tuple[int, int], ...]:
     return tuple((first, min(first + size, length)) for first in range(0, length, size))
 
 
-def tiled_series(loop: Loop, program: Program) -> frozenset[Var]:
+def tiled_series(loop: Loop) -> frozenset[Var]:
     """The series of a loop that are kept in tiles: of which it reads prefixes, and nothing else.
 
     None are if a value as wide as the past is needed after the loop: stacked, it would be of another width in each section.
     """
     if loop.direction != "forward" or any(J.symbolic_axes(v.shape) for v in loop.stacked):
         return frozenset()
-    users: dict[Var, list[Equation]] = {}
-    for e in loop.body:
-        for v in e.point_inputs:
-            if isinstance(v, Var):
-                users.setdefault(v, []).append(e)
 
     def is_prefix(read: Equation) -> bool:
         access = read.access
         reaches_now = isinstance(access, Slice) and access.hi in (TIME, TIME + 1) and access.lo == Index()
-        (out,) = read.outputs
-        only_ragged = all(e.is_ragged and e.is_pointwise for e in users.get(out, ()))
-        return reaches_now and J.is_symbolic(read.params["size"]) and only_ragged and out not in loop.stacked
+        return reaches_now and J.is_symbolic(read.params["size"])
 
     readers: dict[Var, list[Equation]] = {}
     for e in loop.reads:

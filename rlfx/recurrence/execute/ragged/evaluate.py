@@ -59,8 +59,6 @@ def evaluate_ragged(
         outs = mapped(*data)
         return [Value(d, dims, starts, False, raw) for d, (starts, _) in zip(outs, meta, strict=True)]
     dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
-    if equation.op is custom_p:
-        data = [joined(v.data, len(v.dims)) for v in values]
     mapped = map_over(at, dims, [t.dims, length.dims, *(v.dims for v in values)])
     outs = mapped(t.data, length.data, *data)
     return [Value(d, dims, starts, clean, raw) for d, (starts, clean) in zip(outs, meta, strict=True)]

@@ -33,9 +33,9 @@ class Tiles:
 jax.tree_util.register_dataclass(Tiles, data_fields=["pieces"], meta_fields=["axis"])
 
 
-def joined(data: Any, lead: int = 0) -> Any:
-    """An array that may be in pieces, in one; ``lead`` axes stand before those of a point."""
-    return jnp.concatenate(data.pieces, axis=lead + data.axis) if isinstance(data, Tiles) else data
+def joined(data: Any) -> Any:
+    """An array that may be in pieces, in one."""
+    return jnp.concatenate(data.pieces, axis=data.axis) if isinstance(data, Tiles) else data
 
 
 def in_one(part: Part) -> Part:

@@ -1,0 +1,126 @@
+"""rlfx against programs by hand, on workloads that it was not tuned for. Ratios first.
+
+    python -m benchmarks.untuned [--set tuning|held-out] [--only NAME ...] [--rounds 15] [--seconds 20] [--quick]
+                                 [--malloc default|keeps-pages] [--cores 1] [--out FILE.json]
+
+Every workload is a program as a user of rlfx writes it, `plain` as one usually writes it by hand, and the better forms that an
+expert writes by hand. All draw the same random numbers, and values and gradients are compared before anything is timed.
+Rounds are interleaved in one process on one core; CPU seconds, medians, ratios of paired rounds with 95% intervals (bootstrap
+over rounds); temporary bytes are XLA's own. `best` is the fastest form by hand. The held-out set is for judging what tuning
+did: do not look at it while tuning. Rows are kept in benchmarks/results/untuned_<set>.json, those of other workloads as they
+were. `--malloc keeps-pages` starts anew with an environment in which glibc gives no memory back to the system, so that large
+temporaries are not mapped anew in each call. `--quick` takes tiny sizes, and keeps no rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+#: glibc: no mappings of their own for large blocks, nothing given back, one heap.
+KEEPS_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_ARENA_MAX": "1"}
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def parsed(argv):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.untuned", description=__doc__.splitlines()[0])
+    parser.add_argument("--set", choices=("tuning", "held-out"), default="tuning")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="parts of the names of workloads")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a workload; five rounds are always run")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing kept")
+    parser.add_argument("--malloc", choices=("default", "keeps-pages"), default="default")
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args(argv)
+
+
+def about(args):
+    import jax
+    import jaxlib
+    import numpy
+
+    versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": numpy.__version__}
+    malloc = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"))
+    }
+    return {
+        "set": args.set, "device": str(jax.devices()[0]), "machine": machine(), "cores": args.cores,
+        "malloc": {"name": args.malloc, "environment": malloc}, "versions": {**versions, "python": platform.python_version()},
+    }  # fmt: skip
+
+
+def machine():
+    """The processor's name, where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    named = (
+        [x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return named[0] if named else platform.machine()
+
+
+def kept(path, header):
+    """The rows measured before, if they are of the same machine and versions."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    return found["workloads"] if {k: found.get(k) for k in header} == header else {}
+
+
+def main(argv=None):
+    args = parsed(argv)
+    if args.malloc == "keeps-pages" and not KEEPS_PAGES.items() <= os.environ.items():
+        command = [sys.executable, "-m", "benchmarks.untuned", *(sys.argv[1:] if argv is None else argv)]
+        os.execve(sys.executable, command, {**os.environ, **KEEPS_PAGES})
+    if hasattr(os, "sched_setaffinity"):  # before jax counts the cores
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])
+
+    from . import measure as m
+
+    if args.set == "tuning":
+        from .tuning import CASES, TINY
+    else:
+        from .held_out import CASES, TINY
+    cases = {n: case for n, case in CASES.items() if not args.only or any(part in n for part in args.only)}
+    if args.quick:
+        cases = {f"{make.__module__.split('.')[-1]}.{make.__name__}": (make, TINY[make]) for make, _ in cases.values()}
+    malloc = "" if args.malloc == "default" else "_pages_kept"
+    header, path = about(args), args.out or RESULTS / f"untuned_{args.set.replace('-', '_')}{malloc}.json"
+    rows = {} if args.quick else kept(path, header)
+    print(m.HEADER, flush=True)
+    measured = {}
+    for name, (make, sizes) in cases.items():
+        began = time.perf_counter()
+        measured[name] = {
+            "date": datetime.date.today().isoformat(),
+            "sizes": sizes,
+            **m.measure(make(**sizes), args.rounds, args.seconds),
+        }
+        rows[name] = measured[name]
+        print(m.line(name, rows[name]), flush=True)
+        for form, row in rows[name]["forms"].items():
+            told = f"{row['cpu_ms']:10.2f} ms  {row['temp_bytes'] / 2**20:8.2f} MiB  differs {row['difference']:.0e}"
+            print(f"    {form:18}{told}  trace {row['trace_s']:.2f} compile {row['compile_s']:.2f} s", flush=True)
+        print(
+            f"    ({len(rows[name]['cpu_s']['rlfx'])} rounds, {time.perf_counter() - began:.0f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+        if not args.quick:
+            ordered = {n: rows[n] for n in CASES if n in rows}
+            path.write_text(json.dumps({**header, "means": m.summary(ordered), "workloads": ordered}, indent=1) + "\n")
+    print(json.dumps(m.summary(measured), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What the workloads share: layers, keys, environments and returns, as plain JAX of one timestep or of ``[T, B]``."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import stop_gradient
+
+
+class Step(NamedTuple):
+    reward: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+
+
+# -- layers ----------------------------------------------------------------------------------------------------------
+
+
+def dense(key, rows, columns):
+    return {"w": jax.random.normal(key, (rows, columns)) / np.float32(np.sqrt(rows)), "b": jnp.zeros(columns)}
+
+
+def linear(p, x):
+    return x @ p["w"] + p["b"]
+
+
+def mlp_params(key, sizes):
+    keys = jax.random.split(key, len(sizes) - 1)
+    return [dense(k, i, o) for k, i, o in zip(keys, sizes[:-1], sizes[1:], strict=True)]
+
+
+def mlp(layers, x, activation=jnp.tanh):
+    for layer in layers[:-1]:
+        x = activation(linear(layer, x))
+    return linear(layers[-1], x)
+
+
+def pick(values, index):
+    """``values[..., index]``, for an index of every row."""
+    return jnp.take_along_axis(values, index[..., None], -1)[..., 0]
+
+
+# -- random numbers: what the programs of rlfx draw ------------------------------------------------------------------
+
+
+def streams(key, batch, *names):
+    """Keys ``[B]`` for each name: ``t.key_for(name)`` but for t."""
+
+    def stream(name):
+        words = np.frombuffer(hashlib.blake2b(b"t.key_for:" + name.encode(), digest_size=8).digest(), "<u4")
+        named = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+        return jax.vmap(lambda b: jax.random.fold_in(named, 2 * b + 1))(jnp.arange(batch, dtype=jnp.uint32))
+
+    return tuple(map(stream, names))
+
+
+def at(keys, t):
+    """The keys ``[B]`` of a stream at timestep t."""
+    return jax.vmap(lambda k: jax.random.fold_in(k, jnp.uint32(2) * t.astype(jnp.uint32)))(keys)
+
+
+def categorical(keys, logits):
+    return jax.vmap(jax.random.categorical)(keys, stop_gradient(logits))
+
+
+# -- returns over [T, B] ---------------------------------------------------------------------------------------------
+
+
+def shifted(x, last):
+    """The value at t + 1: ``x[1:]`` and then ``last``."""
+    return jnp.concatenate([x[1:], last[None]])
+
+
+def discounted(delta, decay, unroll=1):
+    """``a[t] = delta[t] + decay[t] * a[t + 1]``."""
+
+    def body(a, x):
+        a = x[0] + x[1] * a
+        return a, a
+
+    return jax.lax.scan(body, jnp.zeros_like(delta[0]), (delta, decay), reverse=True, unroll=unroll)[1]
+
+
+def gae(value, last, reward, done, gamma, lam, unroll=1):
+    going = 1.0 - done.astype(jnp.float32)
+    delta = reward + gamma * going * shifted(value, last) - value
+    return discounted(delta, gamma * lam * going, unroll)
+
+
+def actor_critic_loss(logits, value, log_prob, advantage, target, entropy_bonus=0.01):
+    """Of each point: ``logits[..., A]``, and the rest ``[...]``."""
+    log_p = jax.nn.log_softmax(logits)
+    entropy = -jnp.sum(jnp.exp(log_p) * log_p, -1)
+    return 0.5 * (value - target) ** 2 - log_prob * advantage - entropy_bonus * entropy
+
+
+def rows_of(tree):
+    """``[T, B, ...]`` as ``[T * B, ...]``."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def summed_gradient(loss, params, parts):
+    """Value and gradient of ``loss(params, part)`` summed over the leading axis of ``parts``, one part at a time."""
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, part)), None
+
+    return jax.lax.scan(add, (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), parts)[0]
+
+
+def in_chunks(tree, chunk):
+    """``[T, ...]`` as ``[T // chunk, chunk, ...]``."""
+    return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), tree)
+
+
+# -- environments, of one environment each; both start new episodes by themselves ---------------------------------------
+
+
+def cartpole_reset(key):
+    return {"x": jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05), "count": jnp.int32(0)}
+
+
+def cartpole_step(key, state, action):
+    x, speed, angle, turn = state["x"]
+    force = jnp.where(action == 1, 10.0, -10.0)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    pushed = (force + 0.05 * turn**2 * sin) / 1.1
+    turning = (9.8 * sin - cos * pushed) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
+    moving = pushed - 0.05 * turning * cos / 1.1
+    new = jnp.stack([x + 0.02 * speed, speed + 0.02 * moving, angle + 0.02 * turn, turn + 0.02 * turning])
+    count = state["count"] + 1
+    done = (jnp.abs(new[0]) > 2.4) | (jnp.abs(new[2]) > 0.2095) | (count >= 500)
+    start = cartpole_reset(key)
+    state = {"x": jnp.where(done, start["x"], new), "count": jnp.where(done, 0, count)}
+    return stop_gradient(state), Step(jnp.float32(1.0), done, jnp.zeros_like(done))
+
+
+def drift_reset(size):
+    """A cheap environment of ``size`` numbers, all observed."""
+    return lambda key: {"x": jax.random.normal(key, (size,)), "count": jnp.int32(0)}
+
+
+def drift_step(size, limit):
+    """Its step: the action moves all numbers; an episode ends at ``limit`` timesteps or where the first is above 0.9."""
+
+    def step(key, state, action):
+        push = 0.05 * (jnp.sum(action.astype(jnp.float32)) - 1.5)
+        x = jnp.tanh(0.95 * state["x"] + 0.1 * jnp.roll(state["x"], 1) + push)
+        count = state["count"] + 1
+        done = (x[0] > 0.9) | (count >= limit)
+        new = {"x": jnp.where(done, jax.random.normal(key, (size,)), x), "count": jnp.where(done, 0, count)}
+        return stop_gradient(new), Step(-jnp.mean(x**2), done, jnp.zeros_like(done))
+
+    return step
+
+
+def batch_of(reset, batch, seed=1):
+    return jax.vmap(reset)(jax.random.split(jax.random.key(seed), batch))
