@@ -44,7 +44,7 @@ test-newest: $(VENV)/.test
 test-x64: $(VENV)/.dev
 	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS)
 
-X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py) tests/transforms/test_offload.py
+X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py) $(addprefix tests/transforms/test_, offload.py store.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, language.py returns.py discounted_sum.py precision.py mixed_precision.py lift.py shuffle.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, custom_derivatives.py own_cotangents.py until_gradients.py extremes.py empty_slices.py)
 

@@ -97,7 +97,11 @@ def layers(ws, xs):
 
 
 def _scanned(ws, xs, f=layers, **options):
-    return jax.lax.scan(lambda a, k: (f(k * ws, a) + xs, f(ws, a)), xs, FACTORS, **options)
+    def body(a, k):
+        out = f(k * ws, a)
+        return out + xs, out
+
+    return jax.lax.scan(body, xs, FACTORS, **options)
 
 
 def _repeated(ws, xs):
@@ -140,18 +144,26 @@ def by_hand(ws, xs):
     return losses.sum(), values.reshape(T, *xs.shape)
 
 
-@pytest.fixture(scope="module")
-def truth():
+@functools.cache
+def truth(inside: int):
+    """Weights and states of the first so many constructs, and the outcome."""
     rng = np.random.default_rng(0)
-    ws = jnp.asarray(rng.uniform(-0.8, 0.8, (*SIZES, N)), jnp.float32)
-    xs = jnp.asarray(rng.uniform(-1, 1, (B, *SIZES)), jnp.float32)
+    ws = jnp.asarray(rng.uniform(-0.8, 0.8, (*SIZES, N)), jnp.float32)[:inside]
+    xs = jnp.asarray(rng.uniform(-1, 1, (B, *SIZES)), jnp.float32)[:, :inside]
     return (ws, xs), jax.jit(jax.value_and_grad(by_hand, (0, 1), has_aux=True))(ws, xs)
 
 
-@pytest.mark.parametrize("plan", [rlfx.Plan(), pytest.param(rlfx.Plan("blocks", 2), marks=pytest.mark.slow)], ids=str)
-def test_calls_keep_their_rules_inside_of_loops(plan, truth):
+CASES = [
+    pytest.param(rlfx.Plan(), len(INSIDE) - 1, id="at once, all but the nested loops"),
+    pytest.param(rlfx.Plan(), len(INSIDE), id="at once", marks=pytest.mark.slow),
+    pytest.param(rlfx.Plan("blocks", 2), len(INSIDE), id="in blocks", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("plan", "inside"), CASES)
+def test_calls_keep_their_rules_inside_of_loops(plan: rlfx.Plan, inside: int):
     assert len(INSIDE) * len(CALLS) >= 50
-    arguments, ((loss, values), gradients) = truth
+    arguments, ((loss, values), gradients) = truth(inside)
     fn = rlfx.compile(program, length=T, batch=B, reduce="sum", plan=plan)
     (got, (_, mine)), slopes = jax.jit(jax.value_and_grad(fn, (0, 1), has_aux=True))(*arguments)
     np.testing.assert_allclose(got, loss, rtol=1e-5)
@@ -160,11 +172,16 @@ def test_calls_keep_their_rules_inside_of_loops(plan, truth):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_reference_has_them_too(truth):
+@pytest.mark.slow
+def test_the_reference_has_them_too():
     """In a scan, at one timestep and two environments: it evaluates point by point."""
-    (ws, xs), _ = truth
-    outcome = []
-    for make in (rlfx.reference, rlfx.compile):
-        fn = make(program, length=1, batch=B, reduce="sum")
-        outcome.append(jax.jit(jax.value_and_grad(lambda w, x, fn=fn: fn(w, x)[0], (0, 1)))(ws[:1], xs[:, :1]))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), *outcome)
+    (ws, xs), _ = truth(1)
+    fn = rlfx.reference(program, length=1, batch=B, reduce="sum")
+    outcomes = [
+        jax.jit(jax.value_and_grad(loss, (0, 1)))(ws[:1], xs[:, :1])
+        for loss in (
+            lambda w, x: fn(w, x)[0],
+            lambda w, x: jnp.sum(jax.vmap(point, (None, 0))(w, x) * jnp.cos(x)),
+        )
+    ]
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5), *outcomes)

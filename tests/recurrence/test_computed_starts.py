@@ -47,6 +47,7 @@ def _summed(p, xs, s):
     return p * xs[-1] * jax.lax.stop_gradient(a)
 
 
+#: ``(parameters, values so far, starts) -> values``, of all starts at once.
 BY_HAND = {
     "a recurrence": _recurrence,
     "the one before": lambda p, xs, s: p * xs[-1] * (xs[-2] if len(xs) > 1 else s),
@@ -56,12 +57,24 @@ BY_HAND = {
     ),
     "a loop of the actor": _summed,
 }
-PLANS = [rlfx.Plan("blocks", 2), rlfx.Plan("blocks", 2, 1), rlfx.Plan("blocks", 2, offload=1), rlfx.Plan("stream", 2)]
-PLANS += [rlfx.Plan("replay", 2)]
-
-
-#: What is learned from in blocks, as no gradient flows through its reads.
-IN_BLOCKS = {"of what is learned", "a loop of the actor"}
+ONE = rlfx.Plan()
+BLOCKS, SOME, HOST = rlfx.Plan("blocks", 2), rlfx.Plan("blocks", 2, 1), rlfx.Plan("blocks", 2, offload=1)
+STREAM, REPLAY = rlfx.Plan("stream", 2), rlfx.Plan("replay", 2)
+PLANS = (ONE, BLOCKS, SOME, HOST, STREAM, REPLAY)
+#: Gradients that flow through reads of other timesteps run at once; those through a recurrence in blocks too.
+LEGAL = {
+    "a recurrence": (ONE, BLOCKS, SOME, HOST),
+    "the one before": (ONE,),
+    "two before": (ONE,),
+    "of what is learned": (ONE, BLOCKS, SOME, HOST),
+    "a loop of the actor": (ONE, BLOCKS, SOME, HOST, STREAM),
+}
+QUICK = {("the one before", ONE), ("two before", ONE), ("of what is learned", SOME), ("a loop of the actor", STREAM)}
+CASES = [
+    pytest.param(r, plan, marks=[pytest.mark.slow] * ((r, plan) not in QUICK), id=f"{r}, {plan}")
+    for r, plans in LEGAL.items()
+    for plan in plans
+]
 
 
 def arguments():
@@ -69,52 +82,66 @@ def arguments():
     return ps, {"x": jnp.array([0.4, -0.7], jnp.float32), "d": jnp.array([0.3, 1.2], jnp.float32)}
 
 
-def program(reader):
+def program(reader, starts=tuple(STARTS)):
     def f(ps, carry, t):
         x, d = carry["x"], carry["d"]
-        values = [READERS[reader](p, x, start(p, d, d), t) for p, start in zip(ps, STARTS.values(), strict=True)]
-        return (
-            sum((1.0 + i) * v for i, v in enumerate(values)),
-            {"x": jax.lax.stop_gradient(jnp.cos(x)), "d": d},
-            values,
-        )
+        values = [READERS[reader](p, x, STARTS[s](p, d, d), t) for p, s in zip(ps, starts, strict=True)]
+        following = {"x": jax.lax.stop_gradient(jnp.cos(x)), "d": d}
+        return sum((1.0 + i) * v for i, v in enumerate(values)), following, values
 
     return f
 
 
-def by_hand(reader, ps, carry):
-    found = np.zeros((T, B), object)
-    for b in range(B):
-        d, xs = carry["d"][b], []
-        for t in range(T):
-            xs.append(carry["x"][b] if t == 0 else jnp.cos(xs[-1]))
-            found[t, b] = [BY_HAND[reader](p, xs, s(p, d, d)) for p, s in zip(ps, STARTS.values(), strict=True)]
-    values = [jnp.stack([jnp.stack([found[t, b][i] for b in range(B)]) for t in range(T)]) for i in range(len(STARTS))]
-    return sum((1.0 + i) * v.sum() for i, v in enumerate(values)), values
+def by_hand(reader, ps, carry, starts=tuple(STARTS), length=T):
+    """The loss, and values ``[starts, length, B]``."""
+    first = jnp.stack([jnp.stack([STARTS[s](p, d, d) for d in carry["d"]]) for p, s in zip(ps, starts, strict=True)])
+    xs, found = [], []
+    for _ in range(length):
+        xs.append(jnp.cos(xs[-1]) if xs else carry["x"][None])
+        found.append(jnp.broadcast_to(BY_HAND[reader](ps[:, None], xs, first), first.shape))
+    values = jnp.stack(found, 1)
+    return jnp.einsum("i,itb->", 1.0 + jnp.arange(len(starts), dtype=jnp.float32), values), values
 
 
-SLOW = {"a recurrence"}  # eleven of them, back through time
+def close(got, slope, loss, gradient):
+    np.testing.assert_allclose(got, loss, rtol=1e-5)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("reader", [pytest.param(r, marks=[pytest.mark.slow] * (r in SLOW)) for r in READERS])
-def test_starts_that_are_computed_have_their_values_and_gradients_under_every_plan(reader: str):
+@pytest.mark.parametrize(("reader", "plan"), CASES)
+def test_starts_that_are_computed_have_their_values_and_gradients(reader: str, plan: rlfx.Plan):
     assert len(STARTS) * len(READERS) >= 50
     ps, carry = arguments()
     (loss, values), gradient = jax.jit(jax.value_and_grad(lambda p: by_hand(reader, p, carry), has_aux=True))(ps)
-    fn = rlfx.compile(program(reader), length=T, batch=B, reduce="sum", plan=rlfx.Plan())
-    (got, (_, mine)), slope = jax.jit(jax.value_and_grad(lambda p: fn(p, carry), has_aux=True))(ps)
-    np.testing.assert_allclose(got, loss, rtol=1e-5)
-    np.testing.assert_allclose(slope, gradient, rtol=1e-4, atol=1e-5)
-    for one, other in zip(mine, values, strict=True):
-        np.testing.assert_allclose(jnp.broadcast_to(one, (T, B)), other, rtol=1e-4, atol=1e-5)
-    legal = set()
-    for plan in PLANS:
-        fn = rlfx.compile(lambda *a: program(reader)(*a)[:2], length=T, batch=B, reduce="sum", plan=plan)
-        try:
-            got, slope = jax.jit(jax.value_and_grad(lambda p, fn=fn: fn(p, carry)[0]))(ps)
-        except rlfx.errors.ScheduleError:
-            continue
-        legal.add(plan.form)
-        np.testing.assert_allclose(got, loss, rtol=1e-5, err_msg=str(plan))
-        np.testing.assert_allclose(slope, gradient, rtol=1e-4, atol=1e-5, err_msg=str(plan))
-    assert "blocks" in legal or reader not in IN_BLOCKS
+    outputs = 3 if plan == ONE else 2  # values at all timesteps are for the learner that runs at once
+    fn = rlfx.compile(lambda *a: program(reader)(*a)[:outputs], length=T, batch=B, reduce="sum", plan=plan)
+    (got, aux), slope = jax.jit(jax.value_and_grad(lambda p: fn(p, carry), has_aux=True))(ps)
+    close(got, slope, loss, gradient)
+    if plan == ONE:
+        for one, other in zip(aux[1], values, strict=True):
+            np.testing.assert_allclose(jnp.broadcast_to(one, (T, B)), other, rtol=1e-4, atol=1e-5)
+
+
+def test_other_plans_are_refused():
+    ps, carry = arguments()
+    for reader, legal in LEGAL.items():
+        for plan in set(PLANS) - set(legal):
+            fn = rlfx.compile(
+                lambda *a, r=reader: program(r, ("twice it",))(*a)[:2], length=T, batch=B, reduce="sum", plan=plan
+            )
+            with pytest.raises(rlfx.errors.ScheduleError, match=f"cannot run by the plan '{plan.form}'"):
+                jax.eval_shape(jax.grad(lambda p, fn=fn: fn(p, carry)[0]), ps[:1])
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_reference_has_them_too(reader: str):
+    """Of a sample, at three timesteps: it evaluates point by point."""
+    sample = ("a call", "a loop", "a condition", "of data")
+    ps, carry = arguments()
+    ps = ps[: len(sample)]
+    fn = rlfx.reference(program(reader, sample), length=3, batch=B, reduce="sum")
+    outcomes = [
+        jax.jit(jax.value_and_grad(loss))(ps)
+        for loss in (lambda p: fn(p, carry)[0], lambda p: by_hand(reader, p, carry, sample, 3)[0])
+    ]
+    close(*outcomes[0], *outcomes[1])

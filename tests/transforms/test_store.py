@@ -13,11 +13,11 @@ T, B, SHAPE = 8, 4, (3, 8, 8)
 SIZE = int(np.prod(SHAPE))
 KEY = jax.random.key(0)
 W = (jax.random.normal(KEY, (SIZE, 8), dtype=jnp.float32) / SIZE**0.5, jnp.ones(8, jnp.float32))
-STATE = jnp.arange(B)
+STATE = jnp.arange(B, dtype=jnp.int32)
 
 
 def pixels(state):
-    return ((jnp.arange(SIZE).reshape(SHAPE) * 7 + state * 31) % 251).astype(jnp.uint8)
+    return ((jnp.arange(SIZE, dtype=jnp.int32).reshape(SHAPE) * 7 + state * 31) % 251).astype(jnp.uint8)
 
 
 def program(see):
