@@ -40,11 +40,13 @@ test-newest: $(VENV)/.test
 	$(BIN)/python -c "import jax; print('newest lane: jax', jax.__version__)"
 	RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(NEWEST)
 
-# What only 64-bit types show: environments and fused steps with jax's wide default.
+# What only 64-bit types show: the language, transforms and environments with jax's wide default.
 test-x64: $(VENV)/.dev
 	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS)
 
-X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py) tests/transforms/test_offload.py
+X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py) $(addprefix tests/transforms/test_, offload.py store.py)
+X64_TESTS += $(addprefix tests/recurrence/test_, language.py returns.py discounted_sum.py precision.py mixed_precision.py lift.py shuffle.py)
+X64_TESTS += $(addprefix tests/recurrence/test_, custom_derivatives.py own_cotangents.py until_gradients.py extremes.py empty_slices.py)
 
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow

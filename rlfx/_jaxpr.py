@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src import (
     callback,
     config,
@@ -525,7 +526,7 @@ def maximum_dim(a: Any, b: Any) -> Any:
 def evaluate_dim(dim: Any, tau: Any, nu: Any) -> Any:
     """The value of a dimension at ``tau``, ``nu``: integers, or arrays of their dtype."""
     if not is_symbolic(dim):
-        return dim
+        return int(dim) if isinstance(dim, np.integer) else dim  # jnp.pad's are int64
     own = [x.dtype for x in (tau, nu) if hasattr(x, "dtype")]
     if own:  # jax's constants are int64 where that is enabled, and its minima want one dtype
         tau, nu = (x.astype(core.dim_value_dtype()) if hasattr(x, "astype") else x for x in (tau, nu))

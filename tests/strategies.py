@@ -95,7 +95,7 @@ class GeneratedProgram:
     def function(self) -> Callable:
         name = f"<generated program {self.seed}: {hash(self.source)}>"
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
-        scope = {"jax": jax, "jnp": jnp, "rlfx": rlfx, "K": jnp.array([0.7, -0.4, 0.2])}
+        scope = {"jax": jax, "jnp": jnp, "rlfx": rlfx, "K": jnp.array([0.7, -0.4, 0.2], jnp.float32)}
         exec(compile(self.source, name, "exec"), scope)
         return scope["program"]
 
@@ -230,12 +230,20 @@ class Writer:
         c = self.choose
         if type_ == F:
             source = c.of(
-                ['p["a"]', f"jnp.float32({c.number()})", 'rlfx.inputs(p["xs"])[t]', "jnp.sin(0.7 * t)"]
+                [
+                    'p["a"]',
+                    f"jnp.float32({c.number()})",
+                    'rlfx.inputs(p["xs"])[t]',
+                    "jnp.sin(0.7 * t).astype(jnp.float32)",
+                ]
                 + ['carry["h"]'] * 3
                 + ['carry["m"]'] * (2 * ("m" in self.fields))
-                + [f"jax.random.uniform(t.key_for({c.of(['u', 'w'])!r}))", "jax.random.normal(t.key)"]
-                + ["jax.random.uniform(t.shared_key)", "K[t.now % 3]", 'p["w"][1]']
-                + ['jax.random.uniform(carry["key"])'] * ("key" in self.fields)
+                + [
+                    f"jax.random.uniform(t.key_for({c.of(['u', 'w'])!r}), dtype=jnp.float32)",
+                    "jax.random.normal(t.key, dtype=jnp.float32)",
+                ]
+                + ["jax.random.uniform(t.shared_key, dtype=jnp.float32)", "K[t.now % 3]", 'p["w"][1]']
+                + ['jax.random.uniform(carry["key"], dtype=jnp.float32)'] * ("key" in self.fields)
             )
         elif type_ == V:
             source = c.of(['carry["v"]', 'carry["v"]', 'p["w"]', 'rlfx.inputs(p["ts"], axes="t")[t]', "K[:2]"])

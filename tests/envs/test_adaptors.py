@@ -32,7 +32,7 @@ def test_gymnasium_equals_gymnasium():
     env = rlfx.envs.make("gymnasium/CartPole-v1")
     key = jax.random.key(0)
     first, (obs, step) = rollout(env, 2, 60, lambda o: jnp.ones(2, jnp.int32), key)
-    seeds = jax.vmap(jax.random.bits)(jax.random.split(key, 2))
+    seeds = jax.vmap(lambda k: jax.random.bits(k, dtype=jnp.uint32))(jax.random.split(key, 2))
     for i in range(2):
         reference = gymnasium.make("CartPole-v1")
         expected, _ = reference.reset(seed=int(seeds[i]))

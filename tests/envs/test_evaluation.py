@@ -83,7 +83,7 @@ def test_it_is_a_part_of_what_is_compiled():
     def policy(params, obs, key):
         return (obs @ params > 0).astype(jnp.int32)
 
-    params = jnp.array([[0.0, 0.0, 1.0, 0.3], [0.0, 0.0, -1.0, 0.0]])
+    params = jnp.array([[0.0, 0.0, 1.0, 0.3], [0.0, 0.0, -1.0, 0.0]], jnp.float32)
     run = jax.jit(jax.vmap(lambda p: rlfx.envs.evaluate(env, policy, p, KEY, 10).mean_return))
     each = [rlfx.envs.evaluate(env, policy, p, KEY, 10).mean_return for p in params]
     np.testing.assert_allclose(run(params), each, rtol=1e-6)

@@ -27,7 +27,8 @@ def trajectories(name, length=40):
     state = ours.reset(jax.random.key(0))
     _, (obs, step) = jax.lax.scan(body, state, (keys, actions))
 
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    # gymnax is written for 32 bits
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         env, params = gymnax.make(name)
         theirs, their_state = [], env.reset(jax.random.key(0), params)[1]
         for i in range(length):

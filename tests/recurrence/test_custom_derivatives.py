@@ -105,7 +105,7 @@ def program(ps, c, t):
 
 
 def test_functions_of_slices_keep_the_derivative_they_are_given():
-    ps, c = jnp.full((len(FUNCTIONS), len(SLICES)), 0.7), jnp.float32(1.0)
+    ps, c = jnp.full((len(FUNCTIONS), len(SLICES)), 0.7, jnp.float32), jnp.float32(1.0)
     (_, values), gradients = jax.value_and_grad(expected, has_aux=True)(ps, c)
     fn = rlfx.compile(program, length=T, reduce="sum")
     (_, (_, losses)), got = jax.jit(jax.value_and_grad(fn, has_aux=True))(ps, c)
@@ -118,7 +118,7 @@ def test_the_derivative_is_one_of_each_timestep_and_environment_whoever_evaluate
         x = rlfx.series(p * c)
         return jnp.sum(clipped(x[: t + 1]) ** 2) + jnp.sum(tripled(x[t:])), c * 1.3
 
-    p, c = jnp.float32(0.7), jnp.array([1.0, -0.5])
+    p, c = jnp.float32(0.7), jnp.array([1.0, -0.5], jnp.float32)
     kinds = (
         rlfx.reference(f, length=T, batch=2),
         rlfx.reference(rlfx.trace(f, p, c, length=T, batch=2)),
@@ -191,7 +191,7 @@ def test_nor_close_over_a_value_of_the_program_when_it_is_called_on_a_slice():
 
 
 def test_a_rule_without_meaning_on_a_slice_is_refused_where_it_is_needed():
-    odd = _vjp(lambda x: x, lambda _, g: (g[jnp.array([0])] * jnp.ones(T),))
+    odd = _vjp(lambda x: x, lambda _, g: (g[jnp.array([0])] * jnp.ones(T, jnp.float32),))
 
     def f(p, c, t):
         return jnp.sum(odd(rlfx.series(p * c)[: t + 1])), c

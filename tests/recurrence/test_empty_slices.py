@@ -48,7 +48,7 @@ def test_infinities_after_the_end(bounds: str):
         k, end = carry
         x = rlfx.series(jnp.where(k >= end, jnp.inf, jnp.sin(1.0 + k.astype(jnp.float32))))
         found = [f(x[BOUNDS[bounds][0](t)], h[i]) for i, (f, _) in enumerate(FORMS.values())]
-        return jnp.stack(found) @ jnp.arange(1.0, 1.0 + len(FORMS)), (k + 1, end)
+        return jnp.stack(found) @ jnp.arange(1.0, 1.0 + len(FORMS), dtype=jnp.float32), (k + 1, end)
 
     run = rlfx.compile(program, length=T, reduce="sum", until=lambda c: c[0] >= c[1])
     both = jax.jit(jax.value_and_grad(lambda h, end: run(h, (jnp.int32(0), end))[0]))

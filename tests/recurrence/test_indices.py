@@ -142,7 +142,9 @@ def test_time_in_arithmetic_is_a_strong_int32():
     out = rlfx.unroll(f, length=4)(None, None)[1]
     t = np.arange(4)
     expected = [100 * t, 100 * t, 0.5 * t, np.arange(3) * t[:, None], t, 1.5 * t, 2**t, t | 4]
-    dtypes = ["int32", "int32", "float32", "int32", "float16", "float32", "int32", "int32"]
+    python = jnp.result_type(float)  # what jax makes of a Python float
+    numpy = jax.dtypes.canonicalize_dtype(int)
+    dtypes = ["int32", "int32", "float32", numpy, "float16", python, "int32", "int32"]
     for got, want, dtype in zip(out, expected, dtypes, strict=True):
         np.testing.assert_array_equal(got, want)
         assert got.dtype == dtype
@@ -165,7 +167,7 @@ OF_T_ALONE = [
     lambda p, c, t: jnp.stack([t.now, t.now + 1]),
     lambda p, c, t: (0.5 * t).astype(jnp.int32),
     lambda p, c, t: jax.lax.fori_loop(0, t.now, lambda i, s: s + i, 0),
-    lambda p, c, t: jax.lax.cond(t > 1, lambda: t.now, lambda: 0),
+    lambda p, c, t: jax.lax.cond(t > 1, lambda: t.now, lambda: jnp.int32(0)),
     lambda p, c, t: rlfx.series(t.now)[t],
     lambda p, c, t: rlfx.solve(lambda n: n[t - 1] + 1, start=0),
     lambda p, c, t: jax.jit(lambda u: u.now * 1)(t),
@@ -460,7 +462,7 @@ IN_PYTHON = [
     (lambda p, c, t: math.sqrt(t), "float(t)", "t.astype(jnp.float32)"),
     (lambda p, c, t: float(t.now), "asks for the value of an array", "jnp in the place of np"),
     (lambda p, c, t: jnp.arange(t.now), "The jnp.arange argument", "t.length"),
-    (lambda p, c, t: jnp.nonzero(jnp.ones(3) * c), "The size argument of jnp.nonzero", "jnp in the place of np"),
+    (lambda p, c, t: jnp.nonzero(jnp.ones(3, c.dtype) * c), "The size argument of jnp.nonzero", "jnp in the place of np"),
     (lambda p, c, t: np.asarray(t.now), "asks for the value of an array", "jnp in the place of np"),
     (lambda p, c, t: jax.lax.fori_loop(0, t, lambda i, s: s + 1, 0), "counts", "jax.lax.fori_loop(0, t.now, ...)"),
 ]  # fmt: skip
@@ -821,9 +823,9 @@ def test_what_programs_in_programs_may_say():
 
         def act(p, c, t):
             x = rlfx.series(p + 1.0 * t, end=0.0)
-            deep = rlfx.unroll(lambda q, d, k: (d + rlfx.series(1.0 * k, start=5.0)[k - 1], None), length=2)(
-                None, jnp.float32(0.0)
-            )[0]
+            deep = rlfx.unroll(
+                lambda q, d, k: (d + rlfx.series(k.astype(jnp.float32), start=5.0)[k - 1], None), length=2
+            )(None, jnp.float32(0.0))[0]
             return c, (before, mean, x[t + 1], i.now * 10 + t.now, deep, x.lookup(t - i.now))
 
         out = rlfx.unroll(act, length=3)(w, None, t0=i * 3)[1]

@@ -51,8 +51,8 @@ def test_the_loss_may_be_a_result_too(reduce, until):
         return rlfx.compile(f, length=3, batch=2, reduce=reduce, until=until)
 
     def total(p, fn):
-        loss, (_, aux, *_) = fn(p, {"x": jnp.array([1.0, 2.0]), "n": jnp.zeros(2, jnp.int32)})
-        return loss + jnp.sum(jnp.arange(6.0).reshape(3, 2) * aux)
+        loss, (_, aux, *_) = fn(p, {"x": jnp.array([1.0, 2.0], jnp.float32), "n": jnp.zeros(2, jnp.int32)})
+        return loss + jnp.sum(jnp.arange(6, dtype=jnp.float32).reshape(3, 2) * aux)
 
     same, other = program(lambda loss: loss), program(lambda loss: 1.0 * loss)
     close(jax.grad(total)(jnp.float32(2.0), same), jax.grad(total)(jnp.float32(2.0), other))

@@ -36,7 +36,7 @@ def agree(got, expected):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_ties_share_the_derivative_of_a_running_extreme(reduction, slice_of, point):
     f = program(REDUCTIONS[reduction], SLICES[slice_of], jax.nn.relu)
-    x = jnp.linspace(0.0, 2.0, B * max(1, *point, 1)).reshape(B, *point)
+    x = jnp.linspace(0.0, 2.0, B * max(1, *point, 1), dtype=jnp.float32).reshape(B, *point)
     agree(
         value_and_gradient(rlfx.compile, f, jnp.float32(3.0), x),
         value_and_gradient(rlfx.reference, f, jnp.float32(3.0), x),
@@ -46,7 +46,7 @@ def test_ties_share_the_derivative_of_a_running_extreme(reduction, slice_of, poi
 @pytest.mark.parametrize("slice_of", SLICES)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_running_extremes_are_recurrences(reduction, slice_of):
-    f, x = program(REDUCTIONS[reduction], SLICES[slice_of]), jnp.linspace(0.0, 2.0, B)
+    f, x = program(REDUCTIONS[reduction], SLICES[slice_of]), jnp.linspace(0.0, 2.0, B, dtype=jnp.float32)
     traced = rlfx.trace(f, jnp.float32(1.0), x, length=T, batch=B)
     assert not any(e.is_ragged for e in traced.equations)
     text = str(jax.make_jaxpr(lambda w: value_and_gradient(rlfx.compile, f, w, x))(jnp.float32(1.0)))
@@ -60,7 +60,7 @@ def test_values_that_are_not_finite(reduction, bad):
         y = rlfx.series(jnp.where(t == 4, bad, w * x))
         return rlfx.last(REDUCTIONS[reduction](y[t:])) + REDUCTIONS[reduction](y[: t + 1]), x + 1.0
 
-    w, x = jnp.float32(0.5), jnp.arange(3.0)
+    w, x = jnp.float32(0.5), jnp.arange(3.0, dtype=jnp.float32)
     agree(value_and_gradient(rlfx.compile, f, w, x), value_and_gradient(rlfx.reference, f, w, x))
 
 
@@ -83,9 +83,9 @@ def test_reductions_over_other_axes_too_stay_as_they_are():
     """Ties within a timestep and between timesteps would share in two steps what they share in one."""
 
     def f(w, x, t):
-        y = rlfx.series(jnp.round(w * jnp.array([1.0, 1.2]) * x))
+        y = rlfx.series(jnp.round(w * jnp.array([1.0, 1.2], jnp.float32) * x))
         return jnp.max(y[t:]), x + 0.5
 
-    w, x = jnp.float32(1.0), jnp.arange(3.0)
+    w, x = jnp.float32(1.0), jnp.arange(3.0, dtype=jnp.float32)
     assert any(e.is_ragged for e in rlfx.trace(f, w, x, length=T, batch=B).equations)
     agree(value_and_gradient(rlfx.compile, f, w, x), value_and_gradient(rlfx.reference, f, w, x))

@@ -34,7 +34,9 @@ FUNCTIONS = {
 
 def _looped(f, c, p):
     return jax.lax.scan(
-        lambda a, w: (a + w * jnp.sum(jnp.stack(jax.tree.leaves(f(c, p)))), None), 0.0 * c, jnp.arange(1.0, 3.0)
+        lambda a, w: (a + w * jnp.sum(jnp.stack(jax.tree.leaves(f(c, p)))), None),
+        0.0 * c,
+        jnp.arange(1.0, 3.0, dtype=jnp.float32),
     )[0]
 
 
@@ -108,9 +110,10 @@ def test_slices_too():
         return total(same(x[t:], p * jnp.ones_like(x[t:])) * x[t:]) + total(same(x[t].sum(), p) * x[: t + 1]), 2.0 * c
 
     def loops(p):
-        x = 1.1 * 2.0 ** jnp.arange(float(T))
+        x = 1.1 * 2.0 ** jnp.arange(float(T), dtype=jnp.float32)
         return sum(
-            total(same(x[t:], p * jnp.ones(T - t)) * x[t:]) + total(same(x[t], p) * x[: t + 1]) for t in range(T)
+            total(same(x[t:], p * jnp.ones(T - t, jnp.float32)) * x[t:]) + total(same(x[t], p) * x[: t + 1])
+            for t in range(T)
         )
 
     fn = rlfx.compile(f, length=T, reduce="sum")

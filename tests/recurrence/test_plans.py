@@ -18,14 +18,14 @@ BATCH = 4
 
 def score(params, state, t, lookahead=3):
     """n-step REINFORCE with a critic: the learner is ``lookahead`` behind the actor."""
-    obs = jnp.sin(state * jnp.arange(1.0, 41.0))
+    obs = jnp.sin(state * jnp.arange(1.0, 41.0, dtype=jnp.float32))
     hidden = jnp.tanh(params["w"] @ obs)
     action = jax.random.categorical(t.key_for("action"), hidden[:2])
-    noise = jax.random.normal(t.key_for("env"), ())
+    noise = jax.random.normal(t.key_for("env"), (), dtype=jnp.float32)
     moved = jax.lax.stop_gradient(0.9 * state + 0.3 * action.astype(jnp.float32) - 0.1 + 0.1 * noise)
     value = rlfx.series(hidden[2])
     reward = rlfx.series(jax.lax.stop_gradient(jnp.cos(moved)))
-    discount = rlfx.series(jnp.where(moved > 1.0, 0.0, 0.97))
+    discount = rlfx.series(jnp.where(moved > 1.0, 0.0, 0.97).astype(jnp.float32))
     returns = rlfx.discounted_sum(reward[t : t + lookahead], discount[t : t + lookahead]) + 0.8 * value[t + lookahead]
     returns = jax.lax.stop_gradient(returns)
     log_prob = jax.nn.log_softmax(hidden[:2])[action]
@@ -34,7 +34,7 @@ def score(params, state, t, lookahead=3):
 
 def monte_carlo(params, state, t):
     """Returns to the end of the rollout: no learning before it is over."""
-    obs = jnp.sin(state * jnp.arange(1.0, 41.0))
+    obs = jnp.sin(state * jnp.arange(1.0, 41.0, dtype=jnp.float32))
     logits = params["w"][:2] @ obs
     action = jax.random.categorical(t.key_for("action"), logits)
     moved = jax.lax.stop_gradient(0.9 * state + 0.3 * action.astype(jnp.float32) - 0.1)
@@ -46,7 +46,7 @@ def monte_carlo(params, state, t):
 def gradient(program, length, mesh=None, **options):
     fn = rlfx.compile(program, length=length, batch=BATCH, mesh=mesh, **options)
     params = {"w": jnp.asarray(np.random.RandomState(0).randn(3, 40), jnp.float32)}
-    state, key = jnp.linspace(-1.0, 1.0, BATCH), jax.random.key(0)
+    state, key = jnp.linspace(-1.0, 1.0, BATCH, dtype=jnp.float32), jax.random.key(0)
     return jax.jit(jax.value_and_grad(lambda p: fn(p, state, key), has_aux=True))(params)
 
 
@@ -106,7 +106,7 @@ def test_streaming_stores_nothing_of_length_t():
     """No buffer of the compiled program has an axis of T with the observation."""
     length = 211
     fn = rlfx.compile(score, length=length, batch=BATCH, plan=rlfx.Plan("stream", 8))
-    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    params, state = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
     step = jax.jit(jax.value_and_grad(lambda p: fn(p, state, jax.random.key(0))[0]))
     text = step.lower(params).compile().as_text()
     assert "f32[8,4,40]" in text
@@ -119,7 +119,7 @@ def test_what_a_long_delay_leaves_at_the_end_is_learned_from_in_chunks():
     length, lookahead = 211, 32  # and 3 that do not fill a chunk
     program = lambda params, state, t: score(params, state, t, lookahead)  # noqa: E731
     fn = rlfx.compile(program, length=length, batch=BATCH, plan=rlfx.Plan("stream", 8))
-    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    params, state = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
     step = jax.jit(jax.value_and_grad(lambda p: fn(p, state, jax.random.key(0))[0]))
     text = step.lower(params).compile().as_text()
     assert "f32[7,4,2]" in text  # the gradient of the log-probabilities
@@ -130,7 +130,7 @@ def test_what_a_long_delay_leaves_at_the_end_is_learned_from_in_chunks():
 def test_replay_stores_no_observations():
     length = 210
     fn = rlfx.compile(monte_carlo, length=length, batch=BATCH, plan=rlfx.Plan("replay", 14))
-    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    params, state = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
     text = jax.jit(jax.grad(lambda p: fn(p, state, jax.random.key(0))[0])).lower(params).compile().as_text()
     assert "f32[14,4,40]" in text
     assert f"[{length},4,40]" not in text
@@ -140,7 +140,7 @@ def test_replay_stores_no_observations():
 def test_replay_keeps_actions_and_does_not_run_the_policy_again():
     """The policy's product with one environment's observation: in the acting loop, once; the learner's has a block."""
     fn = rlfx.compile(monte_carlo, length=210, batch=BATCH, plan=rlfx.Plan("replay", 14))
-    params, state = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    params, state = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
 
     def products(jaxpr, inside=()):
         for e in jaxpr.eqns:
@@ -159,7 +159,7 @@ def test_replay_keeps_actions_and_does_not_run_the_policy_again():
 def keeps_its_action(params, carry, t):
     """The last action is read from the carry as well: it is acted again, not kept."""
     state, last = carry
-    obs = jnp.sin(state * jnp.arange(1.0, 41.0)) + 0.1 * last
+    obs = jnp.sin(state * jnp.arange(1.0, 41.0, dtype=jnp.float32)) + 0.1 * last
     logits = params["w"][:2] @ obs
     action = jax.random.categorical(t.key_for("action"), logits)
     moved = jax.lax.stop_gradient(0.9 * state + 0.3 * action.astype(jnp.float32) - 0.1)
@@ -172,7 +172,7 @@ def test_replay_of_a_program_that_carries_its_action():
     def found(plan):
         fn = rlfx.compile(keeps_its_action, length=23, batch=BATCH, plan=plan)
         params = {"w": jnp.asarray(np.random.RandomState(0).randn(3, 40), jnp.float32)}
-        carry = jnp.linspace(-1.0, 1.0, BATCH), jnp.zeros(BATCH)
+        carry = jnp.linspace(-1.0, 1.0, BATCH, dtype=jnp.float32), jnp.zeros(BATCH, jnp.float32)
         return jax.jit(jax.value_and_grad(lambda p: fn(p, carry, jax.random.key(0)), has_aux=True))(params)
 
     assert_close(found(rlfx.Plan("replay", 5)), found(rlfx.Plan()))
@@ -180,7 +180,7 @@ def test_replay_of_a_program_that_carries_its_action():
 
 def test_a_plan_is_a_value_that_can_be_saved_and_pinned():
     fn = rlfx.compile(score, length=23, batch=BATCH, transform=lambda p: rlfx.incrementalize(p, block_size=4))
-    arguments = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    arguments = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
     plan = fn.plan(*arguments)
     assert plan == rlfx.Plan("stream", 4)
     again = rlfx.compile(score, length=23, batch=BATCH, plan=rlfx.Plan.from_json(plan.to_json()))
@@ -198,12 +198,12 @@ def test_function_level_transforms_are_those_of_programs():
     expected = at_once(score)
     assert_close(gradient(rlfx.vectorize(rlfx.incrementalize(score, over="t", block_size=4)), 23), expected)
     reference = rlfx.reference(rlfx.vectorize(monte_carlo), length=3, batch=BATCH)
-    loss, _ = reference({"w": jnp.ones((3, 40))}, jnp.ones(BATCH), jax.random.key(0))
+    loss, _ = reference({"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32), jax.random.key(0))
     assert_close(
         loss,
-        rlfx.compile(monte_carlo, length=3, batch=BATCH)({"w": jnp.ones((3, 40))}, jnp.ones(BATCH), jax.random.key(0))[
-            0
-        ],
+        rlfx.compile(monte_carlo, length=3, batch=BATCH)(
+            {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32), jax.random.key(0)
+        )[0],
     )
 
 
@@ -240,7 +240,7 @@ def test_generated_programs_have_the_same_results_under_every_legal_plan(seed):
 
 
 def test_illegal_plans_are_refused_with_the_reason():
-    arguments = {"w": jnp.ones((3, 40))}, jnp.ones(BATCH)
+    arguments = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
 
     def refusal(program, plan, **options):
         with pytest.raises(ScheduleError) as error:

@@ -159,3 +159,61 @@ def test_a_python_number_as_a_boundary_does_not_widen(x64):
                 out = make(f, length=3)(None, None)[1]
                 assert [o.dtype for o in out] == [jnp.dtype(dtype)] * 6
             np.testing.assert_allclose(np.asarray(out[1], np.float64), [0.625, 1.25, 1.5], rtol=1e-2)
+
+
+#: What jax gives a strong dtype, also of what has none of its own: sums, products, functions with a derivative of their own.
+STRONG = {
+    "sum": jnp.sum,
+    "mean": jnp.mean,
+    "max": jnp.max,
+    "prod": jnp.prod,
+    "cumsum": lambda s: jnp.cumsum(s)[-1:].sum(),
+    "sort": lambda s: jnp.sum(jnp.sort(s)),
+    "dot": lambda s: jnp.dot(s, s),
+    "logsumexp": lambda s: jax.nn.logsumexp(s),
+    "stack": lambda s: jnp.stack([s, s]).sum(),
+    "a derivative of its own": lambda s: jnp.sum(identity(s)),
+}
+WAYS = {
+    "before": lambda f, x, t: rlfx.solve(lambda a: x - 0.1 * f(a.window(-2, 0, fill=0)), start=0.0),
+    "after": lambda f, x, t: rlfx.solve(lambda a: x - 0.1 * f(a.window(1, 3, fill=1)), end=1),
+}
+
+
+@jax.custom_jvp
+def identity(x):
+    return x
+
+
+identity.defjvps(lambda dx, out, x: dx)
+
+
+def before_by_hand(x):
+    """A loop over the timesteps of two of them."""
+    found = {}
+    for name, f in (("sum", np.sum), ("prod", np.prod)):
+        past = [0.0, 0.0]
+        for at in x:
+            past.append(at - 0.1 * f(past[-2:]))
+        found[name] = past[2:]
+    return found
+
+
+@pytest.mark.parametrize("promotion", ["standard", "strict"])
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+def test_nor_does_it_where_jax_gives_the_boundary_a_dtype(x64, promotion):
+    """20 recurrences of two or three dtypes, with each kind of promotion: 200."""
+    assert len(STRONG) * len(WAYS) * 10 >= 50
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion(promotion):
+        for dtype in (jnp.bfloat16, jnp.float32, *([jnp.float64] if x64 else [])):
+            x = jnp.linspace(0, 1, 3).astype(dtype)
+
+            def f(_, c, t, x=x):
+                at = rlfx.inputs(x)[t]
+                return c, {(way, name): WAYS[way](fn, at, t) for way in WAYS for name, fn in STRONG.items()}
+
+            out = rlfx.unroll(f, length=3)(None, None)[1]
+            assert {k: o.dtype for k, o in out.items()} == dict.fromkeys(out, jnp.dtype(dtype))
+            loop = before_by_hand(np.linspace(0, 1, 3))
+            for name, values in loop.items():
+                np.testing.assert_allclose(np.asarray(out["before", name], np.float64), values, rtol=2e-2, err_msg=name)

@@ -29,7 +29,7 @@ def agrees(members, oracle, *, params=1.0, rtol=1e-5):
     fn = rlfx.unroll(f, length=T)
     run = jax.jit(
         jax.value_and_grad(
-            lambda p: (lambda out: (sum(v.sum() for v in out.values()), out))(fn(p, 1.0)[1]), has_aux=True
+            lambda p: (lambda out: (sum(v.sum() for v in out.values()), out))(fn(p, jnp.float32(1.0))[1]), has_aux=True
         )
     )
     (_, got), gradient = run(jnp.float32(params))
@@ -89,9 +89,9 @@ def test_slices_that_make_up_a_whole_have_its_length():
         x = rlfx.series(c)
         joined = [jnp.concatenate([PIECES[n][0](x, t) for n in names]) for names in whole]
         assert all(j.shape == (T,) for j in joined)
-        return 2.0 * c, jnp.stack([jnp.sum(j * jnp.arange(4.0)) for j in joined])
+        return 2.0 * c, jnp.stack([jnp.sum(j * jnp.arange(4.0, dtype=jnp.float32)) for j in joined])
 
-    got = rlfx.unroll(f, length=T)(None, 1.0)[1]
+    got = rlfx.unroll(f, length=T)(None, jnp.float32(1.0))[1]
     for t, i in itertools.product(range(T), range(len(whole))):
         expected = np.concatenate([X[slice(*PIECES[n][1](t))] for n in whole[i]]) @ np.arange(4.0)
         np.testing.assert_allclose(got[t, i], expected)
@@ -125,7 +125,7 @@ def test_no_slice_of_an_episode_has_a_negative_length():
         return {"x": c["x"] + 1.0, "end": c["end"]}, out
 
     fn = rlfx.unroll(f, length=length, batch=len(ends), until=lambda c: c["x"] > c["end"])
-    carry = {"x": jnp.ones(len(ends)), "end": jnp.asarray(ends, jnp.float32)}
+    carry = {"x": jnp.ones(len(ends), jnp.float32), "end": jnp.asarray(ends, jnp.float32)}
     out, gradient = jax.jit(
         lambda p: (fn(p, carry)[1], jax.grad(lambda p: sum(v.sum() for _, v in fn(p, carry)[1].values()))(p))
     )(1.0)
@@ -177,7 +177,7 @@ def test_a_value_whose_length_depends_on_t_is_no_value_of_other_points(made):
             with pytest.raises(
                 UnsupportedSliceOp, match=r"of a value whose length depends on t(.|\n)*test_slices.py(.|\n)*Fix: Reduce"
             ) as e:
-                made(f, length=3, batch=2)(1.0, jnp.ones(2))
+                made(f, length=3, batch=2)(1.0, jnp.ones(2, jnp.float32))
             assert "tau" not in str(e.value), name
 
 
@@ -196,7 +196,7 @@ def test_nothing_of_a_slice_leaks_from_its_trace():
         ), c
 
     with jax.checking_leaks():
-        gradient = jax.jit(jax.grad(lambda p: rlfx.compile(f, length=3, batch=2)(p, jnp.ones(2))[0]))
+        gradient = jax.jit(jax.grad(lambda p: rlfx.compile(f, length=3, batch=2)(p, jnp.ones(2, jnp.float32))[0]))
         assert np.isfinite(gradient(0.5))
 
 
@@ -222,8 +222,8 @@ def test_products_of_nothing_have_gradients():
     """Of every size n, k, m of which one is 0, by two products: 74."""
     sizes = [s for s in itertools.product((0, 1, 2, 3), repeat=3) if 0 in s]
     assert 2 * len(sizes) >= 50
-    weights = {str(s): jnp.ones(s[1:]) for s in sizes}
-    carry = {str(s): jnp.ones((2, *s[:2])) for s in sizes}
+    weights = {str(s): jnp.ones(s[1:], jnp.float32) for s in sizes}
+    carry = {str(s): jnp.ones((2, *s[:2]), jnp.float32) for s in sizes}
 
     def f(p, c, t):
         each = [((c[k] @ p[k]).sum(), jnp.einsum("nk,km->", c[k], p[k])) for k in p]
@@ -268,7 +268,7 @@ def test_what_is_not_finite_counts_only_where_it_is_read():
 
     run = jax.jit(rlfx.unroll(f, length=T))
     for bad in (np.inf, -np.inf, np.nan):
-        got, x = run(jnp.float32(bad), 1.0)[1], np.where(np.arange(T) == 2, np.float32(bad), X)
+        got, x = run(jnp.float32(bad), jnp.float32(1.0))[1], np.where(np.arange(T) == 2, np.float32(bad), X)
         for (fn, name), values in zip(members, got, strict=True):
             for t in range(T):
                 part = x[slice(*READERS[name][1](t))]
@@ -345,7 +345,7 @@ POSITIONS = {
     "of a column": (lambda s, i, ij: jnp.stack([s, 3.0 * s], 1)[i, 1], lambda s, i, ij: 3 * there(s, i)),
     "vmap": (lambda s, i, ij: jax.vmap(lambda k: s[k])(ij), lambda s, i, ij: there(s, ij)),
     "two": (lambda s, i, ij: s[i] * s[0], lambda s, i, ij: there(s, i) * s[0]),
-    "of a matrix": (lambda s, i, ij: jnp.outer(s, jnp.ones(2))[i], lambda s, i, ij: 2 * there(s, i)),
+    "of a matrix": (lambda s, i, ij: jnp.outer(s, jnp.ones(2, jnp.float32))[i], lambda s, i, ij: 2 * there(s, i)),
 }
 
 
@@ -367,7 +367,9 @@ def test_slices_at_traced_positions():
         return np.array([[find(*m, t) for m in members] for t in range(T)])
 
     fn = rlfx.compile(f, length=T, reduce="sum")
-    (_, (_, got)), gradient = jax.jit(jax.value_and_grad(lambda p: fn(p, 1.0), has_aux=True))(1.5)
+    (_, (_, got)), gradient = jax.jit(jax.value_and_grad(lambda p: fn(p, jnp.float32(1.0)), has_aux=True))(
+        jnp.float32(1.5)
+    )
     for k, name in enumerate(members):
         np.testing.assert_allclose(got[:, k], by_hand(1.5)[:, k], rtol=1e-5, err_msg=str(name))
     slope = ((by_hand(2.0) - by_hand(1.0)) @ weights).sum()  # of squares: exact
@@ -376,7 +378,7 @@ def test_slices_at_traced_positions():
 
 REFUSED = {
     "associative_scan": lambda x, t: jax.lax.associative_scan(jnp.add, x[: t + 1]).sum(),
-    "arange": lambda x, t: jnp.sum(x[: t + 1] * jnp.arange(1.0, x[: t + 1].shape[0] + 1.0)),
+    "arange": lambda x, t: jnp.sum(x[: t + 1] * jnp.arange(1.0, x[: t + 1].shape[0] + 1.0, dtype=jnp.float32)),
     "lookup at a slice": lambda x, t: x[rlfx.series(t.now)[: t + 1]].sum(),
 }
 
@@ -402,4 +404,4 @@ def test_mapped_lookups_are_one():
         )
 
     for fn in (rlfx.unroll(f, length=3, batch=2), rlfx.reference(f, length=3, batch=2, loss=False)):
-        assert not any(jnp.any(d) for d in fn(1.0, jnp.array([1.0, 10.0]))[1])
+        assert not any(jnp.any(d) for d in fn(1.0, jnp.array([1.0, 10.0], jnp.float32))[1])

@@ -94,7 +94,11 @@ def test_a_slice_begins_where_it_is_written_if_that_is_never_negative():
 
 
 def test_shapes_of_a_return_go_together():
-    for gamma, value in ((jnp.ones(3), jnp.ones(2)), (jnp.ones((2, 2)), jnp.ones(3)), (jnp.ones(2), jnp.ones((2, 3)))):
+    for gamma, value in (
+        (jnp.ones(3, jnp.float32), jnp.ones(2, jnp.float32)),
+        (jnp.ones((2, 2), jnp.float32), jnp.ones(3, jnp.float32)),
+        (jnp.ones(2, jnp.float32), jnp.ones((2, 3), jnp.float32)),
+    ):
 
         def program(p, c, t, gamma=gamma, value=value):
             step = Step(reward=value, terminated=c > 0, truncated=c < 0, final_obs=c, info={})
@@ -345,7 +349,7 @@ def test_reads_are_hoisted_alike_in_every_jax():
 
         return jax.lax.scan(body, init, xs)
 
-    arguments = (jnp.float32(0.3), jnp.float32(0.6), jnp.float32(1.0), jnp.arange(4.0))
+    arguments = (jnp.float32(0.3), jnp.float32(0.6), jnp.float32(1.0), jnp.arange(4.0, dtype=jnp.float32))
     jaxpr = jax.make_jaxpr(f)(*arguments)
     (eqn,) = [e for e in jaxpr.eqns if e.primitive is J.SCAN]
     values = [
@@ -390,7 +394,7 @@ def test_two_recurrences_in_one_direction_are_one_loop():
 
 def test_draws_of_a_loop_are_made_in_it():
     def program(p, c, t):
-        return c, c + jnp.sin(jax.random.normal(t.key, (100,))).sum()
+        return c, c + jnp.sin(jax.random.normal(t.key, (100,), dtype=jnp.float32)).sum()
 
     traced = rlfx.trace(program, None, jnp.float32(1), jax.random.key(0), length=8)
     stages = GradientRule(traced, Options(), rlfx.target("cpu")).forward.stages
@@ -459,7 +463,11 @@ def test_a_stream_that_its_chunks_do_not_fill(length: int, chunk: int):
     for make in (lambda: compiled(program, length=length, batch=2, plan=rlfx.Plan("stream", chunk)),
                  lambda: rlfx.reference(program, length=length, batch=2)):  # fmt: skip
         run = make()
-        grads.append(jax.value_and_grad(lambda w, run=run: run({"x": data, "w": w}, jnp.ones(2))[0])(jnp.float32(0.4)))
+        grads.append(
+            jax.value_and_grad(lambda w, run=run: run({"x": data, "w": w}, jnp.ones(2, jnp.float32))[0])(
+                jnp.float32(0.4)
+            )
+        )
     close(grads[0], grads[1])
 
 

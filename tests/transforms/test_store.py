@@ -12,12 +12,12 @@ from rlfx.errors import DomainError, ProgramError
 T, B, SHAPE = 8, 4, (3, 8, 8)
 SIZE = int(np.prod(SHAPE))
 KEY = jax.random.key(0)
-W = (jax.random.normal(KEY, (SIZE, 8)) / SIZE**0.5, jnp.ones(8))
-STATE = jnp.arange(B)
+W = (jax.random.normal(KEY, (SIZE, 8), dtype=jnp.float32) / SIZE**0.5, jnp.ones(8, jnp.float32))
+STATE = jnp.arange(B, dtype=jnp.int32)
 
 
 def pixels(state):
-    return ((jnp.arange(SIZE).reshape(SHAPE) * 7 + state * 31) % 251).astype(jnp.uint8)
+    return ((jnp.arange(SIZE, dtype=jnp.int32).reshape(SHAPE) * 7 + state * 31) % 251).astype(jnp.uint8)
 
 
 def program(see):
@@ -97,7 +97,7 @@ def test_under_until_and_in_a_carry():
         x = rlfx.store(jnp.tanh(x * w + 0.1 * t.now.astype(jnp.float32)))
         return jnp.sum(x), x
 
-    start = jnp.linspace(-1.0, 1.0, B)
+    start = jnp.linspace(-1.0, 1.0, B, dtype=jnp.float32)
     options = {"length": T, "batch": B, "until": lambda x: x > 0.55}
     got, want = (
         jax.value_and_grad(lambda w, m=m: m(f, **options)(w, start)[0])(0.7) for m in (rlfx.compile, rlfx.reference)
@@ -107,8 +107,8 @@ def test_under_until_and_in_a_carry():
 
 @pytest.mark.parametrize("as_", ["bfloat16", "float16"])
 def test_values_and_what_is_left_alone(as_):
-    x = jax.random.normal(KEY, (100,)) * 10
-    got = rlfx.store({"x": x, "n": jnp.arange(3), "half": x.astype(jnp.float16), "k": KEY}, as_)
+    x = jax.random.normal(KEY, (100,), jnp.float32) * 10
+    got = rlfx.store({"x": x, "n": jnp.arange(3, dtype=jnp.int32), "half": x.astype(jnp.float16), "k": KEY}, as_)
     np.testing.assert_array_equal(got["x"], x.astype(as_).astype(jnp.float32))
     assert got["n"].dtype == jnp.int32
     np.testing.assert_array_equal(got["half"], x.astype(jnp.float16))
@@ -119,8 +119,8 @@ def test_values_and_what_is_left_alone(as_):
 def test_bad_arguments():
     traced = rlfx.trace(program(noise), W, STATE, KEY, length=T, batch=B)
     with pytest.raises(ProgramError, match=r'as_ must be "bfloat16" or "float16"'):
-        rlfx.store(jnp.ones(2), "uint8")
+        rlfx.store(jnp.ones(2, jnp.float32), "uint8")
     with pytest.raises(ProgramError, match=r"is for a program.*\n.*\n.*transform=lambda p: rlfx.store\(p"):
-        rlfx.store(jnp.ones(2), names=("obs",))
+        rlfx.store(jnp.ones(2, jnp.float32), names=("obs",))
     with pytest.raises(DomainError, match="No value of loss is named 'obs'"):
         rlfx.store(traced, names=("obs",))

@@ -20,6 +20,7 @@ from rlfx.recurrence.language.lookups import check_outside, environments, filled
 from rlfx.recurrence.language.nesting import check_program
 from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
 from rlfx.recurrence.language.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
+from rlfx.recurrence.language.settled import settled
 from rlfx.recurrence.language.time import as_integer, index_of, without_time
 
 tree = jax.tree_util
@@ -310,22 +311,9 @@ def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) ->
             located("rlfx.solve has no boundary value.", where=J.here(), fix="Give start=... or end=....")
         )
     guess = without_time(start if start is not None else end)
-    # A Python number as a boundary leaves the dtype to the value, as Python numbers do.
     like = jax.eval_shape(lambda: tree.tree_map(lambda leaf: as_array(leaf, "rlfx.solve"), guess))
-    for _ in range(4):  # the value may be wider than the boundary: (shape, dtype) rise to a fixed point
-        value_like = _strong(jax.eval_shape(lambda like=like: without_time(fn(_declare(like, start, end)))))
-        if value_like == _strong(like):
-            break
-        like = value_like
-    else:
-        raise ProgramError(
-            located(
-                f"The value that rlfx.solve defines does not settle: its type is now {value_like}, and it was {like} "
-                "in the round before.",
-                where=J.here(),
-                fix="Give start= or end= of the value's own shape and dtype.",
-            )
-        )
+    value_of = lambda like: jax.eval_shape(lambda: without_time(fn(_declare(like, start, end))))  # noqa: E731
+    value_like = settled(value_of, like)
     declared = _declare(value_like, start, end)
     value = without_time(fn(declared))
     leaves = [
@@ -346,11 +334,6 @@ def _declare(like: Any, start: Any, end: Any) -> Series:
         None if start is None else boundary(start, treedef, leaves, "start"),
         None if end is None else boundary(end, treedef, leaves, "end"),
     )
-
-
-def _strong(like: Any) -> Any:
-    """The types without their weakness."""
-    return tree.tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
 
 
 def _not_from_the_end(expr: Index) -> Index:

@@ -77,7 +77,7 @@ def kernel(
             return state
 
         state = [_loaded(r[here], d) for r, d in zip(before, program.carry.dtypes, strict=True)]
-        for r, value in zip(after, jax.lax.fori_loop(0, length, advance, state), strict=True):
+        for r, value in zip(after, jax.lax.fori_loop(np.int32(0), np.int32(length), advance, state), strict=True):
             r[here] = _to_store(value, r.dtype)
 
     states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
