@@ -100,7 +100,7 @@ class Staged(Primitive):
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
     those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
-    gives: a function of the same arguments.
+    gives: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
     """
 
     def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
@@ -110,34 +110,50 @@ class Staged(Primitive):
         def run(*args, jaxpr, **_):
             return core.jaxpr_as_fun(jaxpr)(*args)
 
-        def jvp(primals, tangents, **params):
-            fn = functools.partial(run, **params) if differentiable is None else differentiable(**params)
+        def jvp(primals, tangents, *, used, **params):
             moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
 
             def of(*moved):
-                args = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
-                return fn(*args.values())
+                args = (dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))).values()
+                if differentiable is None:
+                    return run(*args, **params)
+                return [out for out, u in zip(differentiable(**params)(*args), used, strict=True) if u]
 
             outs, dots = jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
             return outs, [
                 zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)
             ]
 
-        def batch(axis, args, dims, **params):
+        def batch(axis, args, dims, *, used, **params):
             varies = tuple(d is not None for d in dims)
             if not any(varies):
-                outs = self.bind(*args, **params)
+                outs = self.bind(*args, used=used, **params)
                 return outs, [None] * len(outs)
             args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
             name = None if axis.name is core.no_axis_name else axis.name
-            outs = self.bind(*args, **again(args, (axis.size, varies, name), **params))
+            params = again(args, (axis.size, varies, name), **params)
+            outs = self.bind(*args, used=used, **params | {"jaxpr": without_dead_code(params["jaxpr"], used)})
             return outs, [0] * len(outs)
+
+        def dce(wanted, eqn):
+            if not any(wanted) and not eqn.effects:
+                return [False] * len(eqn.invars), None
+            jaxpr, left = without_dead_code(eqn.params["jaxpr"], wanted), iter(wanted)
+            params = eqn.params | {"jaxpr": jaxpr, "used": tuple(u and next(left) for u in eqn.params["used"])}
+            outvars = [v for v, u in zip(eqn.outvars, wanted, strict=True) if u]
+            return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params, effects=jaxpr.effects)
 
         self.def_impl(run)
         self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
         mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
         ad.primitive_jvps[self] = jvp
         batching.fancy_primitive_batchers[self] = batch
+        partial_eval.dce_rules[self] = dce
+
+    def call(self, *args: Any, jaxpr: Any, **params: Any) -> list:
+        """Bind it, with all results."""
+        jaxpr = without_dead_code(jaxpr)
+        return self.bind(*args, jaxpr=jaxpr, used=(True,) * len(jaxpr.out_avals), **params)
 
 
 def is_zero_tangent(tangent: Any) -> bool:
@@ -251,10 +267,11 @@ def lift_consts(jaxpr: Any) -> Any:
     return core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(jaxpr), ())
 
 
-def without_dead_code(jaxpr: Any) -> Any:
-    """The closed jaxpr without the equations that no output needs, as XLA will see it."""
-    used, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.jaxpr.outvars), instantiate=True)
-    return jaxpr.replace(jaxpr=used)
+def without_dead_code(jaxpr: Any, used: Sequence[bool] | None = None) -> Any:
+    """The closed jaxpr without the equations that no output needs, as XLA will see it; with those outputs that are used."""
+    outs = [True] * len(jaxpr.jaxpr.outvars) if used is None else list(used)
+    left, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, outs, instantiate=True)
+    return core.ClosedJaxpr(left, jaxpr.consts)
 
 
 def jaxpr_as_fun(jaxpr: Any, consts: Sequence) -> Callable:

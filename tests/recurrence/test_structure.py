@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import rlfx
+from rlfx import _jaxpr as J
 from tests import strategies
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -19,6 +20,11 @@ KEY = jax.random.key(0)
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def everything(jaxpr):
+    """The equations of a jaxpr and of those inside."""
+    return [x for e in jaxpr.eqns for x in (e, *(y for sub, _ in J.sub_jaxprs(e.params) for y in everything(sub)))]
 
 
 def reinforce(params, state, t):
@@ -162,7 +168,7 @@ def test_the_gradient_through_time_keeps_only_the_recurrence_in_its_loop():
     fn = rlfx.compile(f, length=T)
     params, state = {"w": jnp.ones((OUT, IN))}, jnp.ones(IN)
     jaxpr = jax.make_jaxpr(jax.grad(lambda p, s: fn(p, s)[0], (0, 1)))(params, state)
-    loops = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    loops = [e for e in everything(jaxpr.jaxpr) if e.primitive.name == "scan"]
     inside = {e.primitive.name for loop in loops for e in loop.params["jaxpr"].jaxpr.eqns}
     assert "tanh" in inside
     assert not inside & {"sin", "cos", "dot_general"}

@@ -24,7 +24,7 @@ def called(forward: Callable, differentiable: Callable[[], Callable], *args: Any
         return jax.tree.leaves(differentiable()(*jax.tree.unflatten(structure, leaves)))
 
     jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*args)
-    outs = _program_p.bind(*leaves, jaxpr=jaxpr, body=jaxpr, fn=fn, axes=())
+    outs = _program_p.call(*leaves, jaxpr=jaxpr, body=jaxpr, fn=fn, axes=())
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
 

@@ -45,7 +45,7 @@ def planned(make: Make, *args: Any) -> Any:
         return lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
 
     jaxpr, shapes = jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
-    outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.bind(
+    outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
         *leaves, jaxpr=jaxpr, make=flat, axes=()
     )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
