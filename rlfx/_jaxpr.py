@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import (
     callback,
+    checkify,
     config,
     core,
     custom_batching,
@@ -143,12 +144,19 @@ class Staged(Primitive):
             outvars = [v for v, u in zip(eqn.outvars, wanted, strict=True) if u]
             return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params, effects=jaxpr.effects)
 
+        def checked(error, enabled, *args, jaxpr, used, **params):
+            if differentiable is not None:  # which keeps its derivative when errors are added
+                fn = differentiable(**params)
+                jaxpr = without_dead_code(jax.make_jaxpr(fn)(*args), used)
+            return checkify.checkify_jaxpr(jaxpr, enabled, error, *args)
+
         self.def_impl(run)
         self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
         mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
         ad.primitive_jvps[self] = jvp
         batching.fancy_primitive_batchers[self] = batch
         partial_eval.dce_rules[self] = dce
+        checkify.error_checks[self] = checked
 
     def call(self, *args: Any, jaxpr: Any, **params: Any) -> list:
         """Bind it, with all results."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 
 import rlfx
 
@@ -116,6 +117,26 @@ def test_a_call_without_jit_is_compiled_once():
     close(again, first)
     assert not traced
     assert not [event for event in seen if "compile" in event]
+
+
+@pytest.mark.parametrize("until", [None, lambda c: c > 3.0])
+def test_checks_inside_a_program(until):
+    """``checkify`` finds them in the loss, and in its gradient."""
+
+    def checking(w, carry, t):
+        checkify.check(carry < w["limit"], "too large")
+        return (w["a"] * carry) ** 2, carry + w["a"]
+
+    run = rlfx.compile(checking, length=4, batch=2, **({} if until is None else {"until": until}))
+    loss = lambda w: run(w, jnp.zeros(2))[0]  # noqa: E731
+    for limit, message in ((10.0, ""), (1.5, "too large")):
+        w = {"a": jnp.float32(0.7), "limit": jnp.float32(limit)}
+        error, value = jax.jit(checkify.checkify(loss))(w)
+        assert (error.get() or "").split(" (")[0] == message
+        error, (again, slope) = jax.jit(checkify.checkify(jax.value_and_grad(loss)))(w)
+        assert (error.get() or "").split(" (")[0] == message
+        close((value, again), (np.mean([(0.49 * t) ** 2 for t in range(4)]),) * 2)
+        close(slope["a"], np.mean([4 * 0.7**3 * t**2 for t in range(4)]))
 
 
 @pytest.mark.parametrize("what", ["carry", "y", "x", "all"])
