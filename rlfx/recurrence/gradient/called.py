@@ -24,6 +24,8 @@ def called(forward: Callable, differentiable: Callable[[], Callable], *args: Any
         return jax.tree.leaves(differentiable()(*jax.tree.unflatten(structure, leaves)))
 
     jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*args)
+    if jaxpr.effects:  # of which jax loses those of loops (checkify's) where an equation has a JVP rule of its own
+        return differentiable()(*args)
     outs = _program_p.call(*leaves, jaxpr=jaxpr, body=jaxpr, fn=fn, axes=())
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
