@@ -100,27 +100,20 @@ class Staged(Primitive):
     """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
-    those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
-    gives: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
+    those ``args`` that vary, and of all results. Its derivative is that of the body. Results that nobody uses are dead
+    code: ``params["used"]`` has the others.
     """
 
-    def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
+    def __init__(self, name: str, again: Callable):
         super().__init__(name)
         self.multiple_results = True
 
         def run(*args, jaxpr, **_):
             return core.jaxpr_as_fun(jaxpr)(*args)
 
-        def jvp(primals, tangents, *, used, **params):
-            moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
-
-            def of(*moved):
-                args = (dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))).values()
-                if differentiable is None:
-                    return run(*args, **params)
-                return [out for out, u in zip(differentiable(**params)(*args), used, strict=True) if u]
-
-            outs, dots = jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
+        def jvp(primals, tangents, **params):
+            tangents = [ad.instantiate_zeros(t) for t in tangents]
+            outs, dots = jax.jvp(functools.partial(run, **params), list(primals), tangents)
             return outs, [
                 zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)
             ]
@@ -144,10 +137,7 @@ class Staged(Primitive):
             outvars = [v for v, u in zip(eqn.outvars, wanted, strict=True) if u]
             return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params, effects=jaxpr.effects)
 
-        def checked(error, enabled, *args, jaxpr, used, **params):
-            if differentiable is not None:  # which keeps its derivative when errors are added
-                fn = differentiable(**params)
-                jaxpr = without_dead_code(jax.make_jaxpr(fn)(*args), used)
+        def checked(error, enabled, *args, jaxpr, **_):
             return checkify.checkify_jaxpr(jaxpr, enabled, error, *args)
 
         self.def_impl(run)

@@ -336,16 +336,13 @@ class Compiled:
         return rule, consts, arguments
 
 
-#: For how many types of arguments a function keeps its program, and what XLA has made of it.
+#: For how many types of arguments a function keeps its program.
 SIGNATURES = 64
 
 
 def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
     try:
-        if any(e.has_effects for e in rule.program.equations):
-            return rule(flat, t0)
-        # Compiled once where no jax.jit is around, and nothing but its body where there is one.
-        return rule.once("call", lambda: jax.jit(rule, inline=True))(flat, t0)
+        return rule(flat, t0)
     except J.UnexpectedTracerError as error:
         raise ProgramError(
             located(
