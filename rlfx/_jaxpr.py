@@ -38,6 +38,7 @@ from jax._src import (
     xla_bridge,
 )
 from jax._src.export import shape_poly
+from jax._src.interpreters import ad as private_ad
 from jax._src.interpreters import partial_eval, pxla
 from jax._src.lax import lax
 from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
@@ -96,27 +97,55 @@ def define_jvp(primitive: Primitive, rule: Callable) -> None:
     ad.primitive_jvps[primitive] = rule
 
 
+#: What a rule for linearization returns besides residuals, from jax 0.11 on.
+NO_STRUCTURED_RESIDUALS = (None,) if "structured_residuals" in private_ad.LinearizeTrace.__annotations__ else ()
+
+
 class Staged(Primitive):
     """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
-    those ``args`` that vary, and of all results. Its derivative is that of the body. Results that nobody uses are dead
-    code: ``params["used"]`` has the others.
+    those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
+    gives: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
     """
 
-    def __init__(self, name: str, again: Callable):
+    def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
         super().__init__(name)
         self.multiple_results = True
 
         def run(*args, jaxpr, **_):
             return core.jaxpr_as_fun(jaxpr)(*args)
 
+        def moved(primals, moving, *, used, **params):
+            """The call as a function of the arguments that move alone."""
+            fn = functools.partial(run, used=used, **params) if differentiable is None else differentiable(**params)
+
+            def of(*new):
+                outs = fn(*(dict(enumerate(primals)) | dict(zip(moving, new, strict=True))).values())
+                return outs if differentiable is None else [out for out, u in zip(outs, used, strict=True) if u]
+
+            return of, [primals[i] for i in moving]
+
         def jvp(primals, tangents, **params):
-            tangents = [ad.instantiate_zeros(t) for t in tangents]
-            outs, dots = jax.jvp(functools.partial(run, **params), list(primals), tangents)
-            return outs, [
-                zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)
-            ]
+            moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+            of, new = moved(primals, moving, **params)
+            outs, dots = jax.jvp(of, new, [tangents[i] for i in moving])
+            return outs, without_float0(outs, dots)
+
+        def linearize(_, moves, *primals, **params):
+            # jax's own way from a jvp forgets the names of scopes.
+            moving = [i for i, m in enumerate(moves) if m]
+            of, new = moved(primals, moving, **params)
+            outs, pushed = jax.linearize(of, *new)
+
+            def linear(_, *tangents):
+                return without_float0(outs, pushed(*(ad.instantiate_zeros(tangents[i]) for i in moving)))
+
+            moved_out = [zero_tangent_like(o).aval.dtype != dtypes.float0 for o in outs]
+            return outs, moved_out, (), *NO_STRUCTURED_RESIDUALS, linear
+
+        def without_float0(outs, dots):
+            return [zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)]
 
         def batch(axis, args, dims, *, used, **params):
             varies = tuple(d is not None for d in dims)
@@ -144,6 +173,7 @@ class Staged(Primitive):
         self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
         mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
         ad.primitive_jvps[self] = jvp
+        private_ad.primitive_linearizations[self] = linearize
         batching.fancy_primitive_batchers[self] = batch
         partial_eval.dce_rules[self] = dce
         checkify.error_checks[self] = checked

@@ -1,5 +1,7 @@
 """A compiled program is a pure function: it composes with jit, grad, vmap, jacobians, and with other programs."""
 
+import itertools
+
 import chex
 import equinox as eqx
 import flax.struct
@@ -76,6 +78,65 @@ def test_checks_inside_a_program(until):
         assert (error.get() or "").split(" (")[0] == message
         close((value, again), (np.mean([(0.49 * t) ** 2 for t in range(4)]),) * 2)
         close(slope["a"], np.mean([4 * 0.7**3 * t**2 for t in range(4)]))
+
+
+def unrolled(w, carry, t):
+    _, carry, aux = discounted(w, carry, t)
+    return carry, aux
+
+
+FORMS = {
+    "loss": (rlfx.compile(discounted, length=4, batch=3), lambda out: out[0]),
+    "aux": (rlfx.compile(discounted, length=4, batch=3), lambda out: (out[1][1]["y"] ** 2).sum() + out[0]),
+    "unrolled": (rlfx.unroll(unrolled, length=4, batch=3), lambda out: (out[1]["y"] * out[1]["x"]).sum()),
+    "last carry": (rlfx.unroll(unrolled, length=4, batch=3), lambda out: (out[0] ** 2).sum()),
+    "until": (rlfx.compile(discounted, length=4, batch=3, until=lambda c: c > 1.4), lambda out: out[0]),
+}
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_one_function_is_differentiated_with_respect_to_this_and_that(form, jitted):
+    """jax keeps the jaxpr of a jitted function: what one derivative of it has left there is not for the next."""
+    run, of = FORMS[form]
+    run = jax.jit(run) if jitted else run
+    inputs = {"a": W["a"], "b": W["b"], "c": C}
+
+    def objective(some, rest):
+        x = some | rest
+        return of(run({"a": x["a"], "b": x["b"]}, x["c"]))
+
+    subsets = [n for k in (1, 2, 3) for n in itertools.combinations(inputs, k)]
+    every = jax.grad(objective)(inputs, {})
+    for names in (*subsets, *reversed(subsets)):  # each twice, with others between
+        some, rest = ({n: x for n, x in inputs.items() if (n in names) is which} for which in (True, False))
+        close(jax.grad(objective)(some, rest), {n: every[n] for n in names})
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), {"a": W["a"]})
+    mapped = jax.vmap(jax.grad(objective), (0, None))(many, {"b": W["b"], "c": C})
+    close(mapped, {"a": jnp.stack([every["a"]] * 2)})
+
+
+def test_a_call_without_jit_is_compiled_once():
+    """A second one traces and compiles nothing, nor does its gradient."""
+    traced, seen = [], []
+
+    def counted(w, carry, t):
+        traced.append(t)
+        return discounted(w, carry, t)
+
+    def listen(event, duration, **_):
+        seen.append(event)
+
+    run = rlfx.compile(counted, length=4, batch=3)
+    differentiate = jax.grad(lambda w: run(w, C)[0])
+    first = run(W, C), differentiate(W)
+    traced.clear()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    again = run(W, C), differentiate(W)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    close(again, first)
+    assert not traced
+    assert not [event for event in seen if "compile" in event]
 
 
 @pytest.mark.parametrize("what", ["carry", "y", "x", "all"])

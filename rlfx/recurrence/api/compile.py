@@ -336,13 +336,14 @@ class Compiled:
         return rule, consts, arguments
 
 
-#: For how many types of arguments a function keeps its program.
+#: For how many types of arguments a function keeps its program, and what XLA has made of it.
 SIGNATURES = 64
 
 
 def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
     try:
-        return rule(flat, t0)
+        # Compiled once where no jax.jit is around, and nothing but its body where there is one.
+        return rule.once("call", lambda: jax.jit(rule, inline=True))(flat, t0)
     except J.UnexpectedTracerError as error:
         raise ProgramError(
             located(

@@ -21,6 +21,7 @@ from rlfx.recurrence.execute.held import hold
 from rlfx.recurrence.execute.host import hosted, hosting_of
 from rlfx.recurrence.execute.outputs import Objective, is_zero, loss_of, outputs_of, returned, sum_by_var, target_of
 from rlfx.recurrence.execute.values import Value
+from rlfx.recurrence.gradient.called import called
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
 from rlfx.recurrence.gradient.replanned import Added, planned
@@ -155,10 +156,15 @@ class GradientRule:
         def forward(flat, t0):
             return self.split.over_devices(self._forward, self._input_specs, self.split.output_specs())(flat, t0)
 
-        call = jax.custom_vjp(J.unchecked(forward, axes))
-        rules = (J.unchecked(rule, axes) for rule in (self._forward_rule, self._backward_rule))
-        call.defvjp(*rules, symbolic_zeros=True)
-        return call(*J.varying((list(flat), t0), axes))
+        forward = J.unchecked(forward, axes)
+
+        def differentiable() -> Callable:
+            call = jax.custom_vjp(forward)
+            rules = (J.unchecked(rule, axes) for rule in (self._forward_rule, self._backward_rule))
+            call.defvjp(*rules, symbolic_zeros=True)
+            return call
+
+        return called(forward, differentiable, *J.varying((list(flat), t0), axes))
 
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self.split.extent()
