@@ -97,7 +97,7 @@ def define_jvp(primitive: Primitive, rule: Callable) -> None:
     ad.primitive_jvps[primitive] = rule
 
 
-#: What a rule for linearization returns besides residuals, from jax 0.11 on.
+#: What a rule for linearization returns after its residuals, from jax 0.11 on.
 NO_STRUCTURED_RESIDUALS = (None,) if "structured_residuals" in private_ad.LinearizeTrace.__annotations__ else ()
 
 
@@ -138,7 +138,8 @@ class Staged(Primitive):
             of, new = moved(primals, moving, **params)
             outs, pushed = jax.linearize(of, *new)
 
-            def linear(_, *tangents):
+            def linear(*given):
+                tangents = given[-len(moves) :]  # after residuals, structured or not
                 return without_float0(outs, pushed(*(ad.instantiate_zeros(tangents[i]) for i in moving)))
 
             moved_out = [zero_tangent_like(o).aval.dtype != dtypes.float0 for o in outs]
@@ -166,8 +167,10 @@ class Staged(Primitive):
             outvars = [v for v, u in zip(eqn.outvars, wanted, strict=True) if u]
             return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params, effects=jaxpr.effects)
 
-        def checked(error, enabled, *args, jaxpr, **_):
-            return checkify.checkify_jaxpr(jaxpr, enabled, error, *args)
+        def checked(*given, jaxpr, **_):
+            n = len(given) - len(jaxpr.in_avals)
+            *context, error, enabled = given[:n]  # from jax 0.11 on, with a context
+            return checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *given[n:])
 
         self.def_impl(run)
         self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
