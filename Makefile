@@ -33,7 +33,7 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test]'
 	touch $@
 
-NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py returns.py keys.py lift.py plans.py epochs.py own_cotangents.py custom_derivatives.py)
+NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py returns.py keys.py lift.py plans.py epochs.py own_cotangents.py custom_derivatives.py composition.py)
 
 # Of the compiler's tests, those that meet most of jax, on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
 test-newest: $(VENV)/.test
