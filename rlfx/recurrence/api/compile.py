@@ -37,6 +37,7 @@ from rlfx.recurrence.ir.verify import rewritten, verify
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.plan.budget import validate_budget
 from rlfx.recurrence.plan.planner import Options, evaluator_of
+from rlfx.recurrence.plan.room import free_bytes
 from rlfx.recurrence.rewrite.lift import lift
 from rlfx.recurrence.rewrite.present import present
 from rlfx.recurrence.rewrite.softmax import divide_last
@@ -271,7 +272,8 @@ class Compiled:
         if measure:
             evaluator.measured(plan)
         shown = rule.caching(plan) if plan.cached else rule
-        return Explanation(shown.program, self._learner(shown), plan, evaluator, self.options.memory_budget)
+        free = free_bytes(rule.target, rule.split.own_devices)
+        return Explanation(shown.program, self._learner(shown), plan, evaluator, self.options.memory_budget, free)
 
     def physical(self, params: Any, carry: Any, key: Any = None) -> Passes:
         """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
