@@ -74,6 +74,7 @@ class Rewrites:
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
+      affine: loops of affine recurrences are associative scans (``execute/affine.py``).
     """
 
     contractions: bool = False
@@ -81,6 +82,7 @@ class Rewrites:
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
+    affine: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,12 @@ def _cpu() -> Target:
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
     rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
-    return Target(name, "gpu", rates, room, machine=MACHINES.get(name))
+    return Target(name, "gpu", rates, room, Rewrites(affine=True), machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:
     rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, memory=memory)
-    return Target(name, "tpu", rates, room, machine=MACHINES.get(name))
+    return Target(name, "tpu", rates, room, Rewrites(affine=True), machine=MACHINES.get(name))
 
 
 #: From the makers' data sheets: products in TF32 (bfloat16 on TPUs, float32 where there is no other), as jax computes them
