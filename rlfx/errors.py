@@ -51,6 +51,14 @@ class PlacementError(RlfxError):
     """A function cannot be placed on the devices given."""
 
 
+class PartError(PlacementError):
+    """A part of a running composition raised, hung or was killed. ``part``: its name."""
+
+    def __init__(self, message: str, part: str = ""):
+        super().__init__(message)
+        self.part = part
+
+
 class ProfileError(RlfxError):
     """A trace cannot be captured, read or attributed."""
 

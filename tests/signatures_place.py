@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import place
-from rlfx.place import checkpoint, compose, hardware, methods, replay, search, simulate
+from rlfx.place import checkpoint, compose, hardware, methods, pearl, replay, search, simulate
 from tests.malformed import (
     BROADCAST,
     COUNT,
     FLAG,
+    FUNCTION,
     KEYED,
     NAME,
     NATURAL,
@@ -22,6 +23,7 @@ from tests.malformed import (
     Takes,
     takes,
 )
+from tests.place import pearl_systems
 
 KEY = jax.random.key(0)
 X = jnp.ones((4, 4))
@@ -354,7 +356,72 @@ REPLAY = [
     ),
 ]
 
-PLACE = [*PLACEMENT, *COMPOSITION, *REPLAY]
+SYSTEM = pearl_systems.system()
+STATE = jax.eval_shape(SYSTEM.init, KEY)  # for its shapes
+RUNTIME = [
+    Signature(
+        "System",
+        pearl_systems.system,
+        {},
+        {
+            "env": NOTHING,
+            **dict.fromkeys(("learner", "weights", "policy", "gradient", "apply"), FUNCTION),
+            **dict.fromkeys(("actors", "envs", "length", "updates", "batch"), COUNT),
+            "capacity": NOTHING,
+            "sub_batches": COUNT,
+            "warmup": takes("0 | 1 | np.int64", "no more than the capacity"),
+            "ahead": NATURAL,
+            **dict.fromkeys(("alpha", "beta"), NOT_NEGATIVE),
+        },
+    ),
+    Signature(
+        "HostEnvironment",
+        pearl.HostEnvironment,
+        {"name": "CartPole-v1"},
+        {"name": NAME, "kwargs": takes("() | {} | dict", "what gymnasium.make takes")},
+    ),
+    Signature("init", SYSTEM.init, {"key": KEY}, {"key": A_KEY}),
+    Signature(
+        "pearl.run",
+        until("rlfx.place.pearl.runtime.Crew", pearl.run),
+        {
+            "system": SYSTEM,
+            "state": STATE,
+            "key": KEY,
+            "composition": compose.Composition(0, 0, 0, 0, 1.0, 1.0),
+            "devices": jax.devices(),
+            "iterations": 1,
+        },
+        {
+            **dict.fromkeys(("system", "state", "composition", "devices"), NOTHING),
+            "key": A_KEY,
+            "iterations": COUNT | takes("0", "none"),
+            "after": OPTIONAL | FUNCTION,
+            "patience": ABOVE_ZERO,
+        },
+    ),
+    Signature(
+        "composed",
+        until("rlfx.place.pearl.runtime.do.arguments", pearl.composed),
+        {"system": SYSTEM, "state": STATE, "devices": jax.devices()[:1], "bandwidth": np.ones((1, 1))},
+        dict.fromkeys(("system", "state"), NOTHING),
+    ),
+    Signature(
+        "workload", pearl.workload, {"system": SYSTEM, "state": STATE}, dict.fromkeys(("system", "state"), NOTHING)
+    ),
+    Signature(
+        "pearl.reference",
+        traced(lambda key, **given: pearl.reference(key=key, **given)),
+        {"system": SYSTEM, "state": SYSTEM.init(KEY), "key": KEY, "iterations": 0},
+        {
+            **dict.fromkeys(("system", "state"), NOTHING),
+            "key": A_KEY,
+            "iterations": COUNT | takes("0", "none"),
+        },
+    ),
+]
+
+PLACE = [*PLACEMENT, *COMPOSITION, *REPLAY, *RUNTIME]
 
 #: Public names that are no calls, or are made by others.
 ELSEWHERE = {

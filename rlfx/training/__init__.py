@@ -1,7 +1,7 @@
 """What training takes beside a program: distributions of actions, and a loop that lasts."""
 
 from rlfx.training.callbacks import CSV, Evaluate, Interrupt, Metrics, Progress, Stop, TensorBoard
-from rlfx.training.checkpoints import Checkpoints, latest
+from rlfx.training.checkpoints import Checkpoints, latest, save
 from rlfx.training.distributions import Categorical, Normal, TanhNormal
 from rlfx.training.guard import NaNGuard
 from rlfx.training.loop import Call, Callback, Loop, Result, run
@@ -31,4 +31,5 @@ __all__ = [
     "latest",
     "n_step",
     "run",
+    "save",
 ]

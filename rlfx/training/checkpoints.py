@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx._checks import PATH, POSITIVE, expect, integer
+from rlfx._checks import KEY, NATURAL, PATH, POSITIVE, expect, integer
 from rlfx.errors import TrainingError, located
 from rlfx.training.callbacks import missing
 from rlfx.training.loop import After, Call, Callback, Loop, owned
@@ -79,6 +79,27 @@ class Checkpoints(Callback):
             yield after
             if last is not None and last.done != saved:
                 save(last)
+
+
+def save(directory: str | os.PathLike, agent: Any, done: int, key: jax.Array, *, keep: int = 3) -> None:
+    """Write an agent as :class:`Checkpoints` does, and return when it is whole: for loops other than :func:`run`.
+
+    Args:
+      directory: where; it may not exist yet. :func:`latest` reads it.
+      agent: a pytree of arrays, on whatever devices.
+      done: how many updates, or iterations, led to it.
+      key: of the run.
+      keep: how many checkpoints stay, at least 2.
+
+    Raises:
+      TrainingError: an argument is not of its kind, or the directory can't be written.
+    """
+    path = _path(directory)
+    done = expect("done", done, NATURAL, TrainingError, of="save")
+    key = expect("key", key, KEY, TrainingError, of="save")
+    keep = expect("keep", keep, integer(2), TrainingError, of="save")
+    with _manager(path, keep) as manager:
+        _save(manager, done, agent, key)
 
 
 def latest(directory: str | os.PathLike, like: Any, key: jax.Array | None = None) -> tuple[Any, int] | None:

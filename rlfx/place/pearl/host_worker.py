@@ -1,0 +1,57 @@
+"""A process that steps gymnasium environments; a script of its own, which imports neither rlfx nor jax.
+
+It answers each message of its pipe: first ``(name, kwargs, seeds, dtype)``, with the observations; then arrays of actions, with
+what the steps returned. An exception is answered with its text. It ends when the pipe does.
+"""
+
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+
+def step(env: Any, action: np.ndarray) -> tuple[Any, ...]:
+    """One step, and a reset if the episode ends: the next observation, the one the step led to, reward and flags."""
+    final, reward, terminated, truncated, _ = env.step(action.item() if action.ndim == 0 else action)
+    obs = env.reset()[0] if terminated or truncated else final
+    return obs, final, reward, terminated, truncated
+
+
+def serve(pipe: Connection) -> None:
+    """Make the environments, then step them until the pipe closes."""
+    import gymnasium
+
+    name, kwargs, seeds, dtype = pipe.recv()
+    envs = [gymnasium.make(name, **kwargs) for _ in seeds]
+    pipe.send(np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]).astype(dtype))
+    while True:
+        actions = pipe.recv()
+        obs, final, reward, terminated, truncated = zip(*map(step, envs, actions), strict=True)
+        pipe.send(
+            (
+                np.stack(obs).astype(dtype),
+                np.stack(final).astype(dtype),
+                np.asarray(reward, np.float32),
+                np.asarray(terminated, bool),
+                np.asarray(truncated, bool),
+            )
+        )
+
+
+def main() -> int:
+    """Serve the pipe whose descriptor is the first argument."""
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        serve(pipe)
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the other side has ended
+        return 0
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Host environments: a spawned process for each actor, which steps all of its environments a message."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlfx._checks import TEXT, Kind, expect
+from rlfx.envs import gymnasium
+from rlfx.envs.base import Spaces
+from rlfx.envs.spaces import Box, Discrete
+from rlfx.errors import PartError, PlacementError, located
+from rlfx.place.pearl.crew import Part
+
+WORKER = Path(__file__).with_name("host_worker.py")
+
+
+def _items(value: Any) -> tuple:
+    if not isinstance(value, (Mapping, tuple)):
+        raise TypeError
+    items = tuple(sorted(dict(value).items()))
+    hash(items)  # a system is what programs are compiled for
+    return items
+
+
+_KWARGS = Kind("a mapping from names to hashable values", '{"max_episode_steps": 200}', _items)
+
+
+@dataclass(frozen=True)
+class HostEnvironment:
+    """A gymnasium environment that actors step in processes of their own.
+
+    Args:
+      name: a name that gymnasium has; ``"module:Name-v0"`` imports the module that registers it first.
+      kwargs: of ``gymnasium.make``.
+
+    Raises:
+      PlacementError: the name or the arguments are none; its spaces are not of numbers.
+      EnvError: gymnasium does not make it.
+    """
+
+    name: str
+    kwargs: Any = ()
+
+    def __post_init__(self) -> None:
+        expect("name", self.name, TEXT, PlacementError, of="HostEnvironment")
+        object.__setattr__(self, "kwargs", expect("kwargs", self.kwargs, _KWARGS, PlacementError, of="HostEnvironment"))
+
+    def spaces(self) -> Spaces:
+        """Its spaces."""
+        made = gymnasium.make(self.name, **dict(self.kwargs))
+        if not isinstance(made.observation_space, Box) or not isinstance(made.action_space, (Box, Discrete)):
+            fact = f"{self.name} has the spaces {made.observation_space} and {made.action_space}."
+            raise PlacementError(located(fact, fix="Wrap it: observations are a Box, actions a Box or Discrete."))
+        return made.spaces
+
+
+class Process:
+    """The process of one actor, as long as the context is open."""
+
+    def __init__(self, part: Part, env: HostEnvironment, dtype: Any, seeds: Sequence[int]):
+        self.part, self.env, self.dtype, self.seeds = part, env, np.dtype(dtype), [int(seed) for seed in seeds]
+
+    def __enter__(self) -> Process:
+        self.pipe, theirs = Pipe()
+        assert isinstance(theirs, Connection)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt is the caller's
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()  # so that its death ends the pipe
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.pipe.close()
+        try:
+            self.process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def first(self) -> np.ndarray:
+        """Make the environments: their first observations ``[B, ...]``."""
+        return self._ask((self.env.name, dict(self.env.kwargs), self.seeds, self.dtype.str))
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """``(obs, final_obs, reward, terminated, truncated)``, each ``[B, ...]``."""
+        return self._ask(actions)
+
+    def _ask(self, message: Any) -> Any:
+        self.part.alive()
+        try:
+            self.pipe.send(message)
+            while not wait([self.pipe], 0.1):
+                if self.part.crew.stopped:
+                    self.part.alive()
+            answer = self.pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise self._error(f"ended with {self._code()}") from None
+        if isinstance(answer, str):
+            raise self._error(f"raised {answer}")
+        return answer
+
+    def _code(self) -> str:
+        try:
+            code = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "its pipe closed"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _error(self, what: str) -> PartError:
+        fact = f"The part {self.part.name!r}: the process of its environments, {self.env.name}, {what}"
+        fix = "Step the environment alone, in gymnasium, to see why."
+        return PartError(located(fact, fix=fix), self.part.name)

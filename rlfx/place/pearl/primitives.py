@@ -1,0 +1,171 @@
+"""The five primitives as compiled functions: each runs where its arguments are."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlfx.place import replay as rp
+from rlfx.place.pearl.system import State, System, Transition
+
+compiled = partial(jax.jit, static_argnums=0)
+
+LEAST = 1e-3  # added to every error: nothing is never drawn again
+
+
+class Keys(NamedTuple):
+    """A key for each who draws; numbers are folded in, so that a run may end and go on anywhere."""
+
+    act: jax.Array
+    draw: jax.Array
+    learn: jax.Array
+
+    @classmethod
+    def of(cls, key: jax.Array) -> Keys:
+        """From the key of a run."""
+        return cls(*jax.random.split(key, 3))
+
+
+def _key(key: jax.Array, *numbers: Any) -> jax.Array:
+    for i in numbers:
+        key = jax.random.fold_in(key, i)
+    return key
+
+
+@compiled
+def act(
+    system: System, weights: Any, states: Any, key: jax.Array, iteration: Any, actor: Any
+) -> tuple[Any, Transition]:
+    """An actor's part of an iteration: the states of its environments, and transitions ``[length * envs, ...]``."""
+
+    def step(states, t):
+        env_key = _key(key, iteration, actor, t, 1)
+        obs = jax.vmap(system.env.observe)(states)
+        action = choose(system, weights, obs, key, iteration, actor, t)
+        states, out = jax.vmap(system.env.step)(jax.random.split(env_key, system.envs), states, action)
+        return states, Transition(obs, action, out.reward, out.terminated, out.truncated, out.final_obs)
+
+    states, transitions = jax.lax.scan(step, states, jnp.arange(system.length, dtype=jnp.int32))
+    return states, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
+
+
+@compiled
+def choose(system: System, weights: Any, obs: Any, key: jax.Array, iteration: Any, actor: Any, t: Any) -> Any:
+    """The actions of an actor's environments in timestep ``t`` of an iteration, ``[envs, ...]``."""
+    keys = jax.random.split(_key(key, iteration, actor, t, 0), system.envs)
+    now = jnp.asarray(iteration, jnp.int32) * system.length + t
+    return jax.vmap(system.policy, in_axes=(None, 0, 0, None))(weights, obs, keys, now)
+
+
+class Drawn(NamedTuple):
+    """Indices and importance weights of a batch, a ``[b]`` for each sub-batch; whether the next insertion misses them."""
+
+    indices: tuple
+    weight: tuple
+    free: jax.Array
+
+
+@compiled
+def draw(system: System, manager: rp.Replay, key: jax.Array, update: Any) -> Drawn:
+    """What an update reads, by priority."""
+    indices, probability = rp.sample_indices(manager.tree, _key(key, update), system.batch)
+    weight = rp.importance_weights(probability, manager.size, system.beta)
+    free = rp.collision_free(manager, system.collected, indices)
+    indices, weight = (tuple(jnp.split(x, system.sub_batches)) for x in (indices, weight))
+    return Drawn(indices, weight, free)
+
+
+@jax.jit
+def read(memory: Any, indices: jax.Array) -> Any:
+    """Transitions of the experience memory."""
+    return jax.tree.map(lambda ring: ring[indices], memory)
+
+
+@partial(jax.jit, donate_argnums=0)
+def write(memory: Any, position: Any, chunks: tuple) -> Any:
+    """The transitions of all actors, over the oldest."""
+    new = jax.tree.map(lambda *x: jnp.concatenate(x), *chunks)
+    count, capacity = (jax.tree.leaves(x)[0].shape[0] for x in (new, memory))
+    slots = (position + jnp.arange(count, dtype=jnp.int32)) % capacity
+    return jax.tree.map(lambda ring, x: ring.at[slots].set(x.astype(ring.dtype)), memory, new)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def admit(system: System, manager: rp.Replay) -> rp.Replay:
+    """Priorities for the transitions of an iteration: the largest so far."""
+    return rp.insert(manager, jnp.zeros((system.collected, 0), jnp.uint8))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def reprioritise(system: System, manager: rp.Replay, indices: tuple, errors: tuple) -> rp.Replay:
+    """The learner's errors as priorities."""
+    both = jnp.concatenate(indices), jnp.abs(jnp.concatenate(errors)) + LEAST
+    return rp.update_priorities(manager, *both, alpha=system.alpha)
+
+
+@compiled
+def gradient(
+    system: System, learner: Any, total: Any, batch: Any, weight: Any, key: jax.Array, update: Any, part: Any
+) -> tuple:
+    """Of a sub-batch, added to those before it (None: it is the first): ``(sum, errors, metrics)``."""
+    found, errors, metrics = system.gradient(learner, batch, weight, _key(key, update, part))
+    return found if total is None else jax.tree.map(jnp.add, total, found), errors, metrics
+
+
+@compiled
+def apply(system: System, learner: Any, total: Any) -> tuple[Any, Any]:
+    """The learner after an update, and its weights; nothing is donated, as actors may still read the last ones."""
+    learner = system.apply(learner, jax.tree.map(lambda g: g / system.sub_batches, total))
+    return learner, system.weights(learner)
+
+
+@compiled
+def train(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array, update: Any) -> tuple:
+    """An update from a batch in one part: ``(learner, weights, errors, metrics)``."""
+    total, errors, metrics = gradient(system, learner, None, batch, weight, key, update, jnp.int32(0))
+    return *apply(system, learner, total), errors, metrics
+
+
+def arguments(system: System, state: State, key: jax.Array) -> tuple[dict, dict]:
+    """``(primitives, arguments)`` of an iteration, as `compose.measure` takes them; of JAX environments.
+
+    Those of replay and learner make all the updates of an iteration.
+    """
+    keys = Keys.of(key)
+    indices, weight, _ = draw(system, state.manager, keys.draw, jnp.int32(0))
+    indices, weight = jnp.concatenate(indices), jnp.concatenate(weight)
+    batch = read(state.memory, indices)
+    chunk = jax.tree.map(lambda x: x[: system.collected], state.memory)
+
+    def repeated(fn, carry):
+        return jax.lax.fori_loop(0, system.updates, fn, carry)
+
+    def sample(manager, memory, key):
+        def one(i, _):
+            drawn = draw(system, manager, key, i)
+            return read(memory, jnp.concatenate(drawn.indices))
+
+        return repeated(one, read(memory, jnp.zeros(system.batch, jnp.int32)))
+
+    functions = {
+        "actors": lambda weights, states, key: [act(system, weights, s, key, 0, a) for a, s in enumerate(states)],
+        "sample": sample,
+        "train": lambda learner, batch, weight, key: repeated(
+            lambda i, l: train(system, l, batch, weight, key, i)[0], learner
+        ),
+        "update": lambda manager, indices, errors: repeated(
+            lambda i, m: reprioritise(system, m, (indices,), (errors + i,)), manager
+        ),
+        "insert": lambda manager, memory, chunk: (admit(system, manager), write(memory, jnp.int32(0), (chunk,))),
+    }
+    given = {
+        "actors": (state.weights[0], state.actors, keys.act),
+        "sample": (state.manager, state.memory, keys.draw),
+        "train": (state.learner, batch, weight, keys.learn),
+        "update": (state.manager, indices, jnp.ones(system.batch)),
+        "insert": (state.manager, state.memory, chunk),
+    }
+    return functions, given

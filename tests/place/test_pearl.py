@@ -1,0 +1,364 @@
+"""PEARL's runtime: what its parts compute together is what they compute one after another; every failure ends the run."""
+
+import _thread
+import itertools
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.errors import PartError, PlacementError, TrainingError
+from rlfx.place import pearl
+from rlfx.place import replay as rp
+from rlfx.place.compose import Composition
+from rlfx.place.pearl.crew import Channel, Crew, Stopped, Versions
+from rlfx.training import latest, save
+from tests.place.pearl_systems import system
+
+KEY = jax.random.key(1)
+APART = Composition(0, 1, 2, 3, 1e-3, 8e3)
+TOGETHER = Composition(0, 0, 0, 0, 1e-3, 8e3)
+HOST = pearl.HostEnvironment("tests.place.bad_envs:Bad-v0", {"how": "exits"})
+
+
+def run(s, state, iterations, composition=APART, **given):
+    given = {"composition": composition, "devices": jax.devices(), "iterations": iterations, **given}
+    return pearl.run(s, state, KEY, **given)
+
+
+def assert_equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_flatten_with_path(a)[0], jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.fixture(scope="module")
+def small():
+    s = system()
+    return s, s.init(jax.random.key(0))
+
+
+# -- what it computes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"sub_batches": 4}, {"ahead": 2}, {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12}]
+)
+def test_together_is_one_after_another(given):
+    """Bit for bit, with sub-batches, actors ahead, and a ring so small that insertions collide."""
+    s = system(**given)
+    state = s.init(jax.random.key(0))
+    found, report = run(s, state, 12)
+    assert_equal(found, pearl.reference(s, state, KEY, 12))
+    assert report.deferred if s.capacity == 20 else report.iterations == 12
+
+
+def test_a_run_goes_on_from_a_file(small, tmp_path):
+    s, state = small
+    first, _ = run(s, state, 5)
+    save(tmp_path, first, int(first.iteration), KEY)
+    found, done = latest(tmp_path, s.init(jax.random.key(9)), KEY)
+    assert done == 5
+    assert_equal(found, first)
+    assert_equal(run(s, found, 6)[0], run(s, state, 11)[0])
+    with pytest.raises(TrainingError, match="was written by a run with another key"):
+        latest(tmp_path, state, jax.random.key(9))
+
+
+def test_devices_change_nothing_and_what_is_given_stays(small):
+    s, state = small
+    before = jax.tree.map(np.array, state)
+    apart, _ = run(s, state, 8)
+    assert {leaf.device.id for leaf in jax.tree.leaves(apart.memory)} == {3}
+    assert {leaf.device.id for leaf in jax.tree.leaves(apart.manager)} == {1}
+    assert {leaf.device.id for leaf in jax.tree.leaves(apart.learner)} == {2}
+    assert_equal(apart, run(s, state, 8, TOGETHER)[0])
+    assert_equal(state, before)
+
+
+def test_a_run_goes_on_where_it_was(small):
+    """In parts, the first of them stopped by the caller in the middle of a longer run."""
+    s, state = small
+    whole, _ = run(s, state, 11)
+    first, report = run(s, state, 100, after=lambda call: "enough" if call.iteration == 5 else None)
+    assert (report.reason, report.iterations) == ("enough", 5)
+    assert_equal(run(s, first, 6)[0], whole)
+
+
+def test_updates_for_steps_exactly(small):
+    """After each iteration: no update before the warm-up ends, then two for twelve transitions; ages within the bound."""
+    s, state = small
+    seen = []
+    after, report = run(s, state, 10, after=lambda call: seen.append((call.iteration, call.metrics)))
+    assert s.warm == 2  # 24 transitions, of 20
+    assert [metrics is None for _, metrics in seen] == [True, True] + [False] * 8
+    assert int(after.learner.updates) == report.updates == 2 * (10 - s.warm)
+    assert report.transitions == int(after.manager.position) + 64 * (10 * 12 // 64) == 120
+    assert report.ages == {0: 4, 2: 16}  # chunks of two actors; the bound is 2 * (ahead + 1)
+    assert max(report.peaks.values()) <= 1
+
+
+def test_sub_batches_add_up_to_the_batch():
+    """Against one gradient of the whole batch, by loops over NumPy arrays."""
+    rng = np.random.default_rng(0)
+    s = system(batch=8, sub_batches=4)
+    state = s.init(jax.random.key(0)).learner
+    x = pearl.Transition(
+        rng.normal(size=(8, 4)).astype("f4"), rng.integers(0, 2, 8).astype("i4"), np.ones(8, "f4"),
+        np.zeros(8, bool), np.zeros(8, bool), rng.normal(size=(8, 4)).astype("f4"),
+    )  # fmt: skip
+    weight = rng.uniform(0.1, 1, 8).astype("f4")
+    total = None
+    for p in range(4):
+        part = jax.tree.map(lambda y: jnp.asarray(y[2 * p : 2 * p + 2]), x)
+        total, _, _ = pearl.primitives.gradient(
+            s, state, total, part, jnp.asarray(weight[2 * p : 2 * p + 2]), KEY, jnp.int32(0), jnp.int32(p)
+        )
+    found, _ = pearl.primitives.apply(s, state, total)
+    w, wanted = np.asarray(state.w, np.float64), np.zeros((4, 2))
+    for b in range(8):
+        a = x.action[b]
+        error = x.obs[b] @ w[:, a] - (0.1 + 0.9 * max(x.next_obs[b] @ w))
+        wanted[:, a] += weight[b] * 2 * error * x.obs[b] / 8
+    np.testing.assert_allclose(found.w, w - 0.05 * wanted, rtol=1e-5)
+
+
+def test_insertions_that_would_overwrite_the_batch_wait():
+    """The priority that the learner gives an index is never that of another transition: a plain ring with names."""
+    s = system(updates=1, capacity=20, warmup=12)
+    manager = rp.insert(rp.make_replay(20, jnp.zeros((0,), jnp.uint8)), jnp.zeros((12, 0), jnp.uint8))
+    drawn = pearl.primitives.draw(s, manager, KEY, jnp.int32(0))
+    next_slots = {(12 + i) % 20 for i in range(12)}
+    assert bool(drawn.free) == (not next_slots & set(drawn.indices[0].tolist()))
+    assert not bool(drawn.free)
+
+
+# -- channels, versions, watching ------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_holds_back_who_fills_it():
+    crew = Crew(5.0)
+    channel, put, go = Channel(crew, "numbers", 3), [], threading.Event()
+
+    def producer(part):
+        for i in range(50):
+            channel.put(part, i)
+            put.append(i)
+
+    got = []
+
+    def consumer(part):
+        go.wait()
+        for _ in range(50):
+            got.append(channel.get(part))
+            assert len(put) <= len(got) + 3 + 1  # one more may be between its put and its note
+
+    crew.start("producer", producer)
+    crew.start("consumer", consumer, last=True)
+    while crew.parts[0].waits != "room in numbers":
+        time.sleep(0.01)
+    assert put == [0, 1, 2]
+    go.set()
+    crew.watch()
+    crew.stop()
+    assert (got, channel.peak) == (list(range(50)), 3)
+
+
+def test_versions_are_kept_as_long_as_they_may_be_read():
+    crew = Crew(5.0)
+    versions, read = Versions(crew, 2, {0: "w0"}), []
+
+    def reader(part):
+        read.extend(versions.take(part, n) for n in (0, 1))
+
+    crew.start("reader", reader, last=True)
+    versions.publish(1, "w1")
+    crew.watch()
+    versions.publish(2, "w2")
+    crew.stop()
+    assert read == ["w0", "w1"]
+    assert versions.held == {1: "w1", 2: "w2"}
+
+
+def test_who_waits_is_woken_when_the_run_stops():
+    crew, woken = Crew(60.0), []
+    channel = Channel(crew, "nothing", 1)
+
+    def waits(part):
+        try:
+            channel.get(part)
+        except Stopped:
+            woken.append(part.name)
+            raise
+
+    crew.start("waits", waits)
+    while crew.parts[0].waits != "nothing":
+        time.sleep(0.01)
+    crew.stop()
+    assert woken == ["waits"]
+    assert crew.parts[0].done
+
+
+def test_parts_have_the_settings_of_their_caller():
+    seen = []
+
+    def look(part):
+        seen.append((jax.config.jax_numpy_rank_promotion, jax.config.jax_default_matmul_precision))
+
+    with jax.numpy_rank_promotion("warn"), jax.default_matmul_precision("float32"):
+        crew = Crew(5.0)
+        crew.start("looks", look, last=True)
+        crew.watch()
+        crew.stop()
+    assert seen == [("warn", "float32")]
+
+
+def test_parts_that_all_wait_for_each_other_are_found():
+    crew = Crew(0.2)
+    one, two = Channel(crew, "one", 1), Channel(crew, "two", 1)
+    crew.start("a", lambda part: one.get(part))
+    crew.start("b", lambda part: two.get(part), last=True)
+    with pytest.raises(PartError, match="Every part waits: 'a' for one, 'b' for two"):
+        crew.watch()
+    crew.stop()
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed", "exits"])
+def test_a_process_that_goes_ends_the_run_with_its_error(how):
+    s = system(env=pearl.HostEnvironment("tests.place.bad_envs:Bad-v0", {"how": how}))
+    says = {
+        "raises": "RuntimeError: the motor is gone",
+        "is killed": "ended with signal 9",
+        "exits": "ended with exit code 7",
+    }
+    with pytest.raises(PartError, match=f"The part 'actor [01]'.*Bad-v0, .*{says[how]}") as error:
+        run(s, s.init(jax.random.key(0)), 1000)
+    assert error.value.part in ("actor 0", "actor 1")
+    assert not [t.name for t in threading.enumerate() if t.name in ("replay", "learner", "actor 0", "actor 1")]
+
+
+def test_a_process_that_hangs_ends_the_run_after_the_patience():
+    s = system(env=pearl.HostEnvironment("tests.place.bad_envs:Bad-v0", {"how": "hangs"}))
+    state = s.init(jax.random.key(0))
+    run(s, state, 5)  # compiles
+    with pytest.raises(PartError, match=r"The part 'actor [01]' has worked on one thing for more than 3 s"):
+        run(s, state, 1000, patience=3.0)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("actor")]
+
+
+def raising(part, at):
+    """A system whose learner or actors raise in their ``at``-th call on the host."""
+    calls = itertools.count()
+
+    def host(x):
+        if next(calls) == at:
+            raise RuntimeError(f"the {part} is out of order")
+        return np.asarray(x)
+
+    def broken(x):
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+
+    plain = system()
+    if part == "learner":
+        return system(apply=lambda state, grads: plain.apply(state, broken(grads)))
+    return system(policy=lambda w, obs, key, t: plain.policy(w, broken(obs), key, t))
+
+
+@pytest.mark.parametrize("part", ["learner", "actor"])
+def test_a_part_that_raises_ends_the_run(part):
+    s = raising(part, 10)
+    with pytest.raises(PartError, match=f"The part '{part}.* raised (.|\n)*the {part} is out of order") as error:
+        run(s, s.init(jax.random.key(0)), 1000)
+    assert error.value.part.startswith(part)
+    assert error.value.__cause__ is not None
+    assert not [t.name for t in threading.enumerate() if t.name in ("replay", "learner", "actor 0", "actor 1")]
+
+
+def test_what_the_caller_raises_ends_the_run(small):
+    def after(call):
+        raise KeyError("mine")
+
+    with pytest.raises(PartError, match="'replay' raised KeyError: 'mine'"):
+        run(*small, 10, after=after)
+
+
+def test_an_interrupt_stops_all_parts(small):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(*small, 10_000, after=lambda call: _thread.interrupt_main() if call.iteration == 5 else None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not [t.name for t in threading.enumerate() if t.name in ("replay", "learner", "actor 0", "actor 1")]
+
+
+# -- host environments -----------------------------------------------------------------------------------------------
+
+
+def test_gymnasium_in_processes_learns_from_what_it_says():
+    """CartPole in two processes: what replay holds follows gymnasium's dynamics, episode by episode."""
+    s = system(
+        env=pearl.HostEnvironment("CartPole-v1", {"max_episode_steps": 9}), envs=2, length=3, capacity=120, warmup=12
+    )
+    state, report = run(s, s.init(jax.random.key(0)), 10)
+    assert (report.transitions, int(state.manager.size)) == (120, 120)
+    x = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(10, 2, 3, 2, *leaf.shape[1:]), state.memory)
+    x = jax.tree.map(lambda leaf: np.moveaxis(leaf, 2, 1).reshape(30, 4, *leaf.shape[4:]), x)  # [time, environment]
+    assert x.truncated.any()
+    np.testing.assert_allclose(x.next_obs[..., 0], x.obs[..., 0] + 0.02 * x.obs[..., 1], atol=1e-6)  # Euler
+    done = x.terminated | x.truncated
+    np.testing.assert_array_equal(x.obs[1:][~done[:-1]], x.next_obs[:-1][~done[:-1]])
+    assert (np.abs(x.obs[1:][done[:-1]]) <= 0.05).all()  # a reset
+    assert set(np.unique(x.action)) == {0, 1}
+
+
+# -- composition, errors ---------------------------------------------------------------------------------------------
+
+
+def test_a_composition_is_measured_and_run(small):
+    s, state = small
+    found = pearl.composed(s, state, jax.devices()[:2], np.full((2, 2), 1e9), repeats=1)
+    assert found.actors == 0
+    assert found.throughput == pytest.approx(s.updates * s.batch / found.iteration)
+    work = pearl.workload(s, state)
+    assert (work.batch, work.actors, work.experience_bytes, work.weight_bytes) == (16, 12, 4 * 4 * 2 + 4 + 4 + 2, 4 * 8)
+    _, report = run(s, state, 4, found)
+    assert report.predicted == found.iteration
+    assert f"predicted {1e3 * found.iteration:.2f}" in report.explain()
+    assert "4 iterations (finished): 48 transitions, 4 updates" in report.explain()
+
+
+MISTAKES = {
+    "batch": (lambda: system(batch=9, sub_batches=2), "2 sub-batches of a batch of 9 are not of equal size"),
+    "capacity": (lambda: system(capacity=10), "replay of 10, 12 transitions an iteration, 20 to warm up"),
+    "policy": (lambda: system(policy=lambda w, obs: 0), r"policy must be a function of \(weights, obs, key, t\)"),
+    "env": (lambda: system(env="CartPole-v1"), "env must be an environment, got 'CartPole-v1'"),
+    "action": (
+        lambda: system(policy=lambda w, obs, key, t: obs @ w).init(KEY),
+        r"the policy returns .*\(2,\).* an action of the environment is Discrete",
+    ),
+    "reference": (lambda: pearl.reference(system(env=HOST), None, KEY, 1), "has state that jax does not see"),
+    "dict": (
+        lambda: pearl.HostEnvironment("Blackjack-v1").spaces(),
+        r"Blackjack-v1 has the spaces ",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake):
+    make, text = MISTAKES[mistake]
+    with pytest.raises(PlacementError, match=text):
+        make()
+
+
+def test_a_composition_of_more_devices_than_are_given(small):
+    with pytest.raises(PlacementError, match="The composition has device 2 for learner, and 2 devices are given"):
+        run(*small, 1, devices=jax.devices()[:2])
