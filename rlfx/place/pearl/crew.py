@@ -133,7 +133,7 @@ class Crew:
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self._failure: tuple[Part, BaseException] | None = None
-        self._settings = {name: getattr(jax.config, f"jax_{name}") for name in SETTINGS}
+        self._settings = {name: getattr(jax.config, f"jax_{name}") for name in SETTINGS if hasattr(jax, name)}
 
     def condition(self) -> threading.Condition:
         """What parts wait on; woken when the run stops."""

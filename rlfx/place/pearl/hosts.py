@@ -43,8 +43,11 @@ class HostEnvironment:
       kwargs: of ``gymnasium.make``.
 
     Raises:
-      PlacementError: the name or the arguments are none; its spaces are not of numbers.
-      EnvError: gymnasium does not make it.
+      PlacementError: the name or the arguments are none.
+
+    Example:
+      >>> HostEnvironment("CartPole-v1", {"max_episode_steps": 9}).kwargs
+      (('max_episode_steps', 9),)
     """
 
     name: str
@@ -77,7 +80,11 @@ class Process:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt is the caller's
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path),
+                "OMP_NUM_THREADS": "1",
+            },
         )
         theirs.close()  # so that its death ends the pipe
         return self
