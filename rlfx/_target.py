@@ -51,6 +51,7 @@ class Room:
       tile: activations that the learner has at a time by default; None: those of all timesteps.
       at_once: the largest value on slices that is computed for all timesteps at once.
       in_block: the same within a block of timesteps.
+      draws: random numbers that are drawn before a loop that uses them, for all timesteps at once; None: none are.
       memory: of the device; None: not known.
       host: whether host memory is another one than the device's.
     """
@@ -59,6 +60,7 @@ class Room:
     tile: int | None = None
     at_once: int = 1 << 30
     in_block: int = 1 << 30
+    draws: int | None = None
     memory: int | None = None
     host: bool = True
 
@@ -207,12 +209,12 @@ def _cpu() -> Target:
 
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
+    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, draws=16 * _MIB, memory=memory)
     return Target(name, "gpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, memory=memory)
+    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, draws=16 * _MIB, memory=memory)
     return Target(name, "tpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
 
 

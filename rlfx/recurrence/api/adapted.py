@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from rlfx._target import Target
 from rlfx.recurrence.cpu.convolution import with_channels_last
@@ -18,4 +19,7 @@ def adapted(program: Program, target: Target) -> Program:
         program = rewritten(with_channels_last, program)
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
+    if target.room.draws is not None and program.directives.loops is None:
+        asked = replace(program.directives, ahead=target.room.draws)
+        program = replace(program, directives=asked)
     return program
