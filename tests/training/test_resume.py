@@ -15,7 +15,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import TrainingError
-from rlfx.training import Checkpoints, Metrics, latest, run
+from rlfx.training import Checkpoints, Metrics, latest, run, save
 
 sys.path.insert(0, str(Path(__file__).parent))
 import resumed
@@ -175,6 +175,24 @@ def test_checkpoints_of_something_else_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(rlfx.training.checkpoints, "_FORMAT", 2)
     with pytest.raises(TrainingError, match="Checkpoint 2 has format 1, this rlfx reads 2"):
         go_on()
+
+
+def test_a_loop_of_ones_own_saves(tmp_path):
+    """What `save` writes is what `latest` reads and `run` goes on from; the oldest go."""
+    agent = counter()
+    for done in range(1, 5):
+        agent, _ = count(agent, jax.random.fold_in(KEY, done - 1))
+        save(tmp_path, agent, done, KEY, keep=2)
+    found, done = latest(tmp_path, counter(), KEY)
+    assert done == 4
+    same(found, agent)
+    assert sorted(name for name in os.listdir(tmp_path) if name.isdigit()) == ["3", "4"]
+    result = run(count, counter(), KEY, updates=6, callbacks=[Checkpoints(tmp_path)])
+    same(result.agent, run(count, counter(), KEY, updates=6).agent)
+    with pytest.raises(TrainingError, match="save: done must be an integer >= 0, got -1"):
+        save(tmp_path, agent, -1, KEY)
+    with pytest.raises(TrainingError, match="save: keep must be an integer >= 2, got 1"):
+        save(tmp_path, agent, 5, KEY, keep=1)
 
 
 def test_a_full_disk_is_said_and_whole_checkpoints_stay(tmp_path):
