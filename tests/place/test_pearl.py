@@ -335,6 +335,19 @@ def test_a_composition_is_measured_and_run(small):
     assert "4 iterations (finished): 48 transitions, 4 updates" in report.explain()
 
 
+def test_a_composition_with_host_environments_counts_their_steps(monkeypatch):
+    """The policy on each device, and the steps, which take the same whatever the device."""
+    s = system(env=pearl.HostEnvironment("CartPole-v1"))
+    monkeypatch.setattr(pearl.HostEnvironment, "step_seconds", lambda env: 10.0)
+    table = pearl.measured(s, s.init(jax.random.key(0)), jax.devices()[:2], np.full((2, 2), 1e9), repeats=1)
+    assert ((table.seconds["actors"] > 3 * 2 * 10.0) & (table.seconds["actors"] < 3 * 2 * 10.0 + 5)).all()
+    assert (table.seconds["train"] < 5).all()
+
+
+def test_a_step_on_the_host_takes_a_time():
+    assert 0 < pearl.HostEnvironment("CartPole-v1").step_seconds(20) < 1
+
+
 MISTAKES = {
     "batch": (lambda: system(batch=9, sub_batches=2), "2 sub-batches of a batch of 9 are not of equal size"),
     "capacity": (lambda: system(capacity=10), "replay of 10, 12 transitions an iteration, 20 to warm up"),

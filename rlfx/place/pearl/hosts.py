@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
@@ -19,6 +20,7 @@ from rlfx.envs.base import Spaces
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.errors import PartError, PlacementError, located
 from rlfx.place.pearl.crew import Part
+from rlfx.place.pearl.host_worker import step
 
 WORKER = Path(__file__).with_name("host_worker.py")
 
@@ -64,6 +66,20 @@ class HostEnvironment:
             fact = f"{self.name} has the spaces {made.observation_space} and {made.action_space}."
             raise PlacementError(located(fact, fix="Wrap it: observations are a Box, actions a Box or Discrete."))
         return made.spaces
+
+    def step_seconds(self, steps: int = 300) -> float:
+        """Seconds of a step with random actions in this process, resets included: a mean."""
+        import gymnasium as peer
+
+        env = peer.make(self.name, **dict(self.kwargs))
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step(env, np.asarray(env.action_space.sample()))
+        seconds = (time.perf_counter() - begin) / steps
+        env.close()
+        return seconds
 
 
 class Process:

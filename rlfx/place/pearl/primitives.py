@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.place import replay as rp
+from rlfx.place.pearl.hosts import HostEnvironment
 from rlfx.place.pearl.system import State, System, Transition
 
 compiled = partial(jax.jit, static_argnums=0)
@@ -130,9 +132,9 @@ def train(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array,
 
 
 def arguments(system: System, state: State, key: jax.Array) -> tuple[dict, dict]:
-    """``(primitives, arguments)`` of an iteration, as `compose.measure` takes them; of JAX environments.
+    """``(primitives, arguments)`` of an iteration, as `compose.measure` takes them.
 
-    Those of replay and learner make all the updates of an iteration.
+    Those of replay and learner make all the updates of an iteration. Of actors with host environments it is the policy alone.
     """
     keys = Keys.of(key)
     indices, weight, _ = draw(system, state.manager, keys.draw, jnp.int32(0))
@@ -150,8 +152,17 @@ def arguments(system: System, state: State, key: jax.Array) -> tuple[dict, dict]
 
         return repeated(one, read(memory, jnp.zeros(system.batch, jnp.int32)))
 
+    def actors(weights, states, key):
+        return [act(system, weights, s, key, 0, a) for a, s in enumerate(states)]
+
+    def policies(weights, obs, key):
+        many = itertools.product(range(system.actors), range(system.length))
+        return [choose(system, weights, obs, key, 0, a, t) for a, t in many]
+
+    host = isinstance(system.env, HostEnvironment)
+    obs = jax.tree.map(lambda x: jnp.zeros((system.envs, *x.shape[1:]), x.dtype), state.memory.obs)
     functions = {
-        "actors": lambda weights, states, key: [act(system, weights, s, key, 0, a) for a, s in enumerate(states)],
+        "actors": policies if host else actors,
         "sample": sample,
         "train": lambda learner, batch, weight, key: repeated(
             lambda i, l: train(system, l, batch, weight, key, i)[0], learner
@@ -162,7 +173,7 @@ def arguments(system: System, state: State, key: jax.Array) -> tuple[dict, dict]
         "insert": lambda manager, memory, chunk: (admit(system, manager), write(memory, jnp.int32(0), (chunk,))),
     }
     given = {
-        "actors": (state.weights[0], state.actors, keys.act),
+        "actors": (state.weights[0], obs if host else state.actors, keys.act),
         "sample": (state.manager, state.memory, keys.draw),
         "train": (state.learner, batch, weight, keys.learn),
         "update": (state.manager, indices, jnp.ones(system.batch)),
