@@ -46,7 +46,7 @@ def small():
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"sub_batches": 4}, {"ahead": 2}, {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12}]
+    "given", [{"sub_batches": 4, "ahead": 2}, {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12}]
 )
 def test_together_is_one_after_another(given):
     """Bit for bit, with sub-batches, actors ahead, and a ring so small that insertions collide."""
@@ -77,6 +77,7 @@ def test_devices_change_nothing_and_what_is_given_stays(small):
     assert {leaf.device.id for leaf in jax.tree.leaves(apart.manager)} == {1}
     assert {leaf.device.id for leaf in jax.tree.leaves(apart.learner)} == {2}
     assert_equal(apart, run(s, state, 8, TOGETHER)[0])
+    assert_equal(apart, pearl.reference(s, state, KEY, 8))
     assert_equal(state, before)
 
 
@@ -289,6 +290,12 @@ def test_what_the_caller_raises_ends_the_run(small):
         run(*small, 10, after=after)
 
 
+def test_the_callers_own_work_takes_what_it_takes(small):
+    run(*small, 5)  # compiles
+    _, report = run(*small, 5, patience=2.0, after=lambda call: time.sleep(3.0) if call.iteration == 4 else None)
+    assert report.reason == "finished"
+
+
 def test_an_interrupt_stops_all_parts(small):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -370,6 +377,12 @@ def test_mistakes_are_named(mistake):
     make, text = MISTAKES[mistake]
     with pytest.raises(PlacementError, match=text):
         make()
+
+
+def test_a_state_of_another_system(small):
+    text = r"run: \(actors, ahead, capacity\) of the state are \(2, 0, 64\), the system's are \(2, 1, 64\)"
+    with pytest.raises(PlacementError, match=text):
+        run(system(ahead=1), small[1], 1)
 
 
 def test_a_composition_of_more_devices_than_are_given(small):

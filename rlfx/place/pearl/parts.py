@@ -255,8 +255,9 @@ class Replay:
             self.account.seconds.append(now - last)
             last = now
             if self.after is not None:
+                call = Call(i, wires.weights.take(part, system.version(i)), self.metrics)
                 with part.paused():
-                    reason = self.after(Call(i, wires.weights.take(part, system.version(i)), self.metrics))
+                    reason = self.after(call)
         self.account.reason = reason or "finished"
         newest = system.version(i)
         kept = [wires.weights.take(part, max(0, newest - age)) for age in range(system.ahead, -1, -1)]

@@ -19,7 +19,7 @@ from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.crew import Crew
 from rlfx.place.pearl.hosts import HostEnvironment
 from rlfx.place.pearl.report import Report
-from rlfx.place.pearl.system import STATE, SYSTEM, State, System
+from rlfx.place.pearl.system import SYSTEM, State, System, check_state
 
 _COMPOSITION = instance(Composition, "a Composition", "compose(table, work)")
 
@@ -53,7 +53,7 @@ def measured(system: System, state: State, devices: Sequence[Any], bandwidth: np
       PlacementError: as `composed` does.
     """
     system = expect("system", system, SYSTEM, PlacementError, of="measured")
-    state = expect("state", state, STATE, PlacementError, of="measured")
+    state = check_state(system, state, "measured")
     functions, arguments = do.arguments(system, state, jax.random.key(0))
     table = measure(functions, arguments, devices, bandwidth, repeats)
     if not isinstance(system.env, HostEnvironment):
@@ -69,7 +69,7 @@ def workload(system: System, state: State) -> Workload:
       PlacementError: an argument is not of its kind.
     """
     system = expect("system", system, SYSTEM, PlacementError, of="workload")
-    state = expect("state", state, STATE, PlacementError, of="workload")
+    state = check_state(system, state, "workload")
     experience = sum(x.nbytes // x.shape[0] for x in jax.tree.leaves(state.memory))
     weights = sum(x.nbytes for x in jax.tree.leaves(state.weights[0]))
     return Workload(system.updates * system.batch, system.collected, experience, weights)
@@ -116,7 +116,7 @@ def run(
     Meng et al. 2024 (PEARL), sections 3.2 and 3.3.2.
     """
     system = expect("system", system, SYSTEM, PlacementError, of="run")
-    state = expect("state", state, STATE, PlacementError, of="run")
+    state = check_state(system, state, "run")
     keys = do.Keys.of(expect("key", key, KEY, PlacementError, of="run"))
     composition = expect("composition", composition, _COMPOSITION, PlacementError, of="run")
     iterations = expect("iterations", iterations, integer(0, INT32), PlacementError, of="run")

@@ -10,7 +10,7 @@ from rlfx.errors import PlacementError, located
 from rlfx.place import replay as rp
 from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.hosts import HostEnvironment
-from rlfx.place.pearl.system import STATE, SYSTEM, State, System
+from rlfx.place.pearl.system import SYSTEM, State, System, check_state
 
 
 def reference(system: System, state: State, key: jax.Array, iterations: int) -> State:
@@ -23,7 +23,7 @@ def reference(system: System, state: State, key: jax.Array, iterations: int) -> 
     if isinstance(system.env, HostEnvironment):
         fact = f"reference: {system.env.name} has state that jax does not see."
         raise PlacementError(located(fact, fix="Give a system with a JAX environment."))
-    state = expect("state", state, STATE, PlacementError, of="reference")
+    state = check_state(system, state, "reference")
     keys = do.Keys.of(expect("key", key, KEY, PlacementError, of="reference"))
     iterations = expect("iterations", iterations, integer(0, INT32), PlacementError, of="reference")
     begin = int(state.iteration)

@@ -170,6 +170,17 @@ SYSTEM = instance(System, "a System", "System(env=..., learner=..., ...)")
 STATE = instance(State, "a State", "system.init(jax.random.key(0))")
 
 
+def check_state(system: System, state: Any, of: str) -> State:
+    """A state of this system: as many actors and versions of weights, and a memory as large."""
+    state = expect("state", state, STATE, PlacementError, of=of)
+    sizes = len(state.actors), len(state.weights) - 1, jax.tree.leaves(state.memory)[0].shape[0]
+    wanted = system.actors, system.ahead, system.capacity
+    if sizes != wanted:
+        fact = f"{of}: (actors, ahead, capacity) of the state are {sizes}, the system's are {wanted}."
+        raise PlacementError(located(fact, fix="Give a state that this system made: system.init(key)."))
+    return state
+
+
 def example(system: System, weights: Any) -> Transition:
     """A transition of zeros."""
     spaces = system.spaces
