@@ -100,7 +100,9 @@ def test_windows_with_a_derivative_are_still_refused():
         return near.sum(), jnp.cos(x)
 
     fn = rlfx.compile(program, length=T, batch=BATCH, plan=rlfx.Plan("blocks", 3))
-    with pytest.raises(ScheduleError, match=r"the gradient flows through reads of other timesteps \(.*test_windows.py:"):
+    with pytest.raises(
+        ScheduleError, match=r"the gradient flows through reads of other timesteps \(.*test_windows.py:"
+    ):
         jax.grad(lambda w: fn(w, X0)[0])(W)
 
 

@@ -91,7 +91,9 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
 
     def fixed(e: Equation) -> bool:
-        return e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
+        return (
+            e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
+        )
 
     cut = minimum_cut(
         program,

@@ -24,8 +24,8 @@ from rlfx.recurrence.schedule.positions import positions
 #: Each section is compiled by itself; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
 #: A section of one block is no loop: its derivative keeps what a block needs next to that of all others, and nothing of it is
-#: shared by blocks when it is compiled. Two blocks a section read little more of the past.
-FEWEST_BLOCKS = 2
+#: shared by blocks when it is compiled.
+FEWEST_BLOCKS = 4
 SMALLEST_BLOCK = 8
 #: What acts on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
