@@ -143,7 +143,7 @@ def planned_for(platform, f, room, monkeypatch, jaxlib="0.11.1"):
     evaluator, cpu = explanation.evaluator, explanation.evaluator.target
     other = dataclasses.replace(cpu, platform=platform, room=dataclasses.replace(cpu.room, host=platform != "cpu"))
     evaluator = dataclasses.replace(evaluator, target=other)
-    return budget.search(budget.Tried(evaluator), explanation.learner, explanation.plan, room), evaluator
+    return budget.search(evaluator, explanation.learner, explanation.plan, room), evaluator
 
 
 def test_with_host_memory_of_its_own_monte_carlo_offloads(monkeypatch):

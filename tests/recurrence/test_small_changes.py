@@ -472,14 +472,9 @@ def test_a_stream_that_its_chunks_do_not_fill(length: int, chunk: int):
 
 
 def test_the_first_plan_that_fits_may_fill_the_room():
-    class Expected:
-        """Bytes by plan."""
-
-        def expected(self, plan):
-            return {"a": 90, "b": 50, "c": 50, "d": 20}[plan]
-
+    needed = {"a": 90, "b": 50, "c": 50, "d": 20}
     for room, plan in ((90, "a"), (89, "b"), (50, "b"), (49, "d"), (20, "d"), (19, None)):
-        assert _largest_that_fits(Expected(), ["a", "b", "c", "d"], room) == plan
+        assert _largest_that_fits(needed.__getitem__, list(needed), room) == plan
 
 
 def test_data_that_is_also_used_whole_stays_whole_on_a_mesh():

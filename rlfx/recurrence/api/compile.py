@@ -15,9 +15,9 @@ from rlfx._checks import BOOLEAN, TEXT, expect, function, instance, one_of, opti
 from rlfx._target import Target, target_of
 from rlfx.errors import ProgramError, ProgramTypeError, ScheduleError, located
 from rlfx.recurrence.analysis.check import check
+from rlfx.recurrence.api.adapted import adapted
 from rlfx.recurrence.api.explain import Explanation
 from rlfx.recurrence.api.pending import transformed
-from rlfx.recurrence.cpu.convolution import with_channels_last
 from rlfx.recurrence.gradient.mesh import Sharding
 from rlfx.recurrence.gradient.passes import Passes, passes
 from rlfx.recurrence.gradient.rule import GradientRule
@@ -37,6 +37,7 @@ from rlfx.recurrence.ir.verify import rewritten, verify
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.plan.budget import validate_budget
 from rlfx.recurrence.plan.planner import Options, evaluator_of
+from rlfx.recurrence.plan.room import free_bytes
 from rlfx.recurrence.rewrite.lift import lift
 from rlfx.recurrence.rewrite.present import present
 from rlfx.recurrence.rewrite.softmax import divide_last
@@ -272,7 +273,8 @@ class Compiled:
         if measure:
             evaluator.measured(plan)
         shown = rule.caching(plan) if plan.cached else rule
-        return Explanation(shown.program, self._learner(shown), plan, evaluator, self.options.memory_budget)
+        free = free_bytes(rule.target, rule.split.own_devices)
+        return Explanation(shown.program, self._learner(shown), plan, evaluator, self.options.memory_budget, free)
 
     def physical(self, params: Any, carry: Any, key: Any = None) -> Passes:
         """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
@@ -327,9 +329,7 @@ class Compiled:
             program = expect("What transform returns", self.transform(program), _PROGRAM, ProgramError, fix=fix)
             program = verify(program, "transform=", traced)
         consts, target = list(program.const_values), self.target or _here(self.sharding)
-        if target.rewrites.channels_last:
-            program = rewritten(with_channels_last, program)
-        rule = GradientRule(replace(program, const_values=()), self.options, target, self.sharding)
+        rule = GradientRule(replace(adapted(program, target), const_values=()), self.options, target, self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
             self._programs[traced_for] = (rule, consts)
             while len(self._programs) > SIGNATURES:

@@ -51,6 +51,7 @@ class Explanation:
 
     Attributes:
       memory_budget: the one that was given.
+      free_bytes: of one device, when this was made: without a budget, the plan fits into it. None: not known.
       plan: in which form, and in which tiles, the gradient is computed.
       stages: the acting pass, then the learner's differentiated region.
       active_carry: carries through which the gradient flows backwards in time. A score-function loss has none: if it
@@ -67,6 +68,7 @@ class Explanation:
     plan: Plan
     evaluator: PlanEvaluator
     memory_budget: int | None = None
+    free_bytes: int | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -78,7 +80,7 @@ class Explanation:
 
     @property
     def measured_bytes(self) -> int | None:
-        return self.evaluator.known_measured(self.plan)
+        return self.evaluator.compiled.get(self.plan)
 
     @property
     def compilation(self) -> Compilation | None:

@@ -73,6 +73,13 @@ class Split:
         return 1 if self.sharding is None else self.sharding.devices
 
     @property
+    def own_devices(self) -> list:
+        """The devices of this process that the program runs on; none of a mesh that only describes some."""
+        if self.sharding is None:
+            return jax.local_devices()[:1]
+        return list(self.sharding.mesh.local_devices) if isinstance(self.sharding.mesh, Mesh) else []
+
+    @property
     def batch(self) -> int:
         """The environments of one device."""
         return (self.program.domain.batch or 1) // self.devices

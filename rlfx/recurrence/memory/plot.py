@@ -21,6 +21,10 @@ class Explained(Protocol):
     @property
     def measured_bytes(self) -> int | None: ...
     @property
+    def memory_budget(self) -> int | None: ...
+    @property
+    def free_bytes(self) -> int | None: ...
+    @property
     def program(self) -> Any: ...
 
 
@@ -34,8 +38,8 @@ def memory_note(explained: Explained) -> str:
     note += f" ({show_bytes(host)} of it in host memory)" if host else ""
     if explained.measured_bytes is not None:
         note += f", measured by XLA {show_bytes(explained.measured_bytes)}"
-    budget = explained.memory_budget
-    return note + (f", budget {show_bytes(budget)}" if budget is not None else "")
+    limits = {"budget": explained.memory_budget, "free on the device": explained.free_bytes}
+    return note + "".join(f", {name} {show_bytes(n)}" for name, n in limits.items() if n is not None)
 
 
 def draw_timeline(axis: Any, explained: Explained) -> None:

@@ -8,9 +8,10 @@ decides tensor by tensor when to swap; here whole plans are compared, and simula
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from rlfx._checks import expect, number
@@ -37,50 +38,6 @@ OFFLOADED = 1 << 20
 _BYTES = replace(number(1), words="a number of bytes", example="2 * 2**30")
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A plan within a budget.
-
-    Attributes:
-      plan: the plan.
-      estimated, measured: temporary bytes, by the static estimate and by XLA.
-    """
-
-    plan: Plan
-    estimated: int
-    measured: int
-
-
-@dataclass(eq=False)
-class Tried:
-    """Which plans were compiled, and what that says of the others.
-
-    Attributes:
-      exact: their temporary bytes by XLA.
-    """
-
-    evaluator: PlanEvaluator
-    exact: dict[Plan, int] = field(default_factory=dict)
-
-    def measure(self, plan: Plan) -> int:
-        """By XLA, which compiles the plan."""
-        self.exact[plan] = self.evaluator.measured(plan)
-        return self.exact[plan]
-
-    def expected(self, plan: Plan) -> float:
-        """At most so many bytes, by the bound; of a form that was compiled, as far off as it was there."""
-        errors = [exact / max(1, self.evaluator.estimated(p)) for p, exact in self.exact.items() if p.form == plan.form]
-        return self.exact.get(plan, self.evaluator.estimated(plan) * max(errors, default=1.0) / MARGIN)
-
-    @property
-    def smallest(self) -> Plan | None:
-        """The plan that is expected to need least, of those that were looked at."""
-        return min(self.evaluator.looked_at, key=self.expected, default=None)
-
-    def fitted(self, plan: Plan) -> Fitted:
-        return Fitted(plan, self.evaluator.estimated(plan), self.exact[plan])
-
-
 def validate_budget(budget: Any) -> int:
     """A budget in bytes.
 
@@ -90,28 +47,46 @@ def validate_budget(budget: Any) -> int:
     return int(expect("memory_budget", budget, _BYTES, fix="Give bytes per device: 2 * 2**30."))
 
 
-def fit(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) -> Fitted:
-    """The fastest plan that fits.
+def expected(evaluator: PlanEvaluator, plan: Plan) -> float:
+    """Temporary bytes: XLA's number, or at most the bound; of a form that was compiled, as far off as it was there."""
+    errors = [exact / max(1, evaluator.estimated(p)) for p, exact in evaluator.compiled.items() if p.form == plan.form]
+    return evaluator.compiled.get(plan, evaluator.estimated(plan) * max(errors, default=1.0) / MARGIN)
+
+
+def nearest(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) -> Plan:
+    """The fastest plan that fits by XLA's number; if none does, the one that is expected to need least, compiled.
 
     Args:
       evaluator: the program, for one device.
       fastest: the plan without a budget.
       budget: temporary bytes of one device.
+    """
+    for _ in range(COMPILATIONS - 1):
+        found = search(evaluator, learner, fastest, budget)
+        if found is None:
+            break
+        if evaluator.measured(found) <= budget:
+            return found
+    smallest = least(evaluator, fastest)
+    evaluator.measured(smallest)
+    return smallest
+
+
+def least(evaluator: PlanEvaluator, fastest: Plan) -> Plan:
+    """The plan that is expected to need least, of those that were looked at."""
+    return min(evaluator.looked_at, key=lambda plan: expected(evaluator, plan), default=fastest)
+
+
+def fit(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) -> Plan:
+    """The fastest plan that fits: ``nearest``.
 
     Raises:
       MemoryBudgetError: if none does. It names the smallest budget that would do, and what does not shrink.
     """
-    program, tried = evaluator.program, Tried(evaluator)
-    for _ in range(COMPILATIONS - 1):
-        found = search(tried, learner, fastest, budget)
-        if found is None:
-            break
-        if tried.measure(found) <= budget:
-            return tried.fitted(found)
-    smallest = tried.smallest or fastest
-    needed = tried.measure(smallest)
+    program, smallest = evaluator.program, nearest(evaluator, learner, fastest, budget)
+    needed = evaluator.measured(smallest)
     if needed <= budget:
-        return tried.fitted(smallest)
+        return smallest
     kept = [str(v) for v in largest_values(evaluator.jaxpr(smallest), 3)]
     mapped = (
         f", mapped {' x '.join(str(axis.size) for axis in evaluator.axes)} times by jax.vmap," if evaluator.axes else ""
@@ -146,21 +121,21 @@ def _if_offloaded(evaluator: PlanEvaluator, learner: Learner, smallest: Plan, bu
     )
 
 
-def search(tried: Tried, learner: Learner, fastest: Plan, budget: int) -> Plan | None:
-    """The first plan, from fast to slow, that is expected to fit and was not compiled; None if there is none."""
-    families = ([fastest], *_families(tried.evaluator, learner, fastest))
-    found = (_largest_that_fits(tried, [p for p in plans if p not in tried.exact], budget) for plans in families)
+def search(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) -> Plan | None:
+    """The first plan, from fast to slow, that is expected to fit; None if there is none."""
+    families = ([fastest], *_families(evaluator, learner, fastest))
+    found = (_largest_that_fits(functools.partial(expected, evaluator), list(plans), budget) for plans in families)
     return next((plan for plan in found if plan is not None), None)
 
 
-def _largest_that_fits(tried: Tried, plans: list[Plan], budget: int) -> Plan | None:
+def _largest_that_fits(needed: Callable[[Plan], float], plans: list[Plan], budget: int) -> Plan | None:
     """Of plans whose memory falls, the first that is expected to fit."""
-    if not plans or tried.expected(plans[-1]) > budget:
+    if not plans or needed(plans[-1]) > budget:
         return None
     low, high = 0, len(plans) - 1  # plans[high] fits
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if tried.expected(plans[middle]) <= budget else (middle + 1, high)
+        low, high = (low, middle) if needed(plans[middle]) <= budget else (middle + 1, high)
     return plans[high]
 
 

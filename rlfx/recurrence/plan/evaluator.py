@@ -169,9 +169,10 @@ class PlanEvaluator:
         """Seconds of one evaluation under the plans that were timed."""
         return {plan: x for (what, plan), x in self._known.items() if what == "seconds"}
 
-    def known_measured(self, plan: Plan) -> int | None:
-        """Temporary bytes by XLA, if the plan was compiled."""
-        return self._known.get(("measured", plan))
+    @property
+    def compiled(self) -> dict[Plan, int]:
+        """Temporary bytes by XLA of the plans that were compiled."""
+        return {plan: n for (what, plan), n in self._known.items() if what == "measured"}
 
     def compilation(self, plan: Plan) -> Compilation | None:
         """What a plan takes on a target that is not here, if it was compiled for it."""

@@ -12,6 +12,7 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.budget import fit, within
 from rlfx.recurrence.plan.choose import checked, choose, has_tiles
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
+from rlfx.recurrence.plan.room import free_bytes, with_room
 from rlfx.recurrence.plan.tune import tune
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.plan import Plan
@@ -35,7 +36,8 @@ class Options:
         """Whether another plan may be needed under ``jax.vmap``: one that fits, or whose tiles fit the cache."""
         if self.plan is not None:
             return False
-        return self.memory_budget is not None or has_tiles(learner, rule.target)
+        limited = self.memory_budget is not None or free_bytes(rule.target, rule.split.own_devices) is not None
+        return limited or has_tiles(learner, rule.target)
 
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
@@ -49,14 +51,18 @@ class Options:
         if self.plan is not None:
             return checked(self.plan, learner, order, batch, rule.target)
         best = choose(learner, order, batch, rule.target, rule.split.devices, math.prod(axis.size for axis in axes))
-        if self.memory_budget is None and not self.autotune:
+        free = free_bytes(rule.target, rule.split.own_devices)
+        if self.memory_budget is None and free is None and not self.autotune:
             return best
         evaluator = evaluator_of(rule, order, axes, learner)
-        return rule.once(("planned", learner.targets, evaluator), lambda: self._found(evaluator, learner, best))
+        return rule.once(("planned", learner.targets, evaluator), lambda: self._found(evaluator, learner, best, free))
 
-    def _found(self, evaluator: PlanEvaluator, learner: Learner, best: Plan) -> Plan:
+    def _found(self, evaluator: PlanEvaluator, learner: Learner, best: Plan, free: int | None) -> Plan:
         budget = self.memory_budget
-        fitting = best if budget is None else fit(evaluator, learner, best, budget).plan
+        if budget is not None:
+            fitting = fit(evaluator, learner, best, budget)
+        else:
+            fitting = best if free is None else with_room(evaluator, learner, best, free)
         if not self.autotune:
             return fitting
         return tune(evaluator, learner, fitting, lambda plan: budget is None or within(evaluator, plan, budget))
