@@ -119,6 +119,8 @@ def plans(name, target):
         start = time.perf_counter()
         row = {"program": name, "target": target, "plan": form, "T": length, "B": batch}
         if form.startswith("budget"):
+            if not budget:  # all of it stays in a TPU's vector memory
+                return
             options = {"memory_budget": budget}
         fn = rlfx.compile(f, length=length, batch=batch, target=target, **options)
         try:

@@ -51,7 +51,7 @@ class Room:
       tile: activations that the learner has at a time by default; None: those of all timesteps.
       at_once: the largest value on slices that is computed for all timesteps at once.
       in_block: the same within a block of timesteps.
-      draws: random numbers that are drawn before a loop that uses them, for all timesteps at once; None: none are.
+      draws: random numbers that are drawn before a loop that uses them, for all timesteps at once.
       memory: of the device; None: not known.
       host: whether host memory is another one than the device's.
     """
@@ -60,7 +60,7 @@ class Room:
     tile: int | None = None
     at_once: int = 1 << 30
     in_block: int = 1 << 30
-    draws: int | None = None
+    draws: int = 16 * _MIB
     memory: int | None = None
     host: bool = True
 
@@ -76,6 +76,8 @@ class Rewrites:
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
+      starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store; random
+        numbers are drawn before it (``Room.draws``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
     """
@@ -85,6 +87,7 @@ class Rewrites:
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
+    starts: bool = False
     affine: bool = False
     picks: int = 0
 
@@ -191,7 +194,7 @@ class Target:
 
 
 #: Operations are slow to start, and gathers and scatters slow.
-_ACCELERATOR = Rewrites(affine=True, picks=1024)
+_ACCELERATOR = Rewrites(starts=True, affine=True, picks=1024)
 
 
 def _cpu() -> Target:
@@ -209,12 +212,12 @@ def _cpu() -> Target:
 
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, draws=16 * _MIB, memory=memory)
+    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
     return Target(name, "gpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, draws=16 * _MIB, memory=memory)
+    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, memory=memory)
     return Target(name, "tpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
 
 

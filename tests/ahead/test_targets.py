@@ -106,15 +106,14 @@ def test_a_trace_for_a_machine_is_told_of_it(name):
 
 
 def test_a_program_without_a_target_takes_that_of_the_trace():
-    """Its random numbers are unrolled for a CPU, which a GPU need not have."""
+    """Sums are an associative scan on a GPU, and a loop on a CPU."""
     fn = rlfx.unroll(lambda p, c, t: (c + jax.random.normal(t.key), c), length=4, batch=3)
     program = lambda c, key: fn(None, c, key)  # noqa: E731
     here = str(jax.make_jaxpr(program)(jnp.zeros(3), jax.random.key(0)))
     with jax.sharding.use_abstract_mesh(surroundings(MACHINES["h200"])):
         there = str(jax.make_jaxpr(program)(jnp.zeros(3), jax.random.key(0)))
-    assert here != there
+    assert ("scan[" in here, "scan[" in there) == (True, False)
     assert str(jax.make_jaxpr(program)(jnp.zeros(3), jax.random.key(0))) == here
-    assert len(there) < len(here)
 
 
 def test_a_mesh_of_devices_that_are_not_here_splits_a_program():

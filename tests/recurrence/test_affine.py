@@ -10,8 +10,6 @@ import pytest
 import rlfx
 from rlfx.recurrence.execute.affine import recurrence
 from rlfx.recurrence.schedule.physical import Repeated
-from tests import strategies
-from tests.recurrence.test_generated import QUICK, mismatches, outcome
 
 CPU = rlfx.target("cpu")
 WIDE = dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, affine=True))  # as a GPU
@@ -132,7 +130,11 @@ def test_states_of_states():
         turned = rlfx.solve(lambda z: (0.6 + 0.7j) * z[t - 1] + x.astype(jnp.complex64), start=0.0j)
         count = rlfx.solve(lambda n: jnp.where(x.sum() > 0, n[t - 1] + 1, 0), start=0)
         late = rlfx.series(x, start=0.0)[t - 1]
-        return (before * late).sum() + jnp.abs(turned).sum() + count.astype(jnp.float32), c, (one, before, turned, count, late)
+        return (
+            (before * late).sum() + jnp.abs(turned).sum() + count.astype(jnp.float32),
+            c,
+            (one, before, turned, count, late),
+        )
 
     p = {"x": inputs(11)["x"]}
     fn = rlfx.compile(program, length=11, batch=B, target=WIDE)
@@ -238,14 +240,3 @@ def test_launches_do_not_grow_with_time():
     text = jax.jit(jax.grad(lambda p: fn(p, None)[0])).lower(jnp.ones((1000, B))).as_text()
     assert "while" not in text
     assert "while" in jax.jit(rlfx.compile(returns, length=1000, batch=B)).lower(jnp.ones((1000, B)), None).as_text()
-
-
-@pytest.mark.parametrize("first", [0, 30] + [pytest.param(i, marks=pytest.mark.slow) for i in range(60, 600, 30)])
-def test_generated_programs(first):
-    found = {}
-    for seed in range(first, first + 30):
-        p = strategies.program(seed)
-        expected = outcome(rlfx.compile(p.function, **p.options()), p, jit=True, options=QUICK)
-        got = outcome(rlfx.compile(p.function, target=WIDE, **p.options()), p, jit=True, options=QUICK)
-        found[seed] = mismatches(got, expected)
-    assert not {seed: text for seed, text in found.items() if text}

@@ -16,7 +16,8 @@ T, B, WIDTH = 6, 3, 5
 
 
 def ahead(draws):
-    return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, draws=draws))
+    rewrites = dataclasses.replace(CPU.rewrites, starts=True)
+    return dataclasses.replace(CPU, rewrites=rewrites, room=dataclasses.replace(CPU.room, draws=draws))
 
 
 def walk(p, c, t):

@@ -73,6 +73,20 @@ def _flops(op: Any, params: Mapping, ins: list, outs: list, length: int) -> floa
     return max(out, float(sum(_size(s, length) for s in ins)) if op in _REDUCTIONS else 0.0)
 
 
+#: Elementwise operations that XLA makes one of.
+FUSED = 8
+
+
+def starts_of(op: Any, params: Mapping, length: int) -> float:
+    """About how many operations an equation, or those of its bodies, start at one timestep; a loop on data counts once."""
+    bodies = J.sub_jaxprs(dict(params))
+    if op in PRODUCTS or not bodies:
+        return 1.0 if op in PRODUCTS else 1.0 / FUSED
+    trips = params.get("length", 1)
+    inner = sum(starts_of(e.primitive, e.params, length) for body, _ in bodies for e in body.eqns)
+    return inner * (length if J.is_symbolic(trips) else trips)
+
+
 def _shape(atom: Any) -> tuple:
     return getattr(atom.aval, "shape", ())
 

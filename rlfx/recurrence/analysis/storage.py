@@ -39,13 +39,14 @@ def minimum_cut(
     kept: Callable[[Var], bool] = lambda v: False,
     barred: frozenset[Var] = frozenset(),
     follows: Callable[[Equation], bool] = lambda e: False,
+    stays: Callable[[Equation], float] = lambda e: 0.0,
     bytes_per_flop: float = BYTES_PER_FLOP,
 ) -> Cut:
     """Choose what a consumer keeps from the producer, and what it evaluates again.
 
     Every equation v has two nodes: in(v) on the sink's side means "evaluated again", out(v) on the sink's side "available
     to the consumer". Cutting in -> out costs the bytes of the value over the whole domain; cutting source -> in costs
-    the operations to evaluate it again.
+    the operations to evaluate it again; cutting in -> sink what it costs that the producer evaluates it.
 
     Args:
       equations: the producer's equations.
@@ -55,6 +56,7 @@ def minimum_cut(
       kept: values that are kept anyway, at no further cost.
       barred: values that may be kept only if there is no other way.
       follows: reads whose source the consumer needs if it evaluates them (it always does for those that are free).
+      stays: bytes that it is worth if the producer need not evaluate an equation.
       bytes_per_flop: bytes kept that one floating-point operation is worth.
 
     Returns:
@@ -81,6 +83,8 @@ def minimum_cut(
             dims = frozenset().union(*(program.dims_of(v) for v in equation.outputs))
             work = flops_of(equation, domain) * points(dims, domain) * bytes_per_flop
             graph.add_edge("source", ("in", equation), capacity=work + 1e-6)
+            if (gained := stays(equation)) > 0:
+                graph.add_edge(("in", equation), "sink", capacity=gained)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):
                 graph.add_edge(("out", u), ("in", equation))

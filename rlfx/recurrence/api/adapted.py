@@ -19,7 +19,8 @@ def adapted(program: Program, target: Target) -> Program:
         program = rewritten(with_channels_last, program)
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
-    if target.room.draws is not None and program.directives.loops is None:
-        asked = replace(program.directives, ahead=target.room.draws)
-        program = replace(program, directives=asked)
+    if pays.starts:
+        start = int(target.rates.overhead * target.rates.bandwidth)
+        ahead = None if program.directives.loops is not None else target.room.draws  # fused steps draw in their kernel
+        program = replace(program, directives=replace(program.directives, start=start, ahead=ahead))
     return program

@@ -29,6 +29,8 @@ class Directives:
       offload: which stored values go to the host.
       ahead: random numbers (what depends on timestep, environment and key alone) of at most so many bytes are computed before
         a loop that uses them, for all timesteps at once.
+      start: bytes of memory traffic that starting an operation is worth: what a loop starts at every timestep leaves it for
+        less.
       loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``LoopRunner`` (``execute/loops.py``).
     """
 
@@ -37,6 +39,7 @@ class Directives:
     vectorize: tuple[str, ...] = ()
     offload: Hosting | None = None
     ahead: int | None = None
+    start: int | None = None
     loops: Any = None
 
     def __str__(self) -> str:

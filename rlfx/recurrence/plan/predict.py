@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlfx._target import Target
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, points, show_bytes
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, points, show_bytes, starts_of
 from rlfx.recurrence.gradient.replay import Replay, find_replay
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
@@ -94,14 +94,10 @@ def _work(schedule: Schedule, batch: int) -> tuple[float, float]:
     return flops, elements
 
 
-#: Elementwise operations that XLA makes one of.
-_FUSED = 8
-
-
 def _started(schedule: Schedule, length: int, tiles: int) -> float:
     """How many operations are started: those of a loop at every timestep."""
     return sum(
-        (length if isinstance(s, Loop) else tiles) / (1 if e.op in PRODUCTS else _FUSED)
+        (length if isinstance(s, Loop) else tiles) * starts_of(e.op, e.params, length)
         for s in schedule.stages
         for e in s.equations
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_of, points
+from rlfx.recurrence.analysis.cost import bytes_of, points, starts_of
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
@@ -235,6 +235,7 @@ def _loop(
         free=(movable if "t" in program.directives.vectorize else movable & differentiated).__contains__,
         kept=lambda v: "t" not in program.dims_of(v),
         barred=barred,
+        stays=lambda e: _started(e, program) if e in movable else 0.0,
     )
     stored = cut.stored
     for v in stored:
@@ -253,6 +254,12 @@ def _loop(
         tuple(v for e in ordered for v in e.outputs if v in last),
     )
     return loop, after
+
+
+def _started(equation: Equation, program: Program) -> float:
+    """Bytes that it is worth if an equation is started once, and not at every timestep."""
+    length, start = program.domain.length, program.directives.start or 0
+    return length * start * starts_of(equation.op, equation.params, length)
 
 
 def _closed(movable: set, outside: set, graph: Graph) -> set:
