@@ -295,7 +295,7 @@ def test_small_attention_runs_at_once_and_explain_says_so():
     assert "blocks of" not in str(causal_attention(64).explain(params, jnp.float32(0)))
     params, _ = arguments(2048, None, 0)
     text = str(causal_attention(2048).explain(params, jnp.float32(0)))
-    assert "x[:t + 1]: blocks of 128 timesteps in 8 sections, a value of all of them would be 16 MiB" in text, text
+    assert "x[:t + 1]: blocks of 128 timesteps in 4 sections, a value of all of them would be 16 MiB" in text, text
 
 
 @pytest.mark.optimised

@@ -41,6 +41,7 @@ from rlfx.recurrence.plan.room import free_bytes
 from rlfx.recurrence.rewrite.lift import lift
 from rlfx.recurrence.rewrite.present import present
 from rlfx.recurrence.rewrite.softmax import divide_last
+from rlfx.recurrence.rewrite.transposes import absorb_transposes
 from rlfx.recurrence.schedule.learner import Learner, is_float
 from rlfx.recurrence.schedule.plan import Plan
 
@@ -50,7 +51,7 @@ tree = jax.tree_util
 REDUCTION = one_of("mean", "sum")
 
 #: What every program goes through, in order; each means the same.
-REWRITES: tuple[Callable[[Program], Program], ...] = (lift, present, divide_last)
+REWRITES: tuple[Callable[[Program], Program], ...] = (lift, present, absorb_transposes, divide_last)
 
 _PROGRAM = instance(Program, "a program", "rlfx.trace(f, params, carry, length=T)")
 _MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", 'jax.make_mesh((n,), ("b",))'))

@@ -14,7 +14,7 @@ from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var, users_of
-from rlfx.recurrence.language.index import Point
+from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
@@ -91,7 +91,9 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
 
     def fixed(e: Equation) -> bool:
-        return e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, Point))
+        return (
+            e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
+        )
 
     cut = minimum_cut(
         program,

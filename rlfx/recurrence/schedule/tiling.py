@@ -19,9 +19,13 @@ from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import widest
 from rlfx.recurrence.language.index import Slice
 from rlfx.recurrence.language.primitives import series_p
+from rlfx.recurrence.schedule.positions import positions
 
 #: Each section is compiled by itself; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
+#: A section of one block is no loop: its derivative keeps what a block needs next to that of all others, and nothing of it is
+#: shared by blocks when it is compiled.
+FEWEST_BLOCKS = 4
 SMALLEST_BLOCK = 8
 #: What acts on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
@@ -59,9 +63,10 @@ class Blocked:
 
 def divide(equations: Sequence[Equation], graph: Graph, batch: int, room: Room) -> list[tuple | Blocked]:
     """The equations of a stage, in an order in which those that run in blocks stand together."""
-    if not any(_is_wide(e, graph.program) for e in equations):
+    wide = wide_equations(graph.program)
+    if wide.isdisjoint(equations):
         return [tuple(equations)]
-    levels = _levels(equations, graph.program)
+    levels = _levels(equations, wide)
     parts: list[tuple | Blocked] = []
     for level in sorted(set(levels.values())):
         members = tuple(e for e in equations if levels[e] == level)
@@ -71,15 +76,19 @@ def divide(equations: Sequence[Equation], graph: Graph, batch: int, room: Room) 
     return parts
 
 
-def _is_wide(equation: Equation, program: Program) -> bool:
-    """Whether a value has an axis for many other timesteps at every timestep."""
-    if not equation.is_pointwise or "t" not in frozenset().union(*map(program.dims_of, equation.outputs)):
-        return False
-    length = program.domain.length
-    return equation.is_ragged or any(d == length for v in equation.outputs for d in v.shape if length >= 64)
+def wide_equations(program: Program) -> frozenset[Equation]:
+    """The equations of which a value has an axis for many other timesteps at every timestep."""
+    over = positions(program)
+
+    def is_wide(e: Equation) -> bool:
+        if not e.is_pointwise or "t" not in frozenset().union(*map(program.dims_of, e.outputs)):
+            return False
+        return e.is_ragged or any(v in over for v in e.outputs)
+
+    return frozenset(filter(is_wide, program.equations))
 
 
-def _levels(equations: Sequence[Equation], program: Program) -> dict[Equation, int]:
+def _levels(equations: Sequence[Equation], wide: frozenset[Equation]) -> dict[Equation, int]:
     """Odd levels run in blocks; a level needs nothing of later ones, and an odd one no other timesteps of its own."""
     level: dict[Equation, int] = {}
     owner = {v: e for e in equations for v in e.outputs}
@@ -88,7 +97,7 @@ def _levels(equations: Sequence[Equation], program: Program) -> dict[Equation, i
         base = max((level[p] for p in producers if p in level), default=0)
         if _is_slice(e):
             level[e] = base + 1 if base % 2 == 0 else base + 2
-        elif _is_wide(e, program) and not e.has_effects:
+        elif e in wide and not e.has_effects:
             level[e] = base | 1
         elif e.is_pointwise and not e.has_effects:
             level[e] = base
@@ -97,7 +106,7 @@ def _levels(equations: Sequence[Equation], program: Program) -> dict[Equation, i
     # What follows the last wide value of a level needs no blocks.
     needed: set[Equation] = set()
     for e in reversed(equations):
-        if level[e] % 2 and not (e in needed or _is_slice(e) or _is_wide(e, program)):
+        if level[e] % 2 and not (e in needed or _is_slice(e) or e in wide):
             level[e] += 1
         else:
             needed |= {p for v in e.inputs if (p := owner.get(v)) is not None and level[p] == level[e]}
@@ -162,5 +171,5 @@ def _block_size(per_step: float, length: int, room: int) -> int:
 
 def _sections(length: int, block: int) -> tuple[tuple[int, int], ...]:
     blocks = -(-length // block)
-    size = block * -(-blocks // MOST_SECTIONS)
+    size = block * max(FEWEST_BLOCKS, -(-blocks // MOST_SECTIONS))
     return tuple((first, min(first + size, length)) for first in range(0, length, size))

@@ -1,0 +1,152 @@
+"""Transposes of slices move behind what acts on elements, until a product or a reduction takes its operand in any order.
+
+``einsum("thw,hw->th", keys, q)`` is a product of each head, ``[h, t]``, that is then turned to ``[t, h]``; the softmax over t and
+the product with the values would do as well without. Turned, all scores are written once more forwards and twice backwards,
+and reduced along an axis that is not the last. Before and after:
+
+    y = x.T; z = exp(y - max(y, 0)); u = dot(z, v, contracting 0)   ->   z = exp(x - max(x, 1)); u = dot(z, v, contracting 1)
+
+What has more users that need the order of axes than it has transposes stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, infer_dims
+from rlfx.recurrence.rewrite.lift import live
+
+_TRANSPOSE, _DOT, _BROADCAST = (J.primitive(p) for p in ("transpose", "dot_general", "broadcast_in_dim"))
+_REDUCTIONS = frozenset(J.primitive(f"reduce_{n}") for n in ("sum", "max", "min", "prod", "and", "or"))
+
+
+def absorb_transposes(program: Program) -> Program:
+    """Let products and reductions take slices in the order in which they are. Meaning-preserving; idempotent."""
+    if not _turned(program.equations):
+        return program
+    moving = _Moving(program)
+    for e in program.equations:
+        moving.add(e)
+    equations = live(tuple(moving.build.equations), program)
+    if _turned(equations) >= _turned(program.equations):
+        return program
+    given = {v: program.dims_of(v) for v in program.inputs}
+    return dataclasses.replace(program, equations=equations, dims=infer_dims(equations, given, program.alive))
+
+
+def _turned(equations: Sequence[Equation]) -> int:
+    """How many slices of symbolic length are transposed."""
+    return sum(e.op is _TRANSPOSE and bool(J.symbolic_axes(e.outputs[0].shape)) for e in equations)
+
+
+class _Moving:
+    """The equations so far.
+
+    Attributes:
+      of: values that are not there yet: each is the transpose of another one by a permutation.
+    """
+
+    def __init__(self, program: Program):
+        self.build = Builder(program)
+        self.definition = program.definitions()
+        self.of: dict[Var, tuple[Var, tuple[int, ...]]] = {}
+        outputs = (program.loss, program.ends, program.alive, *program.next_carry, *program.aux)
+        self.needed = {v for v in outputs if isinstance(v, Var)} | {e.source for e in program.equations if e.is_read}
+
+    def add(self, e: Equation) -> None:
+        """Append an equation, on operands as they are before they are transposed if it allows that."""
+        moved = [v for v in e.inputs if isinstance(v, Var) and v in self.of]
+        if e.op is _TRANSPOSE and J.symbolic_axes(e.outputs[0].shape):
+            (x,), order = e.inputs, tuple(e.params["permutation"])
+            if isinstance(x, Var):
+                base, before = self.of.get(x, (x, tuple(range(len(order)))))
+                return self._later(e, base, tuple(before[a] for a in order))
+        if moved and e.op in J.ELEMENTWISE and len(e.outputs) == 1:
+            return self._elementwise(e, self.of[moved[0]][1])
+        if moved and e.op in _REDUCTIONS:
+            return self._reduction(e, *self.of[moved[0]])
+        if moved and e.op is _DOT:
+            return self._product(e)
+        self._keep(e)
+
+    def _keep(self, e: Equation) -> None:
+        for v in dict.fromkeys(e.inputs):
+            if isinstance(v, Var):
+                self._present(v)
+        self.build.equations.append(e)
+
+    def _present(self, v: Var) -> None:
+        """Transpose a value now."""
+        if v in self.of:
+            base, order = self.of.pop(v)
+            like = self.definition[v]
+            self.build.equations.append(
+                dataclasses.replace(like, op=_TRANSPOSE, params={"permutation": order}, inputs=(base,), outputs=(v,))
+            )
+
+    def _later(self, e: Equation, base: Var, order: tuple[int, ...]) -> None:
+        """The output of an equation is a transpose of ``base``."""
+        (out,) = e.outputs
+        self.of[out] = base, order
+        if out in self.needed or not J.symbolic_axes(out.shape):
+            self._present(out)
+
+    def _replaced(self, e: Equation, order: tuple[int, ...], inputs: Sequence[Atom], params: dict) -> None:
+        """An equation on other operands, whose output is a transpose of what they give."""
+        (out,) = e.outputs
+        if order == tuple(range(len(order))):
+            self.build.equations.append(dataclasses.replace(e, inputs=tuple(inputs), params=params))
+            return
+        base = self.build.var(tuple(out.shape[order.index(a)] for a in range(len(order))), out.dtype)
+        self.build.equations.append(dataclasses.replace(e, inputs=tuple(inputs), params=params, outputs=(base,)))
+        self._later(e, base, order)
+
+    def _elementwise(self, e: Equation, order: tuple[int, ...]) -> None:
+        inputs = [self._back(v, order, e) for v in e.inputs]
+        self._replaced(e, order, inputs, e.params)
+
+    def _back(self, v: Atom, order: tuple[int, ...], like: Equation) -> Atom:
+        """A value of which ``v`` is the transpose: what is repeated along slices is repeated along other axes."""
+        if order == tuple(range(len(v.shape))) or not v.shape:
+            return v
+        if isinstance(v, Var) and v in self.of and self.of[v][1] == order:
+            return self.of[v][0]
+        e = self.definition.get(v) if isinstance(v, Var) and v not in self.of else None
+        shape = tuple(v.shape[order.index(a)] for a in range(len(order)))
+        if e is not None and e.op in J.STOP_GRADIENT:
+            params, inputs = e.params, (self._back(e.inputs[0], order, like),)
+        elif e is not None and e.op is _BROADCAST:
+            at = [order[a] for a in e.params["broadcast_dimensions"]]
+            params = {**e.params, "shape": shape, "broadcast_dimensions": tuple(sorted(at))}
+            inputs = (self._back(e.inputs[0], tuple(sorted(at).index(a) for a in at), like), *e.inputs[1:])
+        else:
+            if isinstance(v, Var):
+                self._present(v)
+            e, params, inputs = like, {"permutation": tuple(order.index(a) for a in range(len(order)))}, (v,)
+            e = dataclasses.replace(e, op=_TRANSPOSE)
+        out = self.build.var(shape, v.dtype)
+        self.build.equations.append(dataclasses.replace(e, params=params, inputs=inputs, outputs=(out,)))
+        return out
+
+    def _reduction(self, e: Equation, base: Var, order: tuple[int, ...]) -> None:
+        left = [order[a] for a in range(len(order)) if a not in e.params["axes"]]
+        axes = tuple(sorted(order[a] for a in e.params["axes"]))
+        self._replaced(e, tuple(sorted(left).index(a) for a in left), [base], {**e.params, "axes": axes})
+
+    def _product(self, e: Equation) -> None:
+        contracted, batched = e.params["dimension_numbers"]
+        inputs, numbers, result = [], [], list(range(len(batched[0])))
+        for v, *sides in zip(e.inputs, contracted, batched, strict=True):
+            base, order = (
+                self.of.get(v, (v, tuple(range(len(v.shape))))) if isinstance(v, Var) else (v, range(len(v.shape)))
+            )
+            free = [order[a] for a in range(len(v.shape)) if a not in sides[0] and a not in sides[1]]
+            first = len(result)
+            result += [first + sorted(free).index(a) for a in free]
+            inputs.append(base)
+            numbers.append([tuple(order[a] for a in axes) for axes in sides])
+        (c0, b0), (c1, b1) = numbers
+        self._replaced(e, tuple(result), inputs, {**e.params, "dimension_numbers": ((c0, c1), (b0, b1))})
