@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import rlfx.envs
@@ -37,6 +38,8 @@ def halved(n, start):
 WIDE = {
     "a carry": (lambda shared, t, b, c, x: (c + 1, None), jnp.int64, "the carry has int64"),
     "a carry of floats": (lambda shared, t, b, c, x: (0.5 * c, None), jnp.float64, "the carry has float64"),
+    "inputs": (lambda shared, t, b, c, x: (c + x.astype(c.dtype), None), jnp.float32, "xs has float64"),
+    "outputs": (lambda shared, t, b, c, x: (c, 1.0), jnp.float32, "ys has float64"),
     "inside": (
         lambda shared, t, b, c, x: ((c.astype(jnp.float64) * 1.5).astype(c.dtype), None),
         jnp.float32,
@@ -54,9 +57,11 @@ NARROW = {
 
 @pytest.mark.parametrize("name", WIDE)
 def test_a_tpu_has_numbers_of_32_bits(name):
-    body, dtype, fact = WIDE[name]
+    (body, dtype, fact), xs = WIDE[name], name == "inputs"
     with jax.enable_x64(True), pytest.raises(RlfxError) as caught:
-        lowered_for_tpu(fuse_scan(body, 5, backend="tpu"), None, jnp.ones(1024, dtype))
+        lowered_for_tpu(
+            fuse_scan(body, 5, backend="tpu"), None, jnp.ones(1024, dtype), np.ones((5, 1024)) if xs else None
+        )
     assert f"fuse_steps: {fact}, and this backend has numbers of 32 bits." in str(caught.value)
     assert (
         "Fix: Give it, or the bounds of its loop, a dtype of 32 bits (jnp.float32, jnp.int32), or use another backend."

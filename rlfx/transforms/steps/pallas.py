@@ -103,11 +103,12 @@ def kernel(
 
 
 def _check_widths(program: StepProgram, shared: Flat, target: Backend) -> None:
-    given = {"carry": program.carry.dtypes, "xs": program.xs.dtypes, "shared": [s.dtype for s in shared]}
-    for what, dtypes in given.items():
+    """Raise ProgramError if what goes into the kernel, or comes out of it, has more bits than the backend's numbers."""
+    found = {"the carry": program.carry.dtypes, "xs": program.xs.dtypes, "ys": program.ys.dtypes}
+    for what, dtypes in {**found, "shared": [s.dtype for s in shared]}.items():
         for d in dtypes:
             if not jnp.issubdtype(d, jax.dtypes.prng_key) and d.itemsize > target.widest:
-                fact = f"fuse_steps: the {what} has {d}, and this backend has numbers of {8 * target.widest} bits."
+                fact = f"fuse_steps: {what} has {d}, and this backend has numbers of {8 * target.widest} bits."
                 raise ProgramError(located(fact, fix=NARROW))
 
 
