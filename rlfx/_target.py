@@ -51,6 +51,7 @@ class Room:
       tile: activations that the learner has at a time by default; None: those of all timesteps.
       at_once: the largest value on slices that is computed for all timesteps at once.
       in_block: the same within a block of timesteps.
+      draws: random numbers that are drawn before a loop that uses them, for all timesteps at once; None: none are.
       memory: of the device; None: not known.
       host: whether host memory is another one than the device's.
     """
@@ -59,6 +60,7 @@ class Room:
     tile: int | None = None
     at_once: int = 1 << 30
     in_block: int = 1 << 30
+    draws: int | None = None
     memory: int | None = None
     host: bool = True
 
@@ -74,6 +76,8 @@ class Rewrites:
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
+      affine: loops of affine recurrences are associative scans (``execute/affine.py``).
+      picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
     """
 
     contractions: bool = False
@@ -81,6 +85,8 @@ class Rewrites:
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
+    affine: bool = False
+    picks: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,10 @@ class Target:
         return self.machine
 
 
+#: Operations are slow to start, and gathers and scatters slow.
+_ACCELERATOR = Rewrites(affine=True, picks=1024)
+
+
 def _cpu() -> Target:
     """All the cores that the process may use, as measured on x86."""
     cores = available_cores()
@@ -199,13 +209,13 @@ def _cpu() -> Target:
 
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
-    return Target(name, "gpu", rates, room, machine=MACHINES.get(name))
+    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, draws=16 * _MIB, memory=memory)
+    return Target(name, "gpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, memory=memory)
-    return Target(name, "tpu", rates, room, machine=MACHINES.get(name))
+    rates, room = Rates(bf16, elements, bandwidth, 2e-6), Room(cache=cache, draws=16 * _MIB, memory=memory)
+    return Target(name, "tpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
 
 
 #: From the makers' data sheets: products in TF32 (bfloat16 on TPUs, float32 where there is no other), as jax computes them

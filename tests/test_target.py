@@ -30,7 +30,7 @@ def test_a_device_is_known_by_its_kind(device, name):
     found = target_of(Device(platform=platform, device_kind=kind))
     assert found == rlfx.target(name)
     assert found.platform == platform
-    assert found.rewrites == Rewrites(), "what is measured on CPUs is for CPUs"
+    assert found.rewrites == Rewrites(affine=True, picks=1024), "what is measured on CPUs is for CPUs"
 
 
 def test_the_machine_at_hand():

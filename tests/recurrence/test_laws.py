@@ -14,6 +14,7 @@ import rlfx
 from rlfx import Plan
 from rlfx.errors import RlfxError, ScheduleError
 from tests import strategies
+from tests.leaks import checking_leaks
 from tests.recurrence.test_generated import QUICK, mismatches, outcome
 from tests.strategies import GeneratedProgram, Statement
 
@@ -247,5 +248,5 @@ def test_with_debug_nans(count: int):
 @sizes
 def test_with_checking_leaks(count: int):
     for p, expected in programs(count):
-        with jax.checking_leaks():
+        with checking_leaks():
             agree(p, run(p), expected)

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import rlfx
 from rlfx.errors import UnsupportedSliceOp
+from tests.leaks import checking_leaks
 
 T = 4
 X = np.array([1.0, 2.0, 4.0, 8.0], np.float32)  # the series of every program here, times its parameter
@@ -195,7 +196,7 @@ def test_nothing_of_a_slice_leaks_from_its_trace():
             jax.nn.relu(x[:t] * (1.0 * t))
         ), c
 
-    with jax.checking_leaks():
+    with checking_leaks():
         gradient = jax.jit(jax.grad(lambda p: rlfx.compile(f, length=3, batch=2)(p, jnp.ones(2, jnp.float32))[0]))
         assert np.isfinite(gradient(0.5))
 

@@ -150,6 +150,15 @@ def test_runs_end_early():
     np.testing.assert_allclose(result.agent["x"], by_hand(6)[-1], rtol=1e-6)
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler: what a shell starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_after_the_call_and_a_second_one_at_once(tmp_path, capsys):
     def press(times):
         def write(update, metrics):

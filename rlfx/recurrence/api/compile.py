@@ -15,9 +15,9 @@ from rlfx._checks import BOOLEAN, TEXT, expect, function, instance, one_of, opti
 from rlfx._target import Target, target_of
 from rlfx.errors import ProgramError, ProgramTypeError, ScheduleError, located
 from rlfx.recurrence.analysis.check import check
+from rlfx.recurrence.api.adapted import adapted
 from rlfx.recurrence.api.explain import Explanation
 from rlfx.recurrence.api.pending import transformed
-from rlfx.recurrence.cpu.convolution import with_channels_last
 from rlfx.recurrence.gradient.mesh import Sharding
 from rlfx.recurrence.gradient.passes import Passes, passes
 from rlfx.recurrence.gradient.rule import GradientRule
@@ -328,9 +328,7 @@ class Compiled:
             program = expect("What transform returns", self.transform(program), _PROGRAM, ProgramError, fix=fix)
             program = verify(program, "transform=", traced)
         consts, target = list(program.const_values), self.target or _here(self.sharding)
-        if target.rewrites.channels_last:
-            program = rewritten(with_channels_last, program)
-        rule = GradientRule(replace(program, const_values=()), self.options, target, self.sharding)
+        rule = GradientRule(replace(adapted(program, target), const_values=()), self.options, target, self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
             self._programs[traced_for] = (rule, consts)
             while len(self._programs) > SIGNATURES:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Equation, Program, infer_dims
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Equation, Program
 
 CONVOLUTION = J.primitive("conv_general_dilated")
 
@@ -33,21 +34,13 @@ def with_channels_last(program: Program) -> Program:
 
     XLA makes no copies of the transposes between one convolution and the next: it chooses how the arrays lie in memory.
     """
-    build = Builder(program)
-    rewritten: list[Equation] = []
-    for equation in program.equations:
+
+    def instead(equation: Equation) -> Callable | None:
         if equation.op is not CONVOLUTION or equation.is_ragged or _is_last(equation):
-            rewritten.append(equation)
-            continue
-        build.equations = []
-        params = dict(equation.params)
-        build.call(lambda x, w, params=params: channels_last(x, w, params), equation.inputs, equation)
-        *before, last = build.equations
-        rewritten += [*before, replace(last, outputs=equation.outputs)]
-    if len(rewritten) == len(program.equations):
-        return program
-    given = {v: program.dims_of(v) for v in program.inputs}
-    return replace(program, equations=tuple(rewritten), dims=infer_dims(rewritten, given, program.alive))
+            return None
+        return functools.partial(channels_last, params=dict(equation.params))
+
+    return exchanged(program, instead)
 
 
 def _is_last(equation: Equation) -> bool:

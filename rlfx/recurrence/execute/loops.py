@@ -28,6 +28,9 @@ class Scan:
 
     differentiable = True
 
+    def of(self, loop: Loop) -> Scan:
+        return self
+
     def __str__(self) -> str:
         return "scan"
 
@@ -44,6 +47,9 @@ class WhileGoing:
     """
 
     differentiable = False
+
+    def of(self, loop: Loop) -> WhileGoing:
+        return self
 
     def __str__(self) -> str:
         return "scan"

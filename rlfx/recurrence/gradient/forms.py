@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rlfx._target import Target
 from rlfx.recurrence.cpu.contractions import FAST
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last
+from rlfx.recurrence.execute.affine import AffineScan
 from rlfx.recurrence.execute.executor import Execution, execute, prepared
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import first_of, hold
@@ -28,7 +29,7 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import wide, widened
 from rlfx.recurrence.memory.timeline import LEARNING
 from rlfx.recurrence.schedule.learner import Learner
-from rlfx.recurrence.schedule.physical import ExecutablePlan, Runner, physical
+from rlfx.recurrence.schedule.physical import ExecutablePlan, Iteration, Runner, physical
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule
 
@@ -38,14 +39,22 @@ _CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], 
 
 def acting_plan(schedule: Schedule, target: Target, batch: int, runner: Runner | None = None) -> ExecutablePlan:
     """How a schedule runs of which no derivative is taken: by ``runner``, or by what a transform has asked for."""
-    return physical(schedule, target, while_going, runner or schedule.graph.program.directives.loops, batch=batch)
+    return physical(
+        schedule, target, _on(target, while_going), runner or schedule.graph.program.directives.loops, batch=batch
+    )
 
 
 def learning_plan(
     schedule: Schedule, target: Target, runner: Runner | None = None, batch: int = 1, steps: int | None = None
 ) -> ExecutablePlan:
     """How a schedule runs that is differentiated."""
-    return physical(schedule, target, Deferring(target.rewrites.deferred_rows), runner, batch=batch, steps=steps)
+    iteration = _on(target, Deferring(target.rewrites.deferred_rows))
+    return physical(schedule, target, iteration, runner, batch=batch, steps=steps)
+
+
+def _on(target: Target, iteration: Iteration) -> Iteration:
+    """How iterations run on a machine."""
+    return AffineScan(iteration) if target.rewrites.affine else iteration
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,17 @@
-"""Equations that rewrites add to a program."""
+"""Equations that rewrites add to a program, or put in the place of others."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.language.index import Index, Point
 from rlfx.recurrence.language.primitives import read_p, series_p
 
@@ -61,3 +62,25 @@ class Builder:
         out = self.var(value.shape, value.dtype)
         self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
         return out
+
+
+def exchanged(program: Program, instead: Callable[[Equation], Callable | None]) -> Program:
+    """The program with other equations for some of its own, each of one output; without such equations ``program``.
+
+    Args:
+      instead: of an equation, a function of its inputs at one point that computes its output; None: it stays.
+    """
+    build, found = Builder(program), []
+    for equation in program.equations:
+        fn = instead(equation)
+        if fn is None:
+            found.append(equation)
+            continue
+        build.equations = []
+        build.call(fn, equation.inputs, equation)
+        *before, last = build.equations
+        found += [*before, replace(last, outputs=equation.outputs)]
+    if len(found) == len(program.equations):
+        return program
+    given = {v: program.dims_of(v) for v in program.inputs}
+    return replace(program, equations=tuple(found), dims=infer_dims(found, given, program.alive))

@@ -27,6 +27,8 @@ class Directives:
       timesteps, environments: the size of the learner's blocks (``incrementalize``).
       vectorize: the axes over which everything that can leaves a loop.
       offload: which stored values go to the host.
+      ahead: random numbers (what depends on timestep, environment and key alone) of at most so many bytes are computed before
+        a loop that uses them, for all timesteps at once.
       loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``LoopRunner`` (``execute/loops.py``).
     """
 
@@ -34,6 +36,7 @@ class Directives:
     environments: int | None = None
     vectorize: tuple[str, ...] = ()
     offload: Hosting | None = None
+    ahead: int | None = None
     loops: Any = None
 
     def __str__(self) -> str:

@@ -52,9 +52,15 @@ def rewritten(fn: Callable, rules: Mapping[Any, Callable[[Any, list], Any]]) -> 
       >>> float(rewritten(lambda x: jnp.sin(x) + 1.0, {J.primitive("sin"): lambda eqn, operands: operands})(2.0))
       3.0
     """
-    if not rules:
-        return fn
+    return _by(rules, fn) if rules else fn
 
+
+def inlined(fn: Callable) -> Callable:
+    """``fn`` without calls that only have a name: their bodies are in their place."""
+    return _by({}, fn)
+
+
+def _by(rules: Mapping[Any, Callable[[Any, list], Any]], fn: Callable) -> Callable:
     def rule(eqn: Any, operands: list) -> Any:
         if eqn.primitive in J.INLINED:
             return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, rule)

@@ -7,7 +7,6 @@ against operations, as for everything else. Only outputs of layers are ever kept
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -18,8 +17,8 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import PRODUCTS, flops_of
-from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Equation, Program, infer_dims
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Equation, Program
 
 #: Operations for one element of a product from which on it is wide: narrower ones are computed again as fast as read.
 WIDE = 256
@@ -40,27 +39,11 @@ def with_caching(program: Program) -> Program:
 
     Without wide products, it is ``program``.
     """
-    build = Builder(program)
-    rewritten: list[Equation] = []
-    for equation in program.equations:
-        if not is_wide(equation, program):
-            rewritten.append(equation)
-            continue
-        (out,) = equation.outputs
-        value = build.var(out.shape, out.dtype)
-        build.equations = [dataclasses.replace(equation, outputs=(value,))]
-        known = build.call(_known(equation), (*equation.inputs, value), equation)
-        *before, last = build.equations
-        assert last.outputs == (known,)
-        rewritten += [*before, dataclasses.replace(last, outputs=(out,))]
-    if len(rewritten) == len(program.equations):
-        return program
-    given = {v: program.dims_of(v) for v in program.inputs}
-    return dataclasses.replace(program, equations=tuple(rewritten), dims=infer_dims(rewritten, given, program.alive))
+    return exchanged(program, lambda e: _known(e) if is_wide(e, program) else None)
 
 
 def _known(equation: Equation) -> Callable:
-    """``(x, w, value) -> value`` with the derivative of the product of ``x`` and ``w``."""
+    """The product of ``x`` and ``w``, whose value is not on the path of its derivative."""
 
     def product(x: Any, w: Any) -> Any:
         (out,) = J.bind(equation.op, dict(equation.params), x, w)
@@ -77,4 +60,4 @@ def _known(equation: Equation) -> Callable:
         return value, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(value)
 
     known.defjvp(derivative, symbolic_zeros=True)
-    return lambda x, w, value: known(x, w, jax.lax.stop_gradient(value))
+    return lambda x, w: known(x, w, jax.lax.stop_gradient(product(x, w)))

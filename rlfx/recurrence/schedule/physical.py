@@ -32,6 +32,10 @@ class Iteration(Protocol):
     @property
     def differentiable(self) -> bool: ...
 
+    def of(self, loop: Loop) -> Iteration:
+        """How the iterations of this loop run: so, or another way."""
+        ...
+
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple: ...
 
 
@@ -193,4 +197,4 @@ def _repeated(
         loop, joined = share_products(loop, program, target.rewrites.shared_rows)
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
-    return Repeated(loop, iteration, mine, joined, tiled, sections, said)
+    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlfx._lazy import nx
+from rlfx.recurrence.analysis.cost import bytes_of, points
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
@@ -158,7 +159,8 @@ def _users(graph: Graph) -> dict[Var, list[Equation]]:
 def _inlined(graph: Graph, levels: dict) -> frozenset[Equation]:
     """Equations that depend on t, b and keys alone (random numbers): loops evaluate them where they use them.
 
-    Stacking them for the loop would cost memory and gain nothing.
+    Stacking them for the loop would cost memory and gain nothing, unless operations are slow to start: then a program asks
+    for them ahead, as long as they are small.
     """
     program = graph.program
     inline: set[Equation] = set()
@@ -167,7 +169,18 @@ def _inlined(graph: Graph, levels: dict) -> frozenset[Equation]:
         simple = e.is_pointwise and not (e.is_ragged or e.has_effects) and levels.get(e) == -1
         if simple and varying and all(v is program.now or graph.definition.get(v) in inline for v in varying):
             inline.add(e)
+    ahead = program.directives.ahead
+    if ahead is not None and _stacked_bytes(graph, inline) <= ahead:
+        return frozenset()
     return frozenset(inline)
+
+
+def _stacked_bytes(graph: Graph, inline: set[Equation]) -> int:
+    """Bytes of what other equations use of those that could be inlined, at all points."""
+    program = graph.program
+    used = {v for e in graph.equations if e not in inline for v in e.inputs if isinstance(v, Var)}
+    values = [v for e in inline for v in e.outputs if v in used]
+    return sum(bytes_of(v, program.domain) * points(program.dims_of(v), program.domain) for v in values)
 
 
 def _only_in_loops(graph: Graph, inline: frozenset, recurrent: frozenset) -> frozenset[Equation]:

@@ -1,0 +1,25 @@
+"""A program as its machine computes it fast: the rewrites that pay there."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from rlfx._target import Target
+from rlfx.recurrence.cpu.convolution import with_channels_last
+from rlfx.recurrence.ir.program import Program
+from rlfx.recurrence.ir.verify import rewritten
+from rlfx.recurrence.rewrite.picks import with_picks
+
+
+def adapted(program: Program, target: Target) -> Program:
+    """The program for a target, with the same meaning."""
+    pays = target.rewrites
+    if pays.channels_last:
+        program = rewritten(with_channels_last, program)
+    if pays.picks:
+        program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
+    if target.room.draws is not None and program.directives.loops is None:
+        asked = replace(program.directives, ahead=target.room.draws)
+        program = replace(program, directives=asked)
+    return program

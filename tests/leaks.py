@@ -1,0 +1,19 @@
+"""``jax.checking_leaks`` in a process with many objects."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+import jax
+
+
+@contextlib.contextmanager
+def checking_leaks() -> Iterator[None]:
+    """jax looks for what refers to a trace among all objects: here, among those made since (else seconds a trace)."""
+    gc.collect()
+    gc.freeze()
+    try:
+        with jax.checking_leaks():
+            yield
+    finally:
+        gc.unfreeze()
