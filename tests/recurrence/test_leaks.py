@@ -4,9 +4,9 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import rlfx
+from tests.leaks import checking_leaks
 
 T, B = 3, 2
 REDUCED = {
@@ -24,32 +24,31 @@ PLACES = {
 OPTIONS = {"": {}, "until": {"until": lambda c: c > 0.7}, "blocks": {"plan": rlfx.Plan("blocks", 1)}}
 
 
-def members():
-    for reduced, place, options in itertools.product(REDUCED, PLACES, OPTIONS):
-        over_time = not reduced.endswith("over b")
-        if place == "in the loop" and over_time:
-            continue  # the carry would depend on the future
-        if options == "blocks" and (over_time or place not in ("at once", "in the loop")):
-            continue  # the gradient flows through other timesteps
-        yield reduced, place, options
+def allowed(reduced, place, options):
+    """Whether the carry does not depend on the future, nor the gradient, in blocks, on other timesteps."""
+    over_time = not reduced.endswith("over b")
+    together = place in ("at once", "in the loop")
+    return not (over_time and place == "in the loop") and (options != "blocks" or (together and not over_time))
 
 
-def gradient(reduced, place, options):
-    """Its jaxpr, as ``jax.jit`` makes it."""
-
-    def program(p, c, t):
-        return PLACES[place](REDUCED[reduced], p, c, t)
-
-    fn = rlfx.compile(program, length=T, batch=B, **OPTIONS[options])
-    return jax.make_jaxpr(jax.grad(lambda p, c: fn(p, c)[0]))(jnp.float32(0.5), jnp.ones(B, jnp.float32))
+PROGRAMS = {
+    (place, options): [name for name in REDUCED if allowed(name, place, options)]
+    for place, options in itertools.product(PLACES, OPTIONS)
+}
 
 
 def test_reductions_hold_no_value_of_their_trace():
-    """112 of them; at a stroke, since each check looks through all objects there are."""
-    found = [*members()]
-    assert len(found) >= 50
-    with checking_leaks():
-        jaxprs = jax.make_jaxpr  # one trace around all
-        del jaxprs
-        for member in found:
-            assert gradient(*member).out_avals[0].shape == (), member
+    """112 of them, with and without ends, and in blocks: those of one place are one program."""
+    assert sum(map(len, PROGRAMS.values())) == 112
+    for (place, options), names in PROGRAMS.items():
+        if not names:
+            continue
+
+        def program(p, c, t, place=place, names=names):
+            losses, carries = zip(*(PLACES[place](REDUCED[name], p, c, t) for name in names), strict=True)
+            return sum(losses), sum(carries) / len(carries)
+
+        with checking_leaks():
+            fn = rlfx.compile(program, length=T, batch=B, **OPTIONS[options])
+            gradient = jax.make_jaxpr(jax.grad(lambda p, c, fn=fn: fn(p, c)[0]))
+            assert gradient(jnp.float32(0.5), jnp.ones(B, jnp.float32)).out_avals[0].shape == ()
