@@ -70,6 +70,13 @@ test-aot: aot-cuda aot-tpu
 
 .PHONY: aot-cuda aot-tpu test-aot
 
+# What only an accelerator can show, on a machine that has one, with the Python and jax that are there; results under benchmarks/results/gpu.
+GPU_PYTHON ?= $(PYTHON)
+gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu
+
+.PHONY: gpu
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check rlfx tests examples benchmarks
 	$(BIN)/lint-imports --config pyproject.toml
