@@ -14,6 +14,7 @@ from rlfx._target import Target
 from rlfx.errors import ProgramError, ScheduleError
 from rlfx.recurrence.api.adapted import adapted
 from rlfx.recurrence.api.call import results
+from rlfx.recurrence.api.differentiated import data_note, differentiated
 from rlfx.recurrence.api.explain import Explanation
 from rlfx.recurrence.api.machine import TARGET, here
 from rlfx.recurrence.api.traced import PROGRAM, traced
@@ -26,7 +27,7 @@ from rlfx.recurrence.ir.verify import verify
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.plan.planner import Options, evaluator_of
 from rlfx.recurrence.plan.room import free_bytes
-from rlfx.recurrence.schedule.learner import Learner, is_float
+from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.plan import Plan
 
 #: For how many types of arguments a function keeps its program, and what XLA has made of it.
@@ -89,38 +90,51 @@ class Compiled:
         return replace(rule.program, const_values=tuple(consts))
 
     def explain(
-        self, params: Any, carry: Any, key: Any = None, *, measure: bool = False, target: Target | str | None = None
+        self,
+        params: Any,
+        carry: Any,
+        key: Any = None,
+        *,
+        wrt: Any = None,
+        measure: bool = False,
+        target: Target | str | None = None,
     ) -> Explanation:
         """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it.
 
         Args:
           params, carry, key: arguments of the compiled function, arrays or shapes.
+          wrt: as for :meth:`plan`: which leaves of ``params`` are differentiated.
           measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones; for a target that
             is not here, what it launches there, too.
           target: another machine than the one it is compiled for: ``"a100"``.
 
         Raises:
+          ProgramError: ``wrt`` is no prefix of ``params``, or marks no float.
           TargetError: the target is not here, and nothing that compiles for it is installed (with the line that installs it).
         """
         measure = expect("measure", measure, BOOLEAN, ProgramError)
         target = expect("target", target, TARGET, ScheduleError)
         if target is not None and target != self.target:
             there = replace(self, target=target, _programs={})
-            return there.explain(params, carry, key, measure=measure)
+            return there.explain(params, carry, key, wrt=wrt, measure=measure)
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        plan, learner = self._plan(rule), self._learner(rule)
+        order = differentiated(rule.program, params, wrt)
+        learner = rule.learner(frozenset(order))
+        plan = rule.plan(learner, order)
         forward = self.options == Options() and rule.program.loss is None
-        evaluator = evaluator_of(rule, self._order(rule), (), None if forward else learner)
+        evaluator = evaluator_of(rule, order, (), None if forward else learner)
         if measure:
             evaluator.measured(plan)
         shown = rule.caching(plan) if plan.cached else rule
         free = free_bytes(rule.target, rule.split.own_devices)
-        return Explanation(shown.program, self._learner(shown), plan, evaluator, self.options.memory_budget, free)
+        note = data_note(rule.program, order) if wrt is None and rule.program.loss is not None else None
+        own = self._learner(shown, params, wrt)
+        return Explanation(shown.program, own, plan, evaluator, self.options.memory_budget, free, note)
 
-    def physical(self, params: Any, carry: Any, key: Any = None) -> Passes:
+    def physical(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Passes:
         """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
 
-        What :meth:`explain` says comes from it, and the executor reads nothing else.
+        What :meth:`explain` says comes from it, and the executor reads nothing else. ``wrt``: as for :meth:`plan`.
 
         Example:
           >>> import jax.numpy as jnp, rlfx
@@ -135,26 +149,31 @@ class Compiled:
           2  all t: 1 equations
         """
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        plan = self._plan(rule)
+        order = differentiated(rule.program, params, wrt)
+        plan = rule.plan(rule.learner(frozenset(order)), order)
         shown = rule.caching(plan) if plan.cached else rule
-        return passes(self._learner(shown), plan, rule.target, rule.split.batch)
+        return passes(self._learner(shown, params, wrt), plan, rule.target, rule.split.batch)
 
-    def plan(self, params: Any, carry: Any, key: Any = None) -> Plan:
+    def plan(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Plan:
         """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).
 
         A value: save it (``to_json``), and give it to ``compile(plan=)`` to have it again.
+
+        Args:
+          params, carry, key: arguments of the compiled function, arrays or shapes.
+          wrt: which leaves of ``params`` the call differentiates: a pytree of bools, a prefix of ``params``, with one bool for
+            each leaf or for a whole subtree. ``wrt=(True, False)`` of ``params=(weights, data)``, of which
+            ``jax.grad(lambda w: loss_fn((w, data), carry)[0])`` is the call. None, the default: all floats.
+
+        Raises:
+          ProgramError: ``wrt`` is no such prefix, or marks no float.
         """
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        return self._plan(rule)
+        order = differentiated(rule.program, params, wrt)
+        return rule.plan(rule.learner(frozenset(order)), order)
 
-    def _learner(self, rule: GradientRule) -> Learner:
-        return rule.learner(frozenset(v for v in rule.program.params if is_float(v)))
-
-    def _plan(self, rule: GradientRule) -> Plan:
-        return rule.plan(self._learner(rule), self._order(rule))
-
-    def _order(self, rule: GradientRule) -> list:
-        return [v for v in rule.program.params if is_float(v)]
+    def _learner(self, rule: GradientRule, params: Any, wrt: Any) -> Learner:
+        return rule.learner(frozenset(differentiated(rule.program, params, wrt)))
 
     def _prepare(self, params: Any, carry: Any, key: Any) -> tuple[GradientRule, list, Arguments]:
         arguments = check_arguments(params, carry, key, self.domain, self.prng)
