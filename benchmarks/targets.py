@@ -45,12 +45,16 @@ def timerl():
     return ppo_timerl.ppo, ppo_timerl.LENGTH, 512, (params, state, KEY)
 
 
+def sequences(length, batch):
+    """Shapes of what the recurrent learner learns from."""
+    x = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct((length, batch, *shape), dtype)  # noqa: E731
+    return recurrent_ppo.Sample(x(2), x(dtype=bool), x(dtype=jnp.int32), x(), x(), x())
+
+
 def recurrent():
     """The learner of examples/recurrent_ppo.py: a GRU of 128 units, whole sequences, T = 256, B = 512."""
     length, batch, hidden = 256, 512, 128
-
-    x = lambda *shape, dtype=jnp.float32: jnp.zeros((length, batch, *shape), dtype)  # noqa: E731
-    samples = recurrent_ppo.Sample(x(2), x(dtype=bool), x(dtype=jnp.int32), x(), x(), x())
+    samples = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sequences(length, batch))
 
     def learn(params, h, t):  # what was acted is data, and not differentiated
         return recurrent_ppo.learn((params, samples), h, t)

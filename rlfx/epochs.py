@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rlfx import _jaxpr as J
 from rlfx._checks import POSITIVE, TEXT, expect, function, instance, one_of, optional
@@ -31,7 +31,7 @@ def minibatch_epochs(
     key: jax.Array,
     axis: str = "tb",
     shuffle: Callable[[jax.Array, int], jax.Array] = keyed_shuffle,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str = "b",
 ) -> tuple[Any, Any]:
     """Run ``update`` on every minibatch of every epoch.
@@ -106,9 +106,13 @@ def minibatch_epochs(
     return jax.lax.scan(epoch, carry, jax.random.split(unrolled(key), epochs))
 
 
-def _placement(mesh: Mesh | None, axis: str, size: int) -> Callable[..., Callable[[Any], Any]]:
+#: Devices, or a description of some that are not here: ``rlfx.target("h200:8").mesh("b")``.
+_MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", "rlfx.use_all_cores()"))
+
+
+def _placement(mesh: Mesh | AbstractMesh | None, axis: str, size: int) -> Callable[..., Callable[[Any], Any]]:
     """``place(*partition)(x)`` is ``x``, laid out over the devices of the mesh."""
-    expect("mesh", mesh, optional(instance(Mesh, "a mesh of devices", "rlfx.use_all_cores()")), ScheduleError)
+    expect("mesh", mesh, _MESH, ScheduleError)
     expect("mesh_axis", axis, TEXT, ScheduleError)
     if mesh is None:
         return lambda *_partition: lambda x: x

@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+import rlfx
+import rlfx.envs
+
 STEPS, ROUNDS = 50, 7
 S = jax.ShapeDtypeStruct
 
@@ -67,3 +70,83 @@ def hosted(x):
 LOOPS = (S((STEPS, 512, 64), jnp.float32), S((64, 64), jnp.float32))
 OPEN_ENDED = (S((128, 128), jnp.float32),)
 HOSTED = (S((STEPS, 4096), jnp.float32),)
+
+
+# -- PPO over a mesh: one epoch, and epochs of shuffled minibatches
+
+UNITS, OBSERVED, PPO_STEPS, EPOCHS, MINIBATCHES = 64, 16, 96, 2, 4
+
+
+def _ppo_loss(params, obs, action, old, advantage, target):
+    hidden = jnp.tanh(obs @ params["body"])
+    log_probs, value = jax.nn.log_softmax(hidden @ params["actor"]), hidden @ params["critic"]
+    ratio = jnp.exp(log_probs[action] - old)
+    surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
+    return (value - target) ** 2 - surrogate + 0.01 * jnp.sum(jnp.exp(log_probs) * log_probs)
+
+
+def _acted(params, obs, t):
+    """One timestep of a small system: its successor, and what a learner needs."""
+    hidden = jnp.tanh(obs @ params["body"])
+    log_probs, value = jax.nn.log_softmax(hidden @ params["actor"]), hidden @ params["critic"]
+    action = jax.random.categorical(t.key_for("action"), log_probs)
+    following = jnp.tanh(
+        0.9 * obs + 0.1 * jax.random.normal(t.key_for("env"), obs.shape) + 0.1 * action.astype(jnp.float32)
+    )
+    terminated = following[0] > 0.9
+    step = rlfx.envs.Step(-jnp.mean(following**2), terminated, jnp.bool_(False), following)
+    next_value = rlfx.next_value(lambda obs: jnp.tanh(obs @ params["body"]) @ params["critic"], step, value)
+    advantage = jax.lax.stop_gradient(rlfx.gae(step, value, next_value, gamma=0.99, lam=0.95))
+    sample = obs, action, log_probs[action], advantage, advantage + jax.lax.stop_gradient(value)
+    return jax.lax.stop_gradient(jnp.where(terminated, 0.0, following)), sample
+
+
+def one_epoch(params, obs, t):
+    """PPO's loss at one timestep, with advantages normalised over all of them."""
+    following, (obs, action, old, advantage, target) = _acted(params, obs, t)
+    scaled = (advantage - rlfx.mean(advantage)) / (rlfx.std(advantage) + 1e-8)
+    return _ppo_loss(params, obs, action, jax.lax.stop_gradient(old), scaled, target), following
+
+
+def ppo_params(sharding=None):
+    """Shapes of the weights; of the hidden layer perhaps split."""
+    return {
+        "body": S((OBSERVED, UNITS), jnp.float32, sharding=sharding),
+        "actor": S((UNITS, 4), jnp.float32),
+        "critic": S((UNITS,), jnp.float32),
+    }
+
+
+def ppo_gradient(batch, mesh=None, weights=None):
+    """``(fn, shapes)`` of the update of one epoch, environments split over axis "b" of a mesh, weights as they say."""
+    loss_fn = rlfx.compile(one_epoch, length=PPO_STEPS, batch=batch, mesh=mesh)
+
+    def update(params, obs, key):
+        (loss, (obs, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, obs, key)
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), obs, loss
+
+    return update, (ppo_params(weights), *_observed(batch, mesh))
+
+
+def ppo_minibatches(batch, mesh=None):
+    """``(fn, shapes)`` of an update of 2 epochs of 4 minibatches over a mesh."""
+    rollout = rlfx.unroll(_acted, length=PPO_STEPS, batch=batch, mesh=mesh)
+
+    def learn(params, sample):
+        loss = lambda params: jax.vmap(lambda *x: _ppo_loss(params, *x))(*sample).mean()  # noqa: E731
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss)(params)), None
+
+    def update(params, obs, key):
+        act_key, shuffle_key = jax.random.split(key)
+        obs, samples = rollout(params, obs, act_key)
+        params, _ = rlfx.minibatch_epochs(
+            learn, params, samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
+        )
+        return params, obs
+
+    return update, (ppo_params(), *_observed(batch, mesh))
+
+
+def _observed(batch, mesh):
+    split = None if mesh is None else NamedSharding(mesh, PartitionSpec("b"))
+    return S((batch, OBSERVED), jnp.float32, sharding=split), jax.eval_shape(lambda: jax.random.key(0))

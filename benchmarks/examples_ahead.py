@@ -1,0 +1,300 @@
+"""Does it compile there? Every example's update, every form of plan and every kernel, for GPUs and TPUs that are not here.
+
+    make targets                                                           # all of it, for h200, a100, t4 and v5e
+    python benchmarks/examples_ahead.py [--targets h200 v5e] [--programs ppo_cartpole ...] [--json FILE]
+
+Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. It
+shows that programs compile, not that they are right, nor fast. Left out: examples/place_block.py, which places a function on
+the devices of this process; of examples/composed_dqn.py, whose loop is the host's, the learner's two functions are compiled.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import rlfx
+from rlfx.envs import fast_prng
+from rlfx.errors import RlfxError
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+
+import a2c
+import attention
+import composed_dqn
+import dqn
+import dqn_family
+import frame_stacking
+import grpo
+import gru_bptt
+import iteration_level
+import memory_over_time
+import policies
+import ppo_cartpole
+import ppo_continuous
+import ppo_one_epoch
+import pqn
+import profile_dqn_loop
+import recurrent_ppo
+import reinforce
+import sac
+import sarsa_lambda
+import td3
+import vtrace
+from networks import init_actor_critic, init_mlp
+
+S = jax.ShapeDtypeStruct
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+FAST = jax.eval_shape(lambda: jax.random.key(0, impl=fast_prng))
+
+
+def shapes(init, *arguments):
+    return jax.eval_shape(init, *arguments)
+
+
+def states(env, batch):
+    return shapes(lambda key: jax.vmap(env.reset)(jax.random.split(key, batch)), KEY)
+
+
+# -- examples: each an update, and the shapes of its arguments
+
+
+def online(program, make_update, sizes, *, length, batch, env=a2c.env, init=None, key=KEY, **options):
+    """Loss, gradient and optimiser of a per-timestep program."""
+    loss_fn = rlfx.compile(program, length=length, batch=batch, **options)
+    optimizer = optax.adam(1e-3)
+    params = shapes(init or partial(init_mlp, sizes=sizes), KEY)
+    return make_update(loss_fn, optimizer), ((params, shapes(optimizer.init, params), states(env, batch)), key)
+
+
+def actor_critic(program, **options):
+    return online(program, a2c.make_update, None, init=lambda key: init_actor_critic(key, (4, 64, 64, 2)), **options)
+
+
+def off_policy_actor_critic():
+    loss_fn, optimizer = rlfx.compile(vtrace.impala, length=32, batch=64), optax.adam(1e-3)
+    params = shapes(lambda key: init_actor_critic(key, (4, 64, 64, 2)), KEY)
+    agent = params, params, shapes(optimizer.init, params), states(vtrace.env, 64)
+    return vtrace.make_update(loss_fn, optimizer, 4), (agent, (S((), jnp.int32), KEY))
+
+
+def written_in(name):
+    """A policy of flax or equinox, whose parameters are made here."""
+    policy = policies.POLICIES[name](jax.random.key(0))
+    program = policies.make_program(policy.apply)
+    return online(program, reinforce.make_update, None, length=250, batch=32, init=lambda key: policy.params)
+
+
+def recall(program):
+    length, batch = 32, 64
+    loss_fn = rlfx.compile(program, length=length, batch=batch)
+
+    def gradient(params, symbols, h):
+        return jax.value_and_grad(lambda p: loss_fn((p, symbols), h)[0])(params)
+
+    h = None if program is gru_bptt.recall_solve else S((batch, gru_bptt.HIDDEN), jnp.float32)
+    return gradient, (shapes(gru_bptt.init_params, KEY), S((length, batch), jnp.int32), h)
+
+
+def images(title):
+    """A plan of examples/memory_over_time.py, at its default size."""
+    program, options = memory_over_time.plans(64, 64, 16)[title]
+    loss_fn = rlfx.compile(program, length=64, batch=16, **options)
+    params = shapes(lambda key: memory_over_time.init(key, 64), KEY)
+    return jax.value_and_grad(loss_fn, has_aux=True), (params, S((16, 3, 64, 64), jnp.float32), KEY)
+
+
+def demo():
+    optimizer = ppo_cartpole.make_optimizer(100)
+    rollout = rlfx.unroll(ppo_cartpole.act, length=ppo_cartpole.LENGTH, batch=16)
+    agent = shapes(lambda key: ppo_cartpole.init_agent(key, optimizer, 16), KEY)
+    return ppo_cartpole.make_update(rollout, optimizer), (agent, KEY)
+
+
+def recipe(make):
+    made = make()
+    return made.update, (shapes(made.init, KEY), KEY)
+
+
+def online_dqn():
+    program = rlfx.unroll(dqn.dqn, length=1000, batch=8)
+    carry = shapes(lambda key: dqn.init_carry(key, 8), KEY)
+    return lambda carry, key, t0: program(None, carry, key, t0=t0), (carry, KEY, S((), jnp.int32))
+
+
+def sarsa():
+    program = rlfx.unroll(sarsa_lambda.sarsa, length=2000, batch=16)
+    carry = shapes(lambda key: sarsa_lambda.init_carry(key, 16), KEY)
+    return lambda carry, key, t0: program(None, carry, key, t0=t0), (carry, KEY, S((), jnp.int32))
+
+
+def composed():
+    batch, learner = dqn_family.SAMPLES, shapes(composed_dqn.init, KEY)
+    number, obs = S((batch,), jnp.float32), S((batch, dqn_family.OBS), jnp.float32)
+    action, ended = S((batch,), jnp.int32), S((batch,), bool)
+    transitions = dqn_family.Transition(obs, action, number, ended, ended, obs)
+
+    def update(learner, transitions, weight, key):
+        grads, errors, metrics = composed_dqn.gradient(learner, transitions, weight, key)
+        return composed_dqn.apply(learner, grads), errors, metrics
+
+    return update, (learner, transitions, number, KEY)
+
+
+def profiled():
+    step = profile_dqn_loop.step
+    return lambda carry: jax.lax.scan(step, carry, None, length=100)[0], (shapes(profile_dqn_loop.start),)
+
+
+MAKES = {
+    **{f"dqn_family: {name}": make for name, make in dqn_family.FAMILY.items()},
+    **td3.FAMILY,
+    "grpo": grpo.make,
+    "ppo_continuous": ppo_continuous.make,
+    "pqn": pqn.make,
+    "recurrent_ppo": recurrent_ppo.make,
+    "sac": sac.make,
+}
+
+EXAMPLES = {
+    "a2c": partial(actor_critic, a2c.a2c, length=32, batch=64),
+    "attention": partial(
+        online, attention.reinforce, attention.make_update, None, length=128, batch=32, init=attention.init_params
+    ),
+    "composed_dqn": composed,
+    "dqn": online_dqn,
+    "frame_stacking": partial(
+        online, frame_stacking.reinforce, frame_stacking.make_update, (2 * frame_stacking.FRAMES, 64, 2), length=250, batch=32
+    ),
+    "fused_ppo": partial(actor_critic, ppo_one_epoch.ppo, length=128, batch=64, transform=rlfx.fuse_steps, key=FAST),
+    "gru_bptt: carry": partial(recall, gru_bptt.recall_carry),
+    "gru_bptt: solve": partial(recall, gru_bptt.recall_solve),
+    "gru_bptt: truncated": lambda: recall(gru_bptt.truncated(4)),
+    "iteration_level": lambda: (iteration_level.make_train(iterations=8), (KEY,)),
+    **{f"memory_over_time: {title}": partial(images, title) for title in memory_over_time.plans(64, 64, 16)},
+    **{f"policies: {name}": partial(written_in, name) for name in policies.POLICIES},
+    "ppo_cartpole": demo,
+    "ppo_one_epoch": partial(actor_critic, ppo_one_epoch.ppo, length=128, batch=64),
+    "profile_dqn_loop": profiled,
+    "reinforce: [t:]": lambda: online(reinforce.make_program(), reinforce.make_update, (4, 64, 2), length=250, batch=32),
+    "reinforce: [t:t + 25]": lambda: online(
+        reinforce.make_program(25), reinforce.make_update, (4, 64, 2), length=250, batch=32
+    ),
+    "sarsa_lambda": sarsa,
+    "vtrace": off_policy_actor_critic,
+    **{name: partial(recipe, make) for name, make in MAKES.items()},
+}  # fmt: skip
+
+
+# -- forms of plans, on a program that all of them are legal for
+
+
+def n_step(w, x, t):
+    """A wide policy whose targets look eight timesteps ahead."""
+    y = jnp.tanh(x @ w["in"])
+    reward = rlfx.series(jax.lax.stop_gradient(y.mean()))
+    gain = jax.lax.stop_gradient(rlfx.discounted_sum(reward[t : t + 8], 0.9))
+    following = jax.lax.stop_gradient(jnp.tanh(0.9 * x + 0.1 * jax.random.normal(t.key, x.shape)))
+    return (gain - y @ w["out"]) ** 2, following
+
+
+def through_time(w, h, t):
+    """A recurrence that the gradient flows through."""
+    h = jnp.tanh(h @ w["in"] + jax.random.normal(t.key, h.shape))
+    return (h @ w["out"]) ** 2, h
+
+
+def planned(program, plan):
+    length, batch, width = 64, 256, 64
+    loss_fn = rlfx.compile(program, length=length, batch=batch, plan=plan)
+    w = {"in": S((width, width), jnp.float32), "out": S((width,), jnp.float32)}
+    return jax.value_and_grad(loss_fn, has_aux=True), (w, S((batch, width), jnp.float32), KEY)
+
+
+FORMS = {
+    "at once": rlfx.Plan(),
+    "cached": dataclasses.replace(rlfx.Plan(), cached=True),
+    "blocks": rlfx.Plan("blocks", 8),
+    "blocks of environments": rlfx.Plan("blocks", 8, environments=64),
+    "offloaded": rlfx.Plan("blocks", 8, offload=1 << 20),
+    "stream": rlfx.Plan("stream", 16),
+    "replay": rlfx.Plan("replay", 8),
+}
+PLANS = {f"plan: {name}": partial(planned, n_step, plan) for name, plan in FORMS.items()}
+PLANS["plan: blocks through time"] = partial(planned, through_time, rlfx.Plan("blocks", 8))
+
+
+# -- kernels
+
+
+def random_steps(name):
+    env = rlfx.envs.make(name)
+    return rlfx.fuse_steps(env, 1000, policy="random"), (KEY, states(env, 4096))
+
+
+KERNELS = {
+    f"fused steps: {name}": partial(random_steps, name)
+    for name in ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "Pendulum-v1")
+}
+
+PROGRAMS = {**EXAMPLES, **PLANS, **KERNELS}
+
+
+def compiled(name, machine):
+    """A row of the table."""
+    row = {"program": name, "target": machine}
+    try:
+        fn, arguments = PROGRAMS[name]()
+        found = rlfx.target(machine).compile(fn, *arguments)
+    except RlfxError as error:
+        return {**row, "error": str(error)}
+    return {
+        **row,
+        "launches": found.launches,
+        "launches_at_least": found.launches_if(1),
+        "temp_bytes": found.temp_bytes,
+        "spill_bytes": found.spill_bytes,
+        "versions": dict(found.versions),
+    }
+
+
+def shown(row):
+    if "error" in row:
+        lines = row["error"].splitlines()
+        return "FAILED  " + lines[0] + "".join(f"\n    {line}" for line in lines[-4:])
+    known = f"{row['launches_at_least']:,}" + ("" if row["launches"] is not None else " +")
+    return f"{known:>10} launches {row['temp_bytes'] / 1e6:10.2f} MB"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=["h200", "a100", "t4", "v5e"])
+    parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows = []
+    for machine in args.targets:
+        for name in args.programs:
+            rows.append(compiled(name, machine))
+            print(f"{machine:6} {name:48} {shown(rows[-1])}", flush=True)
+            if args.json:
+                about = {
+                    "date": str(datetime.date.today()),
+                    "jax": jax.__version__,
+                    "run": "nothing: compiled ahead of time",
+                }
+                args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    failed = sum("error" in row for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} compile")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

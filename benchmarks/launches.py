@@ -1,0 +1,172 @@
+"""Launches of rlfx's programs beside programs written by hand, on machines that are not here.
+
+    python benchmarks/launches.py [--targets h200 a100 t4 v5e] [--programs ...] [--json FILE]
+    python benchmarks/launches.py --table benchmarks/results/launches.json       # the table of docs/targets.md
+
+Counted in the HLO that the machine's own compiler makes (`rlfx.target(...).compile`): kernels of one call, loops as often as
+they run. If a loop's length is decided by data it counts once, and the row says so; of a conditional the dearest branch counts,
+and their number is given. On a TPU, which starts a program once, operations are counted. Nothing is run, so this is no
+measure of time. The programs by hand are in `by_hand.py` and `ppo_timerl.py`. Sums: value and gradient, B = 1,024.
+"""
+
+import argparse
+import datetime
+import functools
+import json
+import pathlib
+import types
+
+import by_hand
+import jax
+import jax.numpy as jnp
+import ppo_cartpole
+import ppo_timerl
+import targets
+
+import rlfx
+
+S = jax.ShapeDtypeStruct
+GAMMA, LAM, BATCH = 0.99, 0.95, 1024
+
+
+def pair(here, there, arguments):
+    return {"rlfx": (here, arguments), "by hand": (there, arguments)}
+
+
+# -- sums over time
+
+
+def discounted(data, carry, t):
+    reward, discount = map(rlfx.inputs, data)
+    return rlfx.discounted_sum(reward[t:], discount[t:]) ** 2, carry
+
+
+def advantages(data, carry, t):
+    (reward, value, following), (terminated, truncated) = rlfx.inputs(data)[t]
+    step = types.SimpleNamespace(reward=reward, terminated=terminated, truncated=truncated)
+    return rlfx.gae(step, value, following, gamma=GAMMA, lam=LAM) ** 2, carry
+
+
+def targets_of_vtrace(data, carry, t):
+    (reward, value, following, log_rho), (terminated, truncated) = rlfx.inputs(data)[t]
+    step = types.SimpleNamespace(reward=reward, terminated=terminated, truncated=truncated)
+    return rlfx.vtrace(step, value, following, log_rho, gamma=GAMMA, lam=LAM)[0] ** 2, carry
+
+
+def gae_by_hand(data):
+    (reward, value, following), ended = data
+    return by_hand.gae(reward, *ended, value, following, gamma=GAMMA, lam=LAM)
+
+
+def vtrace_by_hand(data):
+    (reward, value, following, log_rho), ended = data
+    return by_hand.vtrace(reward, *ended, value, following, log_rho, gamma=GAMMA, lam=LAM)
+
+
+SUMS = {
+    "discounted sums": (discounted, lambda data: by_hand.discounted_sum(*data), 2, False),
+    "GAE": (advantages, gae_by_hand, 3, True),
+    "V-trace": (targets_of_vtrace, vtrace_by_hand, 4, True),
+}
+
+
+def sums(name, length, batch=BATCH):
+    """Value and gradient with respect to all that is no boolean."""
+    program, written, values, ends = SUMS[name]
+    x = (S((length, batch), jnp.float32),) * values
+    ended = (S((length, batch), bool),) * 2
+    loss_fn = rlfx.compile(program, length=length, batch=batch)
+    data = lambda x, ended: (x, ended) if ends else x  # noqa: E731
+    here = jax.value_and_grad(lambda x, ended: loss_fn(data(x, ended), None)[0])
+    there = jax.value_and_grad(lambda x, ended: jnp.mean(written(data(x, ended)) ** 2))
+    return pair(here, there, (x, ended))
+
+
+# -- learners
+
+
+def one_epoch():
+    _, _, batch, arguments = targets.timerl()
+    return pair(ppo_timerl.compiled_by_rlfx(batch), ppo_timerl.hand_written(batch), arguments)
+
+
+def full(envs):
+    update, arguments = targets.update(envs)
+    return pair(update, by_hand.ppo_update(ppo_cartpole.make_optimizer(100), envs), arguments)
+
+
+def recurrent():
+    _, length, batch, (params, h) = targets.recurrent()
+    samples = targets.sequences(length, batch)
+    loss_fn = rlfx.compile(targets.recurrent_ppo.learn, length=length, batch=batch)
+    here = jax.value_and_grad(lambda params, samples, h: loss_fn((params, samples), h)[0])
+    return pair(here, jax.value_and_grad(by_hand.recurrent_loss), (params, samples, h))
+
+
+PROGRAMS = {
+    "PPO, one epoch (T 250, B 512)": one_epoch,
+    **{f"{name}, T {length:,}": functools.partial(sums, name, length) for name in SUMS for length in (250, 2000)},
+    **{f"PPO 4x4, {envs:,} environments": functools.partial(full, envs) for envs in (64, 1024, 4096)},
+    "recurrent PPO's learner (T 256, B 512)": recurrent,
+}
+
+
+# -- counting
+
+
+def figures(found):
+    """Of a compilation: launches, and which loops they are in."""
+    return {
+        "launches": found.launches,
+        "launches_at_least": found.launches_if(1),
+        "conditionals": found.conditionals,
+        "loops": [targets.described(loop) for loop in found.loops],
+        "temp_bytes": found.temp_bytes,
+        "versions": dict(found.versions),
+    }
+
+
+def shown(row):
+    """Launches; with a plus where a loop's length is not known, and the number of conditionals."""
+    text = f"{row['launches_at_least']:,}" + ("" if row["launches"] is not None else " +")
+    return text + (f" ({row['conditionals']} cond.)" if row["conditionals"] else "")
+
+
+def table(rows):
+    """Markdown: a row for each program, two columns for each machine."""
+    machines = list(dict.fromkeys(row["target"] for row in rows))
+    found = {(row["program"], row["form"], row["target"]): row for row in rows}
+    forms = ("rlfx", "by hand")
+    lines = ["| program | " + " | ".join(f"{m}: rlfx | by hand" for m in machines) + " |"]
+    lines.append("| --- |" + " --- | --- |" * len(machines))
+    for name in dict.fromkeys(row["program"] for row in rows):
+        cells = [shown(found[name, form, m]) if (name, form, m) in found else "" for m in machines for form in forms]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", nargs="+", default=["h200", "a100", "t4", "v5e"])
+    parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--table", type=pathlib.Path, help="print the table of these results, and compile nothing")
+    args = parser.parse_args()
+    if args.table:
+        print(table(json.loads(args.table.read_text())["rows"]))
+        return
+    rows = []
+    for target in args.targets:
+        for name in args.programs:
+            for form, (fn, arguments) in PROGRAMS[name]().items():
+                found = rlfx.target(target).compile(fn, *arguments)
+                rows.append({"program": name, "form": form, "target": target, **figures(found)})
+                print(f"{target:5} {name:40} {form:8} {shown(rows[-1])}", flush=True)
+    about = {"date": str(datetime.date.today()), "jax": jax.__version__, "run": "nothing: compiled ahead of time"}
+    if args.json:
+        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
