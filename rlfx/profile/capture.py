@@ -77,7 +77,7 @@ def capture(
 
     Warns:
       ProfileWarning: compilations may come from a persistent cache with stale operation names, or a GPU runs whole
-      graphs in which kernels have no names.
+        graphs in which kernels have no names.
 
     Example:
       >>> import jax, jax.numpy as jnp
