@@ -70,7 +70,7 @@ def gradients(w, carry, t):
 
 
 def test_updates_of_all_timesteps_and_derivatives_through_them():
-    starts = jnp.linspace(0.0, 1.0, B)
+    starts = jnp.linspace(0.0, 1.0, B, dtype=jnp.float32)
 
     def value_and_gradient(target):
         fn = rlfx.compile(gradients, length=T, batch=B, target=target)
@@ -92,11 +92,13 @@ def test_updates_of_all_timesteps_and_derivatives_through_them():
 
 
 def test_the_rewrite_keeps_the_meaning_and_other_programs():
-    program = rlfx.trace(gradients, jnp.asarray(START), jnp.zeros(B), length=T, batch=B)
+    program = rlfx.trace(gradients, jnp.asarray(START), jnp.zeros(B, jnp.float32), length=T, batch=B)
     fast = with_fast_bodies(program)
     assert fast is not program
-    arguments = jnp.asarray(START), jnp.linspace(0.0, 1.0, B)
+    arguments = jnp.asarray(START), jnp.linspace(0.0, 1.0, B, dtype=jnp.float32)
     reference = rlfx.reference(gradients, length=T, batch=B)(*arguments)[0]
     np.testing.assert_allclose(rlfx.lower(fast)(*arguments)[0], reference, rtol=1e-5)
-    none = rlfx.trace(lambda w, x, t: (rlfx.shared(jnp.sum, w * x), x), 1.0, jnp.zeros(B), length=T, batch=B)
+    none = rlfx.trace(
+        lambda w, x, t: (rlfx.shared(jnp.sum, w * x), x), jnp.float32(1.0), jnp.zeros(B, jnp.float32), length=T, batch=B
+    )
     assert with_fast_bodies(none) is none
