@@ -51,14 +51,14 @@ def test_what_fails_is_said_and_fails_the_command(ahead, monkeypatch, capsys):
     assert ended.value.code == 1
     assert "cpu    fine" in said
     assert "no_such_call" in said.partition("FAILED")[2]
-    assert "1 of 2 compile" in said
+    assert "1 of 2 compile; 0 wait for a later jaxlib; 1 fail" in said
     monkeypatch.setattr(ahead, "PROGRAMS", {"fine": programs["fine"]})
     with pytest.raises(SystemExit) as ended:
         ahead.main()
     assert ended.value.code == 0
 
 
-SAMPLE = ["a2c", "gru_bptt: carry", "ppo_cartpole", "recurrent_ppo", "sac", "plan: stream", "plan: replay", "plan: offloaded",
+SAMPLE = ["a2c", "gru_bptt: carry", "ppo_cartpole", "recurrent_ppo", "sac", "plan: stream", "plan: replay", "plan: blocks",
           "fused steps: CartPole-v1"]  # fmt: skip
 
 
