@@ -42,11 +42,18 @@ test-newest: $(VENV)/.test
 
 # What only 64-bit types show: the language, transforms and environments with jax's wide default.
 test-x64: $(VENV)/.dev
-	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS)
+	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS) $(addprefix --deselect=tests/,$(X64_LEFT_OUT))
 
-X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py) $(addprefix tests/transforms/test_, offload.py store.py)
+X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py)
+X64_TESTS += $(addprefix tests/transforms/test_, offload.py store.py incrementalize.py fuse_programs.py fuse_steps_tpu.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, language.py returns.py discounted_sum.py precision.py mixed_precision.py lift.py shuffle.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, custom_derivatives.py own_cotangents.py until_gradients.py extremes.py empty_slices.py)
+X64_TESTS += $(addprefix tests/recurrence/test_, indices.py slices.py inside_loops.py plans.py generated.py)
+# What would cost most there: more of the same programs, and what no width changes. Names are the beginnings of those of tests.
+X64_LEFT_OUT := $(addprefix recurrence/test_generated.py::test_two_hundred_programs[, 1 2 3 4 5 6 7)
+X64_LEFT_OUT += $(addprefix recurrence/test_plans.py::test_generated_programs_have_the_same_results_under_every_legal_plan[, 1 2 3 4 5)
+X64_LEFT_OUT += $(addprefix transforms/test_fuse_programs.py::test_ppo_has_the_same_values_and_gradients[, 1 7)
+X64_LEFT_OUT += recurrence/test_slices.py::test_nothing_of_a_slice_leaks_from_its_trace
 
 slow: $(VENV)/.dev
 	$(PYTEST) -m slow
@@ -67,6 +74,13 @@ targets: aot-cuda aot-tpu
 	$(BIN)/python benchmarks/examples_ahead.py --targets $(TARGETS)
 
 .PHONY: aot-cuda aot-tpu test-aot targets
+
+# What only an accelerator can show, on a machine that has one, with the Python and jax that are there; results under benchmarks/results/gpu.
+GPU_PYTHON ?= $(PYTHON)
+gpu:
+	$(GPU_PYTHON) -m benchmarks.gpu
+
+.PHONY: gpu
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check rlfx tests examples benchmarks

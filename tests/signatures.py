@@ -127,6 +127,7 @@ ITS_DEFAULT = takes("1", "its default, as if it was not given")
 A_KEY = takes("key", "a key")
 VALUE = BROADCAST | takes("True | np.bool_ | 1j | [1, 2, 3] | dict", "a pytree of numbers")
 NO_LEAVES = takes("None | () | {}", "no leaves, whose shapes could be wrong")
+MARKS = OPTIONAL | takes("True | np.bool_", "a bool for all leaves")
 LEVEL = takes("1 | np.int64", "one of the levels")
 DOMAIN = {"length": COUNT, "batch": COUNT | OPTIONAL, "until": OPTIONAL | FUNCTION}
 PROGRAM = {**MESH, "mesh_axis": NAME | OPTIONAL, "transform": OPTIONAL | FUNCTION, "prng": OPTIONAL}
@@ -160,9 +161,9 @@ COMPILER = [
     Signature("lowered", shapes_of(rlfx.lower(TRACED)), CALLED,
               {"params": FLOATS, "carry": NOTHING, "key": A_KEY | OPTIONAL, "t0": TIMES}),
     Signature("compiled.trace", COMPILED.trace, PLAIN, POINT),
-    Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "measure": FLAG, "target": OPTIONAL}),
-    Signature("compiled.plan", COMPILED.plan, PLAIN, POINT),
-    Signature("compiled.physical", COMPILED.physical, PLAIN, POINT),
+    Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "wrt": MARKS, "measure": FLAG, "target": OPTIONAL}),
+    Signature("compiled.plan", COMPILED.plan, PLAIN, {**POINT, "wrt": MARKS}),
+    Signature("compiled.physical", COMPILED.physical, PLAIN, {**POINT, "wrt": MARKS}),
     Signature("target", rlfx.target, {"name": "h200"}, {"name": OPTIONAL}),
     Signature("target.compile", compiled_ahead, {"fn": returned, "x": jnp.ones(3), "limit": 5},
               {"fn": takes("", "functions: what they are given they answer for", unasked="class | lambda: | lambda 7 | mesh"),

@@ -76,7 +76,7 @@ class Acrobot(Environment):
             state.time + 1,
         )
         swung = -cos(after.joint_angle1) - cos(after.joint_angle1 + after.joint_angle2) > 1.0
-        reward = jnp.where(swung, 0.0, -1.0).astype(jnp.float32)
+        reward = jnp.where(swung, jnp.float32(0), -1.0)
         return after, Step(reward, swung, after.time >= self.max_steps_in_episode, self.observe(after))
 
 

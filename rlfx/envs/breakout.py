@@ -72,16 +72,16 @@ class Breakout(Environment):
         return jnp.stack([paddle, ball, trail, brick], axis=-1).astype(jnp.float32)
 
     def transition(self, key, state, action):
-        pos = jnp.clip(state.pos + jnp.where(action == 2, 1, jnp.where(action == 1, -1, 0)), 0, 9)
+        pos = jnp.clip(state.pos + jnp.where(action == 2, 1, jnp.where(action == 1, jnp.int32(-1), 0)), 0, 9)
         right = (state.ball_dir == 1) | (state.ball_dir == 2)
-        x = state.ball_x + jnp.where(right, 1, -1)
-        y = state.ball_y + jnp.where(state.ball_dir >= 2, 1, -1)
+        x = state.ball_x + jnp.where(right, jnp.int32(1), -1)
+        y = state.ball_y + jnp.where(state.ball_dir >= 2, jnp.int32(1), -1)
         # Directions flip left-right by xor 1, up-down by xor 3, and turn back by xor 2.
-        turn = jnp.where((x < 0) | (x > 9), 1, 0)
+        turn = jnp.where((x < 0) | (x > 9), jnp.int32(1), 0)
         x = jnp.clip(x, 0, 9)
         ceiling = y < 0
         y = jnp.maximum(y, 0)
-        turn = turn ^ jnp.where(ceiling, 3, 0)
+        turn = turn ^ jnp.where(ceiling, jnp.int32(3), 0)
 
         in_wall = ~ceiling & (y >= 1) & (y <= 3)
         bit = jnp.uint32(1) << jnp.where(in_wall, 10 * (y - 1) + x, 31).astype(jnp.uint32)
@@ -89,14 +89,14 @@ class Breakout(Environment):
         broken = touched & ~state.strike
         bricks = jnp.where(broken, state.bricks & ~bit, state.bricks)
         y = jnp.where(broken, state.ball_y, y)
-        turn = turn ^ jnp.where(broken, 3, 0)
+        turn = turn ^ jnp.where(broken, jnp.int32(3), 0)
 
         bottom = ~touched & (y == 9)
         bricks = jnp.where(bottom & (bricks == 0), jnp.uint32(_WALL), bricks)
         above = bottom & (state.ball_x == pos)
         edge = bottom & ~above & (x == pos)
         y = jnp.where(above | edge, state.ball_y, y)
-        turn = turn ^ jnp.where(above, 3, jnp.where(edge, 2, 0))
+        turn = turn ^ jnp.where(above, 3, jnp.where(edge, jnp.int32(2), 0))
         lost = bottom & ~above & ~edge
 
         after = BreakoutState(

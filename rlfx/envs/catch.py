@@ -70,5 +70,5 @@ class Catch(Environment):
         paddle = jnp.clip(state.paddle_x + action - 1, 0, self.columns - 1)
         after = CatchState(state.ball_x, state.ball_y + 1, paddle, state.time + 1)
         landed = after.ball_y == self.rows - 1
-        reward = jnp.where(landed, jnp.where(paddle == state.ball_x, 1.0, -1.0), 0.0).astype(jnp.float32)
+        reward = jnp.where(landed, jnp.where(paddle == state.ball_x, jnp.float32(1), -1.0), 0.0)
         return after, Step(reward, landed, after.time >= self.max_steps_in_episode, self.observe(after))

@@ -97,5 +97,5 @@ class MountainCarContinuous(_Valley):
     def transition(self, key, state, action):
         after = self.roll(state, jnp.clip(action[0], -1.0, 1.0) * self.power)
         arrived = (after.position >= self.goal_position) & (after.velocity >= self.goal_velocity)
-        reward = -0.1 * (action[0] * action[0]) + jnp.where(arrived, 100.0, 0.0)
+        reward = -0.1 * (action[0] * action[0]) + jnp.where(arrived, jnp.float32(100), 0.0)
         return after, Step(reward, arrived, after.time >= self.max_steps_in_episode, self.observe(after))

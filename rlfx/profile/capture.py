@@ -22,6 +22,7 @@ import jax
 
 from rlfx._checks import BOOLEAN, NATURAL, PATH, TEXT, expect, integer, optional
 from rlfx._jaxpr import stop_trace
+from rlfx._target import target
 from rlfx.errors import ProfileError, located
 from rlfx.profile import annotate, compilations, intercept, threads
 from rlfx.profile.report import Report, read
@@ -246,7 +247,7 @@ def _warn_about_cache() -> None:
 
 def _warn_about_command_buffers() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
-    if jax.default_backend() == "gpu" and "xla_gpu_enable_command_buffer=" not in flags:
+    if target().platform == "gpu" and "xla_gpu_enable_command_buffer=" not in flags:
         warnings.warn(
             located(
                 "On a GPU, XLA runs sequences of kernels as one command buffer, and their names are not traced.",

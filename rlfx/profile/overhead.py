@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from rlfx.ahead.environment import cache_folder
 from rlfx.errors import ProfileError, located
 from rlfx.profile.attributed import Attributed, Process
 from rlfx.profile.rules import BACKEND, CALLBACK, TRANSFER
@@ -51,9 +52,8 @@ class Overhead:
 
 
 def stored_at() -> pathlib.Path:
-    """Where calibrations of this user live (`$XDG_CACHE_HOME`, else `~/.cache`); one file, the newest calibration."""
-    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(root) / "rlfx" / "profile-overhead.json"
+    """Where calibrations of this user live (`$RLFX_CACHE`, else in the user's cache); one file, the newest calibration."""
+    return cache_folder() / "profile-overhead.json"
 
 
 def load(path: str | os.PathLike | None = None) -> Overhead:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
-import jax
-
 from rlfx import _jaxpr as J
 from rlfx._checks import NATURAL, TEXT, each, expect, one_of, optional, shown
 from rlfx.errors import DomainError, located
@@ -136,6 +134,6 @@ def _program(program: Program, hosting: Hosting) -> Program:
     if program.loss is None:
         fact = "An unrolled program stores nothing for a learner."
         raise DomainError(located(fact, where=program.where, fix="Use rlfx.compile."))
-    refuse(jax.default_backend(), JAXLIB)
+    refuse(J.platform(), JAXLIB)
     checked_names(program, hosting.names)
     return replace(program, directives=replace(program.directives, offload=hosting))

@@ -34,9 +34,7 @@ FEATURES: dict[str, Feature] = {
     ),
     "integer rewards": Feature(True),
     "last discount": Feature(True),
-    "strict 64-bit promotion": Feature(
-        False, "s[t:t + 3][-1] with float64: its index is an int64, the length an int32"
-    ),
+    "strict 64-bit promotion": Feature(True),
     "boolean fill": Feature(True),
     "unreached ends": Feature(True),
     "vmap of lookups": Feature(True),

@@ -95,6 +95,7 @@ def test_a_calibration_of_another_machine_is_refused(made, tmp_path):
 
 
 def test_calibrations_are_stored_in_the_user_s_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("RLFX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ProfileError, match=r"No calibration .*\n  Fix: Run `python -m rlfx.profile calibrate` once"):
         load()
@@ -106,6 +107,8 @@ def test_calibrations_are_stored_in_the_user_s_cache(tmp_path, monkeypatch):
         stored_at().write_text(text)
         with pytest.raises(ProfileError, match=r"is not a calibration of this version\.\n  Fix: Run `python -m rlfx"):
             load()
+    monkeypatch.setenv("RLFX_CACHE", str(tmp_path / "kept"))
+    assert stored_at() == tmp_path / "kept" / "profile-overhead.json"
 
 
 def test_costs_are_fitted_to_a_workload_in_proportion():

@@ -475,7 +475,7 @@ GIVEN_TO_JAX = [
         "comes back from one that computes with it (cond",
         "t.now",
     ),
-    (lambda p, c, t: jax.lax.scan(lambda s, x: (s + x, None), t, jnp.arange(3)), "(scan", "t.now"),
+    (lambda p, c, t: jax.lax.scan(lambda s, x: (s + x, None), t, jnp.arange(3, dtype=jnp.int32)), "(scan", "t.now"),
     (lambda p, c, t: jax.lax.fori_loop(0, 3, lambda i, s: s + i, t), "(scan", "t.now"),
 ]
 #: A bare value, indexed with time: what the message shows, and its fix.

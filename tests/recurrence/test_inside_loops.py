@@ -12,6 +12,7 @@ from rlfx.errors import ProgramError, UnsupportedSliceOp
 
 T = 3
 X = 1.3 ** np.arange(T)  # the carry
+TWICE = np.ones(2, np.float32)
 
 #: What is evaluated inside: ``(g, c, t) -> a number``; the same of the number v that g is.
 INSIDE = {
@@ -19,8 +20,8 @@ INSIDE = {
     "other branch": (lambda g, c, t: jax.lax.cond(c < 0, g, lambda: 0.5 * c), lambda v, c, t: 0.5 * c),
     "switch": (lambda g, c, t: jax.lax.switch(c.astype(jnp.int32), [lambda: c, g]), lambda v, c, t: v),
     "every": (lambda g, c, t: rlfx.every(2, g, otherwise=c), lambda v, c, t: v if t % 2 == 0 else c),
-    "scan": (lambda g, c, t: jax.lax.scan(lambda a, k: (a + k * g(), None), c, jnp.ones(2))[0], lambda v, c, t: c + 2 * v),
-    "map": (lambda g, c, t: jax.lax.map(lambda k: k * g(), jnp.arange(3.0)).sum(), lambda v, c, t: 3 * v),
+    "scan": (lambda g, c, t: jax.lax.scan(lambda a, k: (a + k * g(), None), c, TWICE)[0], lambda v, c, t: c + 2 * v),
+    "map": (lambda g, c, t: jax.lax.map(lambda k: k * g(), jnp.arange(3, dtype=jnp.float32)).sum(), lambda v, c, t: 3 * v),
     "fori_loop": (lambda g, c, t: jax.lax.fori_loop(0, 2, lambda i, a: a + g(), c), lambda v, c, t: c + 2 * v),
     "fori_loop to t": (lambda g, c, t: jax.lax.fori_loop(0, t.now, lambda i, a: a + g(), c), lambda v, c, t: c + t * v),
     "while_loop": (
@@ -83,7 +84,7 @@ OPERANDS = {
     "an operand of cond": lambda s, c: jax.lax.cond(c > 0, jnp.sum, jnp.max, s),
     "an operand of switch": lambda s, c: jax.lax.switch(c.astype(jnp.int32), [jnp.sum, jnp.max, jnp.min], s),
     "closed over by cond": lambda s, c: jax.lax.cond(c > 0, lambda: s.sum(), lambda: c),
-    "closed over by scan": lambda s, c: jax.lax.scan(lambda a, k: (a + k * s.sum(), None), c, jnp.ones(2))[0],
+    "closed over by scan": lambda s, c: jax.lax.scan(lambda a, k: (a + k * s.sum(), None), c, TWICE)[0],
     "closed over by fori_loop": lambda s, c: jax.lax.fori_loop(0, 2, lambda i, a: a + s.sum(), c),
     "an element in fori_loop": lambda s, c: jax.lax.fori_loop(0, 2, lambda i, a: a + s[i], c),
     "in while_loop": lambda s, c: jax.lax.while_loop(lambda a: a < 3, lambda a: a + 1 + s.sum(), c),

@@ -32,7 +32,7 @@ def in_pieces(monkeypatch):
     def choose(room: int, tile: int = 2):
         cpu = rlfx.target("cpu")
         small = replace(cpu, room=replace(cpu.room, at_once=0, in_block=room))
-        monkeypatch.setattr("rlfx.recurrence.api.compile._here", lambda sharding: small)
+        monkeypatch.setattr("rlfx.recurrence.api.compiled.here", lambda sharding: small)
         monkeypatch.setattr(tiling, "SMALLEST_BLOCK", 1)
         monkeypatch.setattr(sections, "SMALLEST_TILE", tile)
 

@@ -96,7 +96,7 @@ def transposes(program):
 @pytest.mark.parametrize("use", USES)
 def test_the_rewrite_alone(use, monkeypatch):
     """What the reference says of the rewritten program is what it says of the program; twice is once."""
-    monkeypatch.setattr("rlfx.recurrence.api.compile.REWRITES", ())
+    monkeypatch.setattr("rlfx.recurrence.api.traced.REWRITES", ())
     program = rlfx.trace(program_of(use, "until now"), W, X0, length=T, batch=BATCH)
     after = absorb_transposes(program)
     counts = transposes(program), transposes(after)

@@ -7,7 +7,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import ProgramError
-from rlfx.recurrence.api.compile import REWRITES
+from rlfx.recurrence.api.traced import REWRITES
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.ir.verify import rewritten, verify
 from tests import strategies

@@ -139,16 +139,6 @@ def test_lowers_for_mosaic_gpu(name):
     assert "mosaic_gpu" in run.trace(key, states).lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", *slow([*CLASSIC[1:], "Breakout-MinAtar", "gymnax/CartPole-v1"])])
-def test_lowers_for_tpu(name):
-    env = rlfx.envs.make(name)
-    key, states = start(env, 1024, fast_prng)
-    run = jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend="tpu"))
-    device = jax.sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        assert "tpu_custom_call" in run.trace(key, states).lower(lowering_platforms=("tpu",)).as_text()
-
-
 @pytest.mark.parametrize("backend", ["tile", pytest.param("scan", marks=pytest.mark.slow), "interpret"])
 def test_policy_inside(backend):
     env, params = rlfx.envs.make("CartPole-v1"), mlp_params()

@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rlfx
+from rlfx.ahead.machines import MACHINES
+from rlfx.ahead.program import surroundings
 from rlfx.errors import DomainError, PlacementError, ScheduleError
 from rlfx.transforms.blocks import offloaded as _offload_loss
 from rlfx.transforms.offload import offload
@@ -154,6 +157,22 @@ def test_the_report_says_that_a_cpu_saves_nothing():
     assert report.device_bytes == 2 * 4 * 11 * 6
     assert "Nothing is saved on cpu" in str(report)
     assert _offload_loss.note("gpu") == ""
+
+
+def test_what_is_traced_for_another_machine_is_told_of_that_one(monkeypatch):
+    """The report and the refusal are those of the machine around, as all that is decided while a program is traced."""
+    program = rlfx.trace(lambda w, x, t: (jnp.tanh(w * x), x + 1.0), 2.0, jnp.float32(0.0), length=4)
+    monkeypatch.setattr("rlfx.transforms.offload.JAXLIB", "0.10.2")
+    given = params(), batch()
+    for machine in ("h200", "v5e"):
+        with jax.sharding.use_abstract_mesh(surroundings(MACHINES[machine])):
+            assert offload(loss, block_size=11).explain(*given).note == ""
+    with (
+        jax.sharding.use_abstract_mesh(surroundings(MACHINES["h200"])),
+        pytest.raises(ScheduleError, match=r"jaxlib 0\.10\.2 may read host memory in a loop in the wrong order"),
+    ):
+        offload(program, min_bytes=1)
+    assert offload(program, min_bytes=1).directives.offload.min_bytes == 1  # here, on a CPU
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

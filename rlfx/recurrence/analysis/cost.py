@@ -10,23 +10,26 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.program import Equation, Var
-from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.domain import Domain, widest
 
 #: Products, which take most of the time of networks.
 PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
+
+#: The domain of a jaxpr without a time of its own.
+_ONE = Domain(1)
 
 #: A hash of the counter-based generator, per 32-bit word.
 _RANDOM_FLOPS = 100.0
 
 
-def _size(shape: Any, length: int) -> int:
-    return math.prod(int(length) if J.is_symbolic(d) else int(d) for d in shape)
+def _size(shape: Any, domain: Domain) -> int:
+    return math.prod(widest(domain, d) for d in shape)
 
 
 def bytes_of(var: Var, domain: Domain) -> int:
-    """Bytes of a value at one point; an axis that depends on t counts as T."""
+    """Bytes of a value at one point; an axis that depends on t counts at its widest, as its array is allocated."""
     width = 8 if J.short_dtype(var.dtype) == "key" else np.dtype(var.dtype).itemsize
-    return _size(var.shape, domain.length) * width
+    return _size(var.shape, domain) * width
 
 
 def points(dims: frozenset, domain: Domain, batch: int | None = None) -> int:
@@ -41,23 +44,23 @@ def flops_of(equation: Equation, domain: Domain) -> float:
         equation.params,
         [v.shape for v in equation.inputs],
         [v.shape for v in equation.outputs],
-        domain.length,
+        domain,
     )
 
 
 def flops_of_jaxpr_equation(equation: Any) -> float:
     """Floating-point operations of an equation of a jaxpr."""
     shapes = [_shape(v) for v in equation.invars], [_shape(v) for v in equation.outvars]
-    return _flops(equation.primitive, equation.params, *shapes, 1)
+    return _flops(equation.primitive, equation.params, *shapes, _ONE)
 
 
-def _flops(op: Any, params: Mapping, ins: list, outs: list, length: int) -> float:
-    out = float(sum(_size(s, length) for s in outs))
+def _flops(op: Any, params: Mapping, ins: list, outs: list, domain: Domain) -> float:
+    out = float(sum(_size(s, domain) for s in outs))
     if op is J.primitive("dot_general"):
         contracted = params["dimension_numbers"][0][0]
-        return 2.0 * out * math.prod(_size((ins[0][d],), length) for d in contracted)
+        return 2.0 * out * math.prod(_size((ins[0][d],), domain) for d in contracted)
     if op is J.primitive("conv_general_dilated"):
-        kernel = _size(ins[1], length) / max(1, ins[1][params["dimension_numbers"].rhs_spec[0]])
+        kernel = _size(ins[1], domain) / max(1, ins[1][params["dimension_numbers"].rhs_spec[0]])
         return 2.0 * out * kernel
     if op in J.RANDOM:
         return _RANDOM_FLOPS * max(out, 1.0)
@@ -65,26 +68,26 @@ def _flops(op: Any, params: Mapping, ins: list, outs: list, length: int) -> floa
     if bodies:
         trips = params.get("length", 1)
         inner = sum(
-            _flops(e.primitive, e.params, [_shape(v) for v in e.invars], [_shape(v) for v in e.outvars], length)
+            _flops(e.primitive, e.params, [_shape(v) for v in e.invars], [_shape(v) for v in e.outvars], domain)
             for body, _ in bodies
             for e in body.eqns
         )
-        return inner * (length if J.is_symbolic(trips) else trips)
-    return max(out, float(sum(_size(s, length) for s in ins)) if op in _REDUCTIONS else 0.0)
+        return inner * widest(domain, trips)
+    return max(out, float(sum(_size(s, domain) for s in ins)) if op in _REDUCTIONS else 0.0)
 
 
 #: Elementwise operations that XLA makes one of.
 FUSED = 8
 
 
-def starts_of(op: Any, params: Mapping, length: int) -> float:
+def starts_of(op: Any, params: Mapping, domain: Domain) -> float:
     """About how many operations an equation, or those of its bodies, start at one timestep; a loop on data counts once."""
     bodies = J.sub_jaxprs(dict(params))
     if op in PRODUCTS or not bodies:
         return 1.0 if op in PRODUCTS else 1.0 / FUSED
     trips = params.get("length", 1)
-    inner = sum(starts_of(e.primitive, e.params, length) for body, _ in bodies for e in body.eqns)
-    return inner * (length if J.is_symbolic(trips) else trips)
+    inner = sum(starts_of(e.primitive, e.params, domain) for body, _ in bodies for e in body.eqns)
+    return inner * widest(domain, trips)
 
 
 def _shape(atom: Any) -> tuple:

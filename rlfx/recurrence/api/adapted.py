@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlfx._target import Target
 from rlfx.recurrence.cpu.convolution import with_channels_last
+from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -15,6 +16,8 @@ from rlfx.recurrence.rewrite.picks import with_picks
 def adapted(program: Program, target: Target) -> Program:
     """The program for a target, with the same meaning."""
     pays = target.rewrites
+    if pays.contractions:
+        program = rewritten(with_fast_bodies, program)
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
     if pays.picks:

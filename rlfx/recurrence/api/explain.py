@@ -52,6 +52,7 @@ class Explanation:
     Attributes:
       memory_budget: the one that was given.
       free_bytes: of one device, when this was made: without a budget, the plan fits into it. None: not known.
+      note: what else to know: that most of what counts as differentiated is data.
       plan: in which form, and in which tiles, the gradient is computed.
       stages: the acting pass, then the learner's differentiated region.
       active_carry: carries through which the gradient flows backwards in time. A score-function loss has none: if it
@@ -69,6 +70,7 @@ class Explanation:
     evaluator: PlanEvaluator
     memory_budget: int | None = None
     free_bytes: int | None = None
+    note: str | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -139,6 +141,8 @@ class Explanation:
             lines += [f" {line}" for line in str(self.compilation).splitlines()]
         timed = sorted(self.evaluator.timed.items(), key=lambda pair: pair[1])
         lines += [f" timed: {1e3 * seconds:.4g} ms {plan!r}" for plan, seconds in timed]
+        if self.note is not None:
+            lines.append(f" note: {self.note}")
         if self.active_carry:
             lines.append(f" the gradient flows through time in {', '.join(self.active_carry)}")
         return "\n".join(lines)

@@ -86,20 +86,35 @@ def _product(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
 def _in_scan(eqn: Any, operands: list) -> list | None:
     """A scan whose body has such contractions."""
     body = eqn.params["jaxpr"]
-    if not _has_contractions(body.jaxpr):
+    if not has_contractions(body.jaxpr):
         return None
-    new = jax.make_jaxpr(rewritten(J.jaxpr_as_fun(body.jaxpr, body.consts), FAST))(*body.in_avals)
-    return J.bind(J.SCAN, eqn.params | {"jaxpr": new}, *operands)
+    return J.bind(J.SCAN, eqn.params | {"jaxpr": fast_body(body)}, *operands)
 
 
-def _has_contractions(jaxpr: Any) -> bool:
-    calls = (e for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN)
-    inside = (J.call_body(e.primitive, e.params)[0] for e in calls)
-    return any(_leading_axes(e) is not None for e in jaxpr.eqns) or any(map(_has_contractions, inside))
+def _in_cond(eqn: Any, operands: list) -> list | None:
+    """A ``lax.cond`` of which a branch has such contractions."""
+    branches = eqn.params["branches"]
+    if not any(has_contractions(body.jaxpr) for body in branches):
+        return None
+    return J.bind(J.COND, eqn.params | {"branches": tuple(map(fast_body, branches))}, *operands)
+
+
+def fast_body(body: Any) -> Any:
+    """A closed jaxpr with its contractions as a CPU does them best."""
+    return jax.make_jaxpr(rewritten(J.jaxpr_as_fun(body.jaxpr, body.consts), FAST))(*body.in_avals)
+
+
+def has_contractions(jaxpr: Any) -> bool:
+    """Whether a jaxpr has contractions that are better done otherwise, in what it calls too."""
+    inside = [
+        J.call_body(e.primitive, e.params)[0] for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN
+    ]
+    inside += [branch.jaxpr for e in jaxpr.eqns if e.primitive is J.COND for branch in e.params["branches"]]
+    return any(_leading_axes(e) is not None for e in jaxpr.eqns) or any(map(has_contractions, inside))
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-FAST = {DOT: over_rows, J.SCAN: _in_scan}
+FAST = {DOT: over_rows, J.SCAN: _in_scan, J.COND: _in_cond}
 
 
 def fast_contractions(fn: Callable, target: Target) -> Callable:

@@ -37,16 +37,8 @@ class Extent:
         return Extent(times, self.batch, self.first, self.mesh_axis)
 
     def over_devices(self, op: str, x: Any) -> Any:
-        """Complete a reduction over the environments of this device with those of the others.
-
-        ``any`` stays one of this device, see :data:`rlfx.recurrence.language.primitives.reduce_p`.
-        """
-        if self.mesh_axis is None or op == "any":
-            return x
-        collective = {"sum": jax.lax.psum, "mean": jax.lax.pmean, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
-        if x.dtype == jnp.bool_:
-            return collective(x.astype(jnp.int32), self.mesh_axis).astype(jnp.bool_)
-        return collective(x, self.mesh_axis)
+        """See :func:`over_devices`."""
+        return over_devices(self.mesh_axis, op, x)
 
     def own(self, value: Value) -> Value:
         """The environments of this device, of a value that may have those of all."""
@@ -61,6 +53,19 @@ class Extent:
             return value
         data = jax.lax.all_gather(value.data, self.mesh_axis, axis=axis_of(value.dims, "b"), tiled=True)
         return Value(data, value.dims)
+
+
+def over_devices(mesh_axis: str | None, op: str, x: Any) -> Any:
+    """Complete a reduction over the environments of this device with those of the others.
+
+    ``any`` stays one of this device, see :data:`rlfx.recurrence.language.primitives.reduce_p`.
+    """
+    if mesh_axis is None or op == "any":
+        return x
+    collective = {"sum": jax.lax.psum, "mean": jax.lax.pmean, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
+    if x.dtype == jnp.bool_:
+        return collective(x.astype(jnp.int32), mesh_axis).astype(jnp.bool_)
+    return collective(x, mesh_axis)
 
 
 def whole_extent(program: Program) -> Extent:

@@ -103,6 +103,7 @@ class Objective:
     """What a learner differentiates: the loss, or outputs times their cotangents; a sum over the parts of the domain.
 
     Attributes:
+      program: the one that has these outputs.
       extent: all that this device computes.
       cotangents: of each target; None: of the loss, 1.
     """

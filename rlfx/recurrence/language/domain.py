@@ -6,6 +6,7 @@ there is no state of ours.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,12 @@ def current_domain(what: str) -> Domain:
 
 def widest(domain: Domain, dim: Any) -> int:
     """The largest value of a dimension over the domain."""
-    return max(1, int(_values(domain, dim).max())) if J.is_symbolic(dim) else int(dim)
+    return _widest(domain, dim) if J.is_symbolic(dim) else int(dim)
+
+
+@functools.lru_cache(maxsize=1024)  # the cost model asks again and again
+def _widest(domain: Domain, dim: Any) -> int:
+    return max(1, int(_values(domain, dim).max()))
 
 
 def may_be_empty(domain: Domain, dim: Any) -> bool:

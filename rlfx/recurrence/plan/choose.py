@@ -88,25 +88,27 @@ def _misfit(plan: Plan, length: int, batch: int) -> tuple[str | None, str]:
     return None, ""
 
 
-def has_tiles(learner: Learner, target: Target) -> bool:
-    """Whether the default plan depends on the number of environments: tiles that fit the cache are faster there, and legal."""
-    return target.room.tile is not None and learner.program.loss is not None and why_not("blocks", learner) is None
-
-
 def choose(
-    learner: Learner, order: Sequence[Var], batch: int, target: Target, devices: int = 1, copies: int = 1
+    learner: Learner,
+    order: Sequence[Var],
+    batch: int,
+    target: Target,
+    in_blocks: bool,
+    devices: int = 1,
+    copies: int = 1,
 ) -> Plan:
     """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
 
     Sizes that ``incrementalize`` asked for come first. A program without a loss is differentiated at once, from what it has
-    stored when it was called: any other plan would act once more. ``copies``: how many of the program ``jax.vmap`` makes.
+    stored when it was called: any other plan would act once more. ``in_blocks``: whether it may run in blocks of timesteps
+    (``why_not``). ``copies``: how many of the program ``jax.vmap`` makes.
     """
     program = learner.program
     if program.loss is None:
         return Plan()
     asked, environments = program.directives.timesteps, program.directives.environments
     length = program.domain.length
-    if why_not("blocks", learner) is not None:
+    if not in_blocks:
         return (
             checked(Plan("blocks", length, environments), learner, order, batch, target)
             if asked or environments

@@ -10,7 +10,7 @@ from rlfx.recurrence.gradient.replanned import Added
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.budget import fit, within
-from rlfx.recurrence.plan.choose import checked, choose, has_tiles
+from rlfx.recurrence.plan.choose import checked, choose, why_not
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.plan.room import free_bytes, with_room
 from rlfx.recurrence.plan.tune import tune
@@ -37,7 +37,7 @@ class Options:
         if self.plan is not None:
             return False
         limited = self.memory_budget is not None or free_bytes(rule.target, rule.split.own_devices) is not None
-        return limited or has_tiles(learner, rule.target)
+        return limited or (rule.target.room.tile is not None and _in_blocks(rule, learner))
 
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
@@ -50,7 +50,8 @@ class Options:
         """
         if self.plan is not None:
             return checked(self.plan, learner, order, batch, rule.target)
-        best = choose(learner, order, batch, rule.target, rule.split.devices, math.prod(axis.size for axis in axes))
+        copies = math.prod(axis.size for axis in axes)
+        best = choose(learner, order, batch, rule.target, _in_blocks(rule, learner), rule.split.devices, copies)
         free = free_bytes(rule.target, rule.split.own_devices)
         if self.memory_budget is None and free is None and not self.autotune:
             return best
@@ -66,6 +67,13 @@ class Options:
         if not self.autotune:
             return fitting
         return tune(evaluator, learner, fitting, lambda plan: budget is None or within(evaluator, plan, budget))
+
+
+def _in_blocks(rule: GradientRule, learner: Learner) -> bool:
+    """Whether the learner of a loss may take a block of timesteps at a time."""
+    if learner.program.loss is None:
+        return False
+    return rule.once(("in blocks", learner), lambda: why_not("blocks", learner) is None)
 
 
 def evaluator_of(

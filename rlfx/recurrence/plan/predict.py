@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, points, show_bytes, starts_of
 from rlfx.recurrence.gradient.replay import Replay, find_replay
+from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Loop, Schedule
@@ -71,8 +72,8 @@ def predict(learner: Learner, plan: Plan, batch: int, target: Target) -> Cost:
         flops=sum(flops for flops, _ in forward) + (1.0 + _BACKWARD) * region[0],
         elements=sum(elements for _, elements in forward) + (1.0 + _BACKWARD) * region[1],
         moved=2.0 * stored + spilled + 3.0 * parameters * tiles,
-        started=sum(_started(schedule, length, 1) for schedule in acting)
-        + (1.0 + _BACKWARD) * _started(learner.region, length, tiles),
+        started=sum(_started(schedule, domain, 1) for schedule in acting)
+        + (1.0 + _BACKWARD) * _started(learner.region, domain, tiles),
     )
 
 
@@ -94,10 +95,10 @@ def _work(schedule: Schedule, batch: int) -> tuple[float, float]:
     return flops, elements
 
 
-def _started(schedule: Schedule, length: int, tiles: int) -> float:
+def _started(schedule: Schedule, domain: Domain, tiles: int) -> float:
     """How many operations are started: those of a loop at every timestep."""
     return sum(
-        (length if isinstance(s, Loop) else tiles) * starts_of(e.op, e.params, length)
+        (domain.length if isinstance(s, Loop) else tiles) * starts_of(e.op, e.params, domain)
         for s in schedule.stages
         for e in s.equations
     )

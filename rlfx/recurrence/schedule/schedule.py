@@ -258,8 +258,8 @@ def _loop(
 
 def _started(equation: Equation, program: Program) -> float:
     """Bytes that it is worth if an equation is started once, and not at every timestep."""
-    length, start = program.domain.length, program.directives.start or 0
-    return length * start * starts_of(equation.op, equation.params, length)
+    domain, start = program.domain, program.directives.start or 0
+    return domain.length * start * starts_of(equation.op, equation.params, domain)
 
 
 def _closed(movable: set, outside: set, graph: Graph) -> set:

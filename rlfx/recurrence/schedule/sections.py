@@ -57,9 +57,8 @@ def tiled_series(loop: Loop) -> dict[Var, int]:
 def _separate(reads: Sequence[Equation], users: Mapping[Var, Sequence[Equation]]) -> int:
     """How many of the first own axes of what is read are batch axes of every product that it is an operand of."""
     found = []
-    todo = [
-        (v, tuple(range(len(v.shape)))) for e in reads for v in e.outputs
-    ]  # a value, and which axis each of its axes was
+    # A value, and which axis each of its axes was.
+    todo = [(v, tuple(range(len(v.shape)))) for e in reads for v in e.outputs]
     while todo:
         value, axes = todo.pop()
         for e in users.get(value, ()):

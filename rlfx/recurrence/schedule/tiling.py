@@ -7,7 +7,6 @@ each of which a slice is as wide as its readers can see: the past of ``t < 1024`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,6 @@ from rlfx._target import Room
 from rlfx.recurrence.analysis.cost import bytes_of, points
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
-from rlfx.recurrence.language.domain import widest
 from rlfx.recurrence.language.index import Slice
 from rlfx.recurrence.language.primitives import series_p
 from rlfx.recurrence.schedule.positions import positions
@@ -127,15 +125,13 @@ def _blocked(
     outputs = tuple(v for e in members for v in e.outputs if v in used or v in graph.complete)
     shared = _shared(members, program)
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
-    bounds = [bytes_of(v, program.domain) * points(program.dims_of(v) - {"b"}, program.domain) for v in wide]
-    if max(bounds, default=0) * batch <= room.at_once:
+    sizes = (bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, batch) for v in wide)
+    largest = max(sizes, default=0)
+    if largest <= room.at_once:
         return None
     if any(J.symbolic_axes(v.shape) for v in outputs) or any(
         v in used for e in members if e.is_read for v in e.outputs
     ):
-        return None
-    largest = max(_bytes(v, program) * length * (batch if "b" in program.dims_of(v) else 1) for v in wide)
-    if largest <= room.at_once:
         return None
     block = _block_size(largest / length, length, room.in_block)
     # An environment that has ended sees what its last timestep saw, which may lie in an earlier section.
@@ -151,15 +147,6 @@ def _shared(equations: Iterable[Equation], program: Program) -> set[Var]:
         if _is_slice(e) or (e.op in POSITIONWISE and steady):
             shared.update(e.outputs)
     return shared
-
-
-def _bytes(var: Var, program: Program) -> int:
-    sizes = (widest(program.domain, d) for d in var.shape)
-    return math.prod(sizes) * max(1, bytes_of(var, program.domain) // max(1, _elements(var, program)))
-
-
-def _elements(var: Var, program: Program) -> int:
-    return math.prod(program.domain.length if J.is_symbolic(d) else int(d) for d in var.shape)
 
 
 def _block_size(per_step: float, length: int, room: int) -> int:

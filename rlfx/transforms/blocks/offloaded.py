@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.errors import PlacementError, located
 from rlfx.recurrence.execute.host import JAXLIB, note, refuse, to_host
 from rlfx.transforms.blocks.flat import Axis, Block, take
@@ -78,7 +79,7 @@ class Offloaded:
         return self.fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        refuse(jax.default_backend(), JAXLIB)
+        refuse(J.platform(), JAXLIB)
         require_host_memory(jax.devices()[0])
         traced = trace(self.fn, args, kwargs, self.blocks.argnums)
         size = self.blocks.block_size(traced.n)
@@ -97,7 +98,7 @@ class Offloaded:
         host = sum(_bytes(v) for v in leaves if v not in whole)
         stay = sum(_bytes(v) for v in leaves if v in whole)
         ahead = math.ceil(2 * host * size / traced.n)
-        return OffloadReport(report(plan, size), host, ahead, stay, note(jax.default_backend()))
+        return OffloadReport(report(plan, size), host, ahead, stay, note(J.platform()))
 
 
 def _bytes(value: Any) -> int:

@@ -15,9 +15,10 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from rlfx import _jaxpr as J
+from rlfx.errors import ProgramError, located
 from rlfx.transforms.steps import keys as F
 from rlfx.transforms.steps.program import StepProgram
-from rlfx.transforms.steps.scalarize import Target, array_of, keys_of
+from rlfx.transforms.steps.scalarize import NARROW, Target, array_of, keys_of
 
 Flat = Sequence[jax.Array]
 
@@ -30,6 +31,7 @@ class Backend:
     spec: Any = pl.no_block_spec
     compiler: Any = None
     interpret: bool = False
+    widest: int = 8  # bytes of a number
 
 
 def kernel(
@@ -50,8 +52,9 @@ def kernel(
     stay in global memory, one row for each timestep. What all environments share travels as one vector for each dtype.
     """
     n = b.shape[0]
+    _check_widths(program, shared, target)
     vectors, places = _packed(program, shared)
-    step = program.scalar_step(Target(block=(block,), rewrites=target.rewrites))
+    step = program.scalar_step(Target(block=(block,), rewrites=target.rewrites, widest=target.widest))
     stored = [_storage(d) for d in program.carry.dtypes]
     outputs = [_storage(d) for d in program.ys.dtypes]
     inputs = [
@@ -77,7 +80,7 @@ def kernel(
             return state
 
         state = [_loaded(r[here], d) for r, d in zip(before, program.carry.dtypes, strict=True)]
-        for r, value in zip(after, jax.lax.fori_loop(np.int32(0), np.int32(length), advance, state), strict=True):
+        for r, value in zip(after, _counted(length, advance, state), strict=True):
             r[here] = _to_store(value, r.dtype)
 
     states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
@@ -97,6 +100,30 @@ def kernel(
     results = [x.astype(d) for x, d in zip(results, dtypes, strict=True)]
     ys = iter(results[len(stored) :])
     return results[: len(stored)], [[next(ys) for _ in range(math.prod(s))] for s in program.ys.shapes]
+
+
+def _check_widths(program: StepProgram, shared: Flat, target: Backend) -> None:
+    """Raise ProgramError if what goes into the kernel, or comes out of it, has more bits than the backend's numbers."""
+    found = {"the carry": program.carry.dtypes, "xs": program.xs.dtypes, "ys": program.ys.dtypes}
+    for what, dtypes in {**found, "shared": [s.dtype for s in shared]}.items():
+        for d in dtypes:
+            if not jnp.issubdtype(d, jax.dtypes.prng_key) and d.itemsize > target.widest:
+                fact = f"fuse_steps: {what} has {d}, and this backend has numbers of {8 * target.widest} bits."
+                raise ProgramError(located(fact, fix=NARROW))
+
+
+def _counted(length: int, advance: Callable, state: Any) -> Any:
+    """``advance(k, state)`` for k = 0 ... length - 1, of 32 bits: what loops of kernels count in.
+
+    ``fori_loop`` counts from a Python number, which has jax's default width: under x64 a TPU's kernel would have to narrow it.
+    """
+
+    def body(counted, _):
+        k, state = counted
+        return (k + 1, advance(k, state)), None
+
+    (_, state), _ = jax.lax.scan(body, (np.int32(0), state), None, length=length)
+    return state
 
 
 def _cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:
@@ -244,7 +271,7 @@ def _mosaic_gpu(block: int) -> Backend:
 def _tpu(block: int) -> Backend:
     from jax.experimental.pallas import tpu as pltpu
 
-    return Backend(REWRITES, pl.BlockSpec(memory_space=pltpu.VMEM))
+    return Backend(REWRITES, pl.BlockSpec(memory_space=pltpu.VMEM), widest=4)
 
 
 TARGETS: dict[str, Callable[[int], Backend]] = {

@@ -55,6 +55,7 @@ class Target:
       dense_matmul: whether products with many weights are left to a matrix product on stacked elements.
       loop: unroll inner loops of at most this many iterations; run longer ones as loops.
       limit: the largest program, in scalar operations of one step; compile time grows with it.
+      widest: the bytes of the widest element that it computes with.
     """
 
     block: tuple[int, ...]
@@ -62,6 +63,7 @@ class Target:
     dense_matmul: bool = False
     loop: int = 16
     limit: int = 20_000
+    widest: int = 8
 
 
 class Interpreter:
@@ -100,6 +102,10 @@ class Interpreter:
             return self.run(*J.call_body(op, eqn.params), args)
         if all(is_known(x) for x in args) and not eqn.effects and not any(F.is_key(v.aval) for v in eqn.outvars):
             return self.fold(op, eqn.params, args)
+        most = self.target.widest
+        wide = [v.aval.dtype for v in eqn.outvars if not F.is_key(v.aval) and v.aval.dtype.itemsize > most]
+        if wide and not J.sub_jaxprs(eqn.params):  # loops and branches: what they compute is looked at
+            raise unsupported(eqn, f"makes {wide[0]}, and this backend has numbers of {8 * most} bits", NARROW)
         if op in self.target.rewrites:
             return self.rewritten(eqn, args)
         if op not in self.rules:
@@ -315,9 +321,12 @@ _ADVICE = {
 }
 
 
-def unsupported(eqn: Any, why: str = "has no scalar form") -> UnsupportedPrimitive:
+NARROW = "Give it, or the bounds of its loop, a dtype of 32 bits (jnp.float32, jnp.int32), or use another backend."
+
+
+def unsupported(eqn: Any, why: str = "has no scalar form", fix: str | None = None) -> UnsupportedPrimitive:
     """The error for an equation: which primitive, where, and what to do."""
     name = eqn.primitive.name
     fact = f"fuse_steps: the primitive {name!r} {why}."
-    fix = _ADVICE.get(name, "Rewrite that line with elementwise operations, or leave the step unfused.")
+    fix = fix or _ADVICE.get(name, "Rewrite that line with elementwise operations, or leave the step unfused.")
     return UnsupportedPrimitive(located(fact, where=J.source_of(eqn), fix=fix))

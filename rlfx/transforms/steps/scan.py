@@ -43,8 +43,9 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       tile: environments in a tile, or in a kernel's block (a power of two).
 
     Raises:
-      ProgramError: K or N is not positive, the carry changes type, or the body uses a value that leaked.
-      UnsupportedPrimitive: the body has no scalar form.
+      ProgramError: K or N is not positive, the carry changes type, the body uses a value that leaked, or ``"tpu"`` is given
+        or returns numbers of 64 bits.
+      UnsupportedPrimitive: the body has no scalar form, or computes with 64 bits on ``"tpu"``.
 
     Example:
       >>> def body(shared, t, b, carry, x):

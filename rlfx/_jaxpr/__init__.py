@@ -1,0 +1,98 @@
+"""The only package that imports private jax: jaxprs, primitives, symbolic dimensions, source lines.
+
+Everything the library needs from ``jax.extend`` and ``jax._src`` has a name here, so that a change in jax is met in one
+place (``from rlfx import _jaxpr as J``). Tested on the oldest and the newest supported jax.
+"""
+
+# ruff: noqa: F401 - the names that other modules use
+from jax._src import source_info_util
+from jax._src.interpreters import partial_eval, pxla
+from jax._src.random import prng
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
+from jax.extend.random import define_prng_impl
+
+from rlfx._jaxpr.context import (
+    ShapedArray,
+    Tracer,
+    UnexpectedTracerError,
+    axis_size,
+    make_jaxpr,
+    surroundings,
+    tracing,
+    weakly,
+)
+from rlfx._jaxpr.derivatives import backward_of, closure_count, has_own_derivative, varies_with, with_own_cotangents
+from rlfx._jaxpr.device import backend_has_started, computed_once, platform
+from rlfx._jaxpr.dims import (
+    DIM_AS_VALUE,
+    InconclusiveDimension,
+    equal_dims,
+    evaluate_dim,
+    evaluate_dims,
+    is_symbolic,
+    maximum_dim,
+    mentions_end,
+    minimum_dim,
+    symbolic_axes,
+    time_dims,
+)
+from rlfx._jaxpr.jaxprs import (
+    body_of,
+    call_body,
+    close_with,
+    closed,
+    contains,
+    is_literal,
+    jaxpr_as_fun,
+    lift_consts,
+    scan_counts,
+    sub_jaxprs,
+    without_dead_code,
+)
+from rlfx._jaxpr.keys import RANDOM_UNWRAP, RANDOM_WRAP, keys_of, random_by_loop, zero_keys
+from rlfx._jaxpr.kinds import (
+    ADD_ANY,
+    CALLBACKS,
+    COND,
+    CUSTOM_JVP,
+    CUSTOM_VJP,
+    DRAWS,
+    ELEMENTWISE,
+    INLINED,
+    OPTIMIZATION_BARRIER,
+    RANDOM,
+    REMAT,
+    SCAN,
+    SHARD_MAP,
+    SPLIT,
+    STACKING,
+    STOP_GRADIENT,
+    WHILE,
+    is_call,
+    is_inexact,
+    primitive,
+    short_dtype,
+)
+from rlfx._jaxpr.manual import unchecked, varying, varying_axes
+from rlfx._jaxpr.profiler import stop_trace, waits
+from rlfx._jaxpr.rules import (
+    bind,
+    bind_params,
+    define_batching,
+    define_jvp,
+    is_zero_tangent,
+    new_primitive,
+    types_of,
+    zero_tangent_like,
+)
+from rlfx._jaxpr.source import (
+    expression_in_traceback,
+    function_source,
+    here,
+    leaked_from,
+    scope_of,
+    short_source,
+    source_in_traceback,
+    source_of,
+)
+from rlfx._jaxpr.staged import NO_STRUCTURED_RESIDUALS, Staged

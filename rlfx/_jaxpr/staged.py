@@ -1,0 +1,107 @@
+"""Calls that ``jax.vmap`` makes anew."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import checkify, core, dtypes
+from jax._src.interpreters import ad as private_ad
+from jax._src.interpreters import partial_eval
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from rlfx._jaxpr.jaxprs import without_dead_code
+from rlfx._jaxpr.rules import zero_tangent_like
+
+#: What a rule for linearization returns after its residuals, from jax 0.11 on.
+NO_STRUCTURED_RESIDUALS = (None,) if "structured_residuals" in private_ad.LinearizeTrace.__annotations__ else ()
+
+
+class Staged(Primitive):
+    """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
+
+    ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
+    those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
+    gives: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
+    """
+
+    def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
+        super().__init__(name)
+        self.multiple_results = True
+
+        def run(*args, jaxpr, **_):
+            return core.jaxpr_as_fun(jaxpr)(*args)
+
+        def moved(primals, moving, *, used, **params):
+            """The call as a function of the arguments that move alone."""
+            fn = functools.partial(run, used=used, **params) if differentiable is None else differentiable(**params)
+
+            def of(*new):
+                outs = fn(*(dict(enumerate(primals)) | dict(zip(moving, new, strict=True))).values())
+                return outs if differentiable is None else [out for out, u in zip(outs, used, strict=True) if u]
+
+            return of, [primals[i] for i in moving]
+
+        def jvp(primals, tangents, **params):
+            moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+            of, new = moved(primals, moving, **params)
+            outs, dots = jax.jvp(of, new, [tangents[i] for i in moving])
+            return outs, without_float0(outs, dots)
+
+        def linearize(_, moves, *primals, **params):
+            # jax's own way from a jvp forgets the names of scopes.
+            moving = [i for i, m in enumerate(moves) if m]
+            of, new = moved(primals, moving, **params)
+            outs, pushed = jax.linearize(of, *new)
+
+            def linear(*given):
+                tangents = given[-len(moves) :]  # after residuals, structured or not
+                return without_float0(outs, pushed(*(ad.instantiate_zeros(tangents[i]) for i in moving)))
+
+            moved_out = [zero_tangent_like(o).aval.dtype != dtypes.float0 for o in outs]
+            return outs, moved_out, (), *NO_STRUCTURED_RESIDUALS, linear
+
+        def without_float0(outs, dots):
+            return [zero_tangent_like(o) if d.dtype == dtypes.float0 else d for o, d in zip(outs, dots, strict=True)]
+
+        def batch(axis, args, dims, *, used, **params):
+            varies = tuple(d is not None for d in dims)
+            if not any(varies):
+                outs = self.bind(*args, used=used, **params)
+                return outs, [None] * len(outs)
+            args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+            name = None if axis.name is core.no_axis_name else axis.name
+            params = again(args, (axis.size, varies, name), **params)
+            outs = self.bind(*args, used=used, **params | {"jaxpr": without_dead_code(params["jaxpr"], used)})
+            return outs, [0] * len(outs)
+
+        def dce(wanted, eqn):
+            if not any(wanted) and not eqn.effects:
+                return [False] * len(eqn.invars), None
+            jaxpr, left = without_dead_code(eqn.params["jaxpr"], wanted), iter(wanted)
+            params = eqn.params | {"jaxpr": jaxpr, "used": tuple(u and next(left) for u in eqn.params["used"])}
+            outvars = [v for v, u in zip(eqn.outvars, wanted, strict=True) if u]
+            return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params, effects=jaxpr.effects)
+
+        def checked(*given, jaxpr, **_):
+            n = len(given) - len(jaxpr.in_avals)
+            *context, error, enabled = given[:n]  # from jax 0.11 on, with a context
+            return checkify.checkify_jaxpr(*context, jaxpr, enabled, error, *given[n:])
+
+        self.def_impl(run)
+        self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
+        mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
+        ad.primitive_jvps[self] = jvp
+        private_ad.primitive_linearizations[self] = linearize
+        batching.fancy_primitive_batchers[self] = batch
+        partial_eval.dce_rules[self] = dce
+        checkify.error_checks[self] = checked
+
+    def call(self, *args: Any, jaxpr: Any, **params: Any) -> list:
+        """Bind it, with all results."""
+        jaxpr = without_dead_code(jaxpr)
+        return self.bind(*args, jaxpr=jaxpr, used=(True,) * len(jaxpr.out_avals), **params)

@@ -1,0 +1,53 @@
+"""What a call does: a program's results for its arguments, in the trees of the user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from rlfx import _jaxpr as J
+from rlfx.errors import ProgramError, ProgramTypeError, located
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.ir.arguments import Arguments
+from rlfx.recurrence.ir.trace import rewrap_shared
+
+tree = jax.tree_util
+
+
+def results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, t0: Any) -> Any:
+    """What a compiled function returns."""
+    program = rule.program
+    key = () if arguments.key is None or program.key is None else (arguments.key,)
+    flat = [*arguments.params, *consts, *arguments.carry, *key]
+    loss, next_carry, aux, lengths = _call(rule, flat, t0)
+    out_carry = rewrap_shared(tree.tree_unflatten(program.trees["carry"], next_carry), carry)
+    out_aux = tree.tree_unflatten(program.trees["aux"], aux)
+    extra = () if lengths is None else (lengths,)
+    return (out_carry, out_aux, *extra) if program.loss is None else (loss, (out_carry, out_aux, *extra))
+
+
+def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
+    try:
+        # Compiled once where no jax.jit is around, and nothing but its body where there is one.
+        return rule.once("call", lambda: jax.jit(rule, inline=True))(flat, t0)
+    except J.UnexpectedTracerError as error:
+        raise ProgramError(
+            located(
+                "A value leaked out of the traced program (it was stored outside of the function, in a list or an attribute, and "
+                "is used in another trace).",
+                where=J.leaked_from(error) or rule.program.where,
+                fix="Return it from the program as aux instead of storing it.",
+            )
+        ) from error
+    except TypeError as error:
+        if "forward-mode" not in str(error) and "jvp" not in str(error):
+            raise
+        raise ProgramTypeError(
+            located(
+                "A compiled program has reverse-mode derivatives only (it re-schedules the backward pass).",
+                where=J.here(),
+                fix="Use jax.grad, jax.vjp or jax.jacrev; for a Jacobian-vector product of its loss, jnp.vdot the gradient "
+                "with the direction.",
+            )
+        ) from error

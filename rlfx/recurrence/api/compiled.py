@@ -1,0 +1,195 @@
+"""A compiled program, as a value that is called, explained and planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from rlfx import _jaxpr as J
+from rlfx._checks import BOOLEAN, expect
+from rlfx._target import Target
+from rlfx.errors import ProgramError, ScheduleError
+from rlfx.recurrence.api.adapted import adapted
+from rlfx.recurrence.api.call import results
+from rlfx.recurrence.api.differentiated import data_note, differentiated
+from rlfx.recurrence.api.explain import Explanation
+from rlfx.recurrence.api.machine import TARGET, here
+from rlfx.recurrence.api.traced import PROGRAM, traced
+from rlfx.recurrence.gradient.mesh import Sharding
+from rlfx.recurrence.gradient.passes import Passes, passes
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.ir.arguments import Arguments, check_arguments, validate_start
+from rlfx.recurrence.ir.program import Program
+from rlfx.recurrence.ir.verify import verify
+from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.plan.planner import Options, evaluator_of
+from rlfx.recurrence.plan.room import free_bytes
+from rlfx.recurrence.schedule.learner import Learner
+from rlfx.recurrence.schedule.plan import Plan
+
+#: For how many types of arguments a function keeps its program, and what XLA has made of it.
+SIGNATURES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A compiled program: a pure function that composes with jax.jit, grad, vmap and sharding.
+
+    Call it as ``compiled(params, carry, key=None, *, t0=0)``; see :func:`compile` and :func:`unroll`.
+    """
+
+    f: Callable
+    domain: Domain
+    has_loss: bool
+    reduce: str
+    until: Callable | None
+    sharding: Sharding | None = None
+    transform: Callable[[Program], Program] | None = None
+    options: Options = field(default_factory=Options)
+    prng: Any = None
+    target: Target | None = None
+    _programs: dict = field(default_factory=dict, repr=False)
+
+    def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
+        """Run T timesteps of B environments: a pure function, for ``jax.jit``, ``grad``, ``vmap`` and sharding.
+
+        Args:
+          params: a pytree of arrays, the same for all timesteps and environments.
+          carry: the state before the first timestep, a pytree of arrays with a leading axis [B] (none without ``batch=``;
+            none in what is wrapped in :class:`Shared`).
+          key: one typed key, where the program uses ``t.key`` or ``t.key_for``. It may be used again with another ``t0``.
+          t0: the absolute time of the first timestep, int32, traced or not: rollouts that follow one another go on with
+            ``t0 + T``, and draw other numbers.
+
+        Returns:
+          ``(loss, (carry, aux))``, or ``(carry, aux)`` of :func:`unroll`; with ``until=`` the lengths ``int32[B]`` as well.
+          ``loss`` is a scalar. ``carry`` is that after T timesteps, in the types of the argument. Each leaf of ``aux`` has
+          the axes [T], [B] with which it varies, in this order, before its own.
+
+        Raises:
+          ProgramError: the function is not a program, or the arguments do not fit it; CausalityError, BoundaryError,
+            DomainError, UnsupportedSliceOp: what it reads is not defined, with the source line and the fix.
+          ScheduleError, MemoryBudgetError: the plan is not legal for the program, or none fits the budget.
+
+        Example:
+          >>> import jax.numpy as jnp, rlfx
+          >>> f = rlfx.unroll(lambda w, x, t: (w * x, x), length=3, batch=2)
+          >>> carry, aux = f(2.0, jnp.array([1.0, 10.0]))
+          >>> carry, aux.shape
+          (Array([ 8., 80.], dtype=float32), (3, 2))
+        """
+        t0 = validate_start(t0, self.domain.length)
+        return results(*self._prepare(params, carry, key), carry, t0)
+
+    def trace(self, params: Any, carry: Any, key: Any = None) -> Program:
+        """The program, traced for these arguments (arrays or shapes)."""
+        rule, consts, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        return replace(rule.program, const_values=tuple(consts))
+
+    def explain(
+        self,
+        params: Any,
+        carry: Any,
+        key: Any = None,
+        *,
+        wrt: Any = None,
+        measure: bool = False,
+        target: Target | str | None = None,
+    ) -> Explanation:
+        """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it.
+
+        Args:
+          params, carry, key: arguments of the compiled function, arrays or shapes.
+          wrt: as for :meth:`plan`: which leaves of ``params`` are differentiated.
+          measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones; for a target that
+            is not here, what it launches there, too.
+          target: another machine than the one it is compiled for: ``"a100"``.
+
+        Raises:
+          ProgramError: ``wrt`` is no prefix of ``params``, or marks no float.
+          TargetError: the target is not here, and nothing that compiles for it is installed (with the line that installs it).
+        """
+        measure = expect("measure", measure, BOOLEAN, ProgramError)
+        target = expect("target", target, TARGET, ScheduleError)
+        if target is not None and target != self.target:
+            there = replace(self, target=target, _programs={})
+            return there.explain(params, carry, key, wrt=wrt, measure=measure)
+        rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        order = differentiated(rule.program, params, wrt)
+        learner = rule.learner(frozenset(order))
+        plan = rule.plan(learner, order)
+        forward = self.options == Options() and rule.program.loss is None
+        evaluator = evaluator_of(rule, order, (), None if forward else learner)
+        if measure:
+            evaluator.measured(plan)
+        shown = rule.caching(plan) if plan.cached else rule
+        free = free_bytes(rule.target, rule.split.own_devices)
+        note = data_note(rule.program, order) if wrt is None and rule.program.loss is not None else None
+        own = self._learner(shown, params, wrt)
+        return Explanation(shown.program, own, plan, evaluator, self.options.memory_budget, free, note)
+
+    def physical(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Passes:
+        """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
+
+        What :meth:`explain` says comes from it, and the executor reads nothing else. ``wrt``: as for :meth:`plan`.
+
+        Example:
+          >>> import jax.numpy as jnp, rlfx
+          >>> f = rlfx.compile(lambda w, x, t: (w * x, w * x), length=3)
+          >>> print(f.physical(2.0, jnp.float32(1.0)))
+          acting on cpu
+          0  all t: 1 equations
+          1  forward scan: 3 equations
+          learning
+          0  all t: 2 equations
+          1  forward scan: 3 equations
+          2  all t: 1 equations
+        """
+        rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        order = differentiated(rule.program, params, wrt)
+        plan = rule.plan(rule.learner(frozenset(order)), order)
+        shown = rule.caching(plan) if plan.cached else rule
+        return passes(self._learner(shown, params, wrt), plan, rule.target, rule.split.batch)
+
+    def plan(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Plan:
+        """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).
+
+        A value: save it (``to_json``), and give it to ``compile(plan=)`` to have it again.
+
+        Args:
+          params, carry, key: arguments of the compiled function, arrays or shapes.
+          wrt: which leaves of ``params`` the call differentiates: a pytree of bools, a prefix of ``params``, with one bool for
+            each leaf or for a whole subtree. ``wrt=(True, False)`` of ``params=(weights, data)``, of which
+            ``jax.grad(lambda w: loss_fn((w, data), carry)[0])`` is the call. None, the default: all floats.
+
+        Raises:
+          ProgramError: ``wrt`` is no such prefix, or marks no float.
+        """
+        rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        order = differentiated(rule.program, params, wrt)
+        return rule.plan(rule.learner(frozenset(order)), order)
+
+    def _learner(self, rule: GradientRule, params: Any, wrt: Any) -> Learner:
+        return rule.learner(frozenset(differentiated(rule.program, params, wrt)))
+
+    def _prepare(self, params: Any, carry: Any, key: Any) -> tuple[GradientRule, list, Arguments]:
+        arguments = check_arguments(params, carry, key, self.domain, self.prng)
+        traced_for = arguments.signature, J.surroundings()
+        known = self._programs.get(traced_for)
+        if known is not None:
+            return (*known, arguments)
+        program = before = traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
+        if self.transform is not None:
+            fix = "Return the program: transform=lambda p: rlfx.incrementalize(p, block_size=25)."
+            program = expect("What transform returns", self.transform(program), PROGRAM, ProgramError, fix=fix)
+            program = verify(program, "transform=", before)
+        consts, target = list(program.const_values), self.target or here(self.sharding)
+        rule = GradientRule(replace(adapted(program, target), const_values=()), self.options, target, self.sharding)
+        if not any(isinstance(c, J.Tracer) for c in consts):
+            self._programs[traced_for] = (rule, consts)
+            while len(self._programs) > SIGNATURES:
+                del self._programs[next(iter(self._programs))]  # the oldest
+        return rule, consts, arguments

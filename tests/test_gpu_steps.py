@@ -1,0 +1,53 @@
+"""``make gpu``, with a CPU as the device: it finds what is wrong, goes on where it was, and says what it did not do."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.gpu import steps
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def gpu(out, *options):
+    command = [sys.executable, "-m", "benchmarks.gpu", "--tiny", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_step_is_written_once_and_found_again(tmp_path):
+    done = gpu(tmp_path, "--only", "recurrences")
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "recurrences.json"
+    found = json.loads(path.read_text())
+    assert found["wrong"] == []
+    assert found["rows"][0]["difference"] < steps.EXACT
+    assert found["versions"]["jax"]
+    assert found["device"]["platform"] == "cpu"
+    path.write_text(json.dumps({**found, "wrong": ["a number"]}))
+    again = gpu(tmp_path, "--only", "recurrences")
+    assert again.returncode == 1
+    assert "['a number']" in again.stdout  # it was not run again
+    path.write_text(json.dumps({**found, "commit": "another"}))
+    assert gpu(tmp_path, "--only", "recurrences", "--minutes", "0").stdout.count("no time was left: run it again") == 1
+
+
+def test_a_step_that_fails_says_why(tmp_path):
+    done = gpu(tmp_path, "--only", "recurrences", "--minutes", "0.001")
+    assert done.returncode == 1
+    assert "took more than" in done.stdout or "no time was left" in done.stdout
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_distances():
+    assert steps.distance([1.0, [2.0, 4.0]], [1.0, [2.0, 5.0]]) == pytest.approx(0.2)
+    assert steps.distance([float("nan")], [1.0]) == float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in steps.STEPS if n != "recurrences"])
+def test_every_step(name, tmp_path):
+    done = gpu(tmp_path, "--only", name)
+    assert done.returncode == 0, done.stdout + done.stderr
