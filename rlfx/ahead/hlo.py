@@ -129,8 +129,9 @@ def result_of(i: Instruction) -> str:
     """The shape of what an instruction gives; of the start of an asynchronous one, what its end gives."""
     if not i.opcode.endswith("-start") or not i.shape.startswith("("):
         return i.shape
-    if i.shape.startswith("(("):  # operands, result, context
-        return _first(i.shape[_closing(i.shape, 1) :])
+    if i.shape.startswith("(("):  # operands, result or results, context
+        given = i.shape[_closing(i.shape, 1) :].lstrip(", ")
+        return given[: _closing(given, 0)] if given.startswith("(") else _first(given)
     if i.opcode == "copy-start" or i.opcode == "all-reduce-start":  # result, operand, context; results
         return _first(i.shape) if i.opcode == "copy-start" else i.shape
     return _first(i.shape.partition("]")[2]) or i.shape  # operand, result

@@ -74,7 +74,7 @@ HOSTED = (S((STEPS, 4096), jnp.float32),)
 
 # -- PPO over a mesh: one epoch, and epochs of shuffled minibatches
 
-UNITS, OBSERVED, PPO_STEPS, EPOCHS, MINIBATCHES = 64, 16, 96, 2, 4
+BATCH, UNITS, OBSERVED, PPO_STEPS, EPOCHS, MINIBATCHES = 512, 64, 16, 96, 2, 4
 
 
 def _ppo_loss(params, obs, action, old, advantage, target):

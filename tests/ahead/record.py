@@ -1,8 +1,9 @@
-"""Record what the plugins answer, for tests that have none of them: python -m tests.ahead.record."""
+"""Record what the plugins answer, for tests that have none of them: python -m tests.ahead.record [CASE ...]."""
 
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 
 import rlfx
@@ -11,11 +12,14 @@ from tests.ahead import programs
 
 FOLDER = Path(__file__).with_name("recorded")
 
+#: By name: what makes ``(fn, shapes)`` of a mesh of the machine's devices, and the machines.
 CASES = {
-    "loops": (programs.loops, programs.LOOPS, ("h200", "t4", "v5e")),
-    "open_ended": (programs.open_ended, programs.OPEN_ENDED, ("h200", "v5e")),
-    "hosted": (programs.hosted, programs.HOSTED, ("a100", "v5e")),
-    "split": (None, None, ("h200:8", "v5e:4x4")),
+    "loops": (lambda mesh: (programs.loops, programs.LOOPS), ("h200", "t4", "v5e")),
+    "open_ended": (lambda mesh: (programs.open_ended, programs.OPEN_ENDED), ("h200", "v5e")),
+    "hosted": (lambda mesh: (programs.hosted, programs.HOSTED), ("a100", "v5e")),
+    "split": (lambda mesh: (programs.split(mesh), (programs.split_shape(mesh),)), ("h200:8", "v5e:4x4")),
+    "one_epoch": (lambda mesh: programs.ppo_gradient(programs.BATCH, mesh), ("h200:8", "h200:2x8", "v5e:4x4")),
+    "minibatches": (lambda mesh: programs.ppo_minibatches(programs.BATCH, mesh), ("h200:8", "h200:2x8", "v5e:4x4")),
 }
 
 
@@ -32,11 +36,11 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     run = process.run
 
-    for case, (fn, shapes, targets) in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        make, targets = CASES[case]
         for name in targets:
             target = rlfx.target(name)
-            mesh = target.mesh("b")
-            made, given = (programs.split(mesh), (programs.split_shape(mesh),)) if fn is None else (fn, shapes)
+            fn, shapes = make(target.mesh("b"))
 
             def recorded(*arguments, path=FOLDER / f"{case}-{name.replace(':', '-')}.json.gz"):
                 answer = run(*arguments)
@@ -46,7 +50,7 @@ def main() -> None:
                 return answer
 
             process.run = recorded
-            print(target.compile(made, *given))
+            print(target.compile(fn, *shapes), flush=True)
 
 
 if __name__ == "__main__":

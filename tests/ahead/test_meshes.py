@@ -10,7 +10,6 @@ import rlfx
 from tests.ahead import programs
 from tests.ahead.conftest import installed
 
-BATCH = 512
 PLUGIN = {"h200": "cuda", "v5e": "tpu"}
 GRADIENT = 4 * sum(leaf.size for leaf in jax.tree.leaves(programs.ppo_params()))
 
@@ -41,12 +40,18 @@ def minibatches_meet(found):
     assert {c.count for c in inside} == {steps}, "as often as there are minibatches, not timesteps"
     moved = sum(c.bytes * c.count for c in inside) // steps
     assert GRADIENT <= moved <= GRADIENT + 64
+    once = [c for c in found.collectives if not c.in_loop]
+    assert {c.kind for c in once} == {"all-gather"}
+    points, numbers = programs.PPO_STEPS * programs.BATCH, 4 * 4
+    whole, narrow = (points * (numbers + width * programs.OBSERVED) for width in (4, 2))
+    moved = sum(c.bytes * c.count for c in once)
+    assert moved == (narrow if found.plugin == "tpu" else whole), "all of the data, once; TPUs multiply bfloat16"
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_devices_of_one_epoch_meet_for_the_gradient(name):
     target = there(name)
-    fn, shapes = programs.ppo_gradient(BATCH, target.mesh("b"))
+    fn, shapes = programs.ppo_gradient(programs.BATCH, target.mesh("b"))
     found = target.compile(fn, *shapes)
     assert found.devices == target.devices
     one_epoch_meets(found)
@@ -55,21 +60,17 @@ def test_devices_of_one_epoch_meet_for_the_gradient(name):
 @pytest.mark.parametrize("name", MESHES)
 def test_devices_of_minibatches_meet_for_each_gradient(name):
     target = there(name)
-    fn, shapes = programs.ppo_minibatches(BATCH, target.mesh("b"))
-    found = target.compile(fn, *shapes)
-    minibatches_meet(found)
-    gathered = [c for c in found.collectives if not c.in_loop and c.kind == "all-gather"]
-    sample = 4 * (programs.OBSERVED + 4) * programs.PPO_STEPS * BATCH
-    assert sum(c.bytes * c.count for c in gathered) == sample, "all of the data, once"
+    fn, shapes = programs.ppo_minibatches(programs.BATCH, target.mesh("b"))
+    minibatches_meet(target.compile(fn, *shapes))
 
 
 @pytest.mark.parametrize("name", MESHES)
 def test_the_memory_of_a_device_is_its_share(name):
     target = there(name)
     alone = rlfx.target(name.partition(":")[0])
-    fn, shapes = programs.ppo_gradient(BATCH * target.devices, target.mesh("b"))
+    fn, shapes = programs.ppo_gradient(programs.BATCH * target.devices, target.mesh("b"))
     wide = target.compile(fn, *shapes).temp_bytes
-    fn, shapes = programs.ppo_gradient(BATCH)
+    fn, shapes = programs.ppo_gradient(programs.BATCH)
     assert wide <= 1.1 * alone.compile(fn, *shapes).temp_bytes
 
 
@@ -83,7 +84,7 @@ def test_weights_on_a_second_axis_are_gathered_once(name):
         (2, target.devices // 2), ("m", "b"), (AxisType.Auto,) * 2, abstract_device=target.mesh("b").abstract_device
     )
     weights = NamedSharding(mesh, PartitionSpec(None, "m"))
-    fn, shapes = programs.ppo_gradient(BATCH, mesh, weights)
+    fn, shapes = programs.ppo_gradient(programs.BATCH, mesh, weights)
     found = target.compile(fn, *shapes)
     assert not any(c.in_loop for c in found.collectives)
     assert {c.kind for c in found.collectives} <= {"all-reduce", "all-gather", "collective-permute"}

@@ -10,6 +10,7 @@ from rlfx.ahead.compilation import Compilation, read
 from rlfx.ahead.kernels import Kernel, kernels
 from rlfx.ahead.launches import Collective, Loop, Transfer, count
 from tests.ahead.programs import ROUNDS, STEPS
+from tests.ahead.test_meshes import minibatches_meet, one_epoch_meets
 
 FOLDER = Path(__file__).with_name("recorded")
 PLUGINS = {"v": "tpu"}
@@ -172,6 +173,40 @@ ENTRY %main (a: f32[8], i: s32[]) -> f32[8] {
 """
     found = count(text)
     assert (found.kernels, found.loops, found.conditionals) == (1 + 2 + 2, (), 1)
+
+
+def test_collectives_that_are_combined_are_counted_whole():
+    """An asynchronous start holds operands, then results: one or several."""
+    one, two = "f32[8,4]{1,0}", "s32[8]{0}"
+    text = f"""HloModule m
+
+ENTRY %main (a: f32[2,4], b: s32[2]) -> (f32[8,4], s32[8], f32[8,4]) {{
+  %a = f32[2,4]{{1,0}} parameter(0)
+  %b = s32[2]{{0}} parameter(1)
+  %s = ((f32[2,4]{{1,0}}, s32[2]{{0}}), ({one}, {two})) all-gather-start(%a, %b), dimensions={{0}}
+  %d = ({one}, {two}) all-gather-done(%s)
+  %x = {one} get-tuple-element(%d), index=0
+  %y = {two} get-tuple-element(%d), index=1
+  %w = ((f32[2,4]{{1,0}}), {one}, u32[]) all-gather-start(%a), dimensions={{0}}
+  %z = {one} all-gather-done(%w)
+  ROOT %out = ({one}, {two}, {one}) tuple(%x, %y, %z)
+}}
+"""
+    each = {Collective("all-gather", 1, 8 * 4 * 4 + 8 * 4, False), Collective("all-gather", 1, 8 * 4 * 4, False)}
+    assert set(count(text).collectives) == each
+
+
+MESHES = pytest.mark.parametrize(("name", "devices"), [("h200-8", 8), ("h200-2x8", 16), ("v5e-4x4", 16)])
+
+
+@MESHES
+def test_ppo_of_one_epoch_meets_for_its_gradient(name, devices):
+    one_epoch_meets(recorded(f"one_epoch-{name}", devices))
+
+
+@MESHES
+def test_ppo_of_minibatches_meets_for_each_gradient(name, devices):
+    minibatches_meet(recorded(f"minibatches-{name}", devices))
 
 
 def test_spills_are_added_up():
