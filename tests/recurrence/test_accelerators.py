@@ -57,6 +57,13 @@ def test_what_can_leaves_the_loop_where_operations_are_slow_to_start():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *results)
 
 
+def test_under_a_budget_nothing_is_stored_to_start_less():
+    fns = [rlfx.compile(acting, length=8, batch=3, target=WIDE, memory_budget=budget) for budget in (None, 1 << 20)]
+    speedy, small = (fn.trace(*arguments()).directives for fn in fns)
+    assert (speedy.start, speedy.ahead) == (int(GPU.rates.overhead * GPU.rates.bandwidth), GPU.room.draws)
+    assert (small.start, small.ahead) == (None, None)
+
+
 def test_what_costs_more_to_store_stays():
     """An image that only the loop sees: one number of it is kept."""
 

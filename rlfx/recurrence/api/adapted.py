@@ -13,8 +13,11 @@ from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
 
 
-def adapted(program: Program, target: Target) -> Program:
-    """The program for a target, with the same meaning."""
+def adapted(program: Program, target: Target, memory_first: bool = False) -> Program:
+    """The program for a target, with the same meaning.
+
+    ``memory_first``: nothing is stored to start fewer operations.
+    """
     pays = target.rewrites
     if pays.contractions:
         program = rewritten(with_fast_bodies, program)
@@ -22,7 +25,7 @@ def adapted(program: Program, target: Target) -> Program:
         program = rewritten(with_channels_last, program)
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
-    if pays.starts:
+    if pays.starts and not memory_first:
         start = int(target.rates.overhead * target.rates.bandwidth)
         ahead = None if program.directives.loops is not None else target.room.draws  # fused steps draw in their kernel
         program = replace(program, directives=replace(program.directives, start=start, ahead=ahead))

@@ -187,7 +187,8 @@ class Compiled:
             program = expect("What transform returns", self.transform(program), PROGRAM, ProgramError, fix=fix)
             program = verify(program, "transform=", before)
         consts, target = list(program.const_values), self.target or here(self.sharding)
-        rule = GradientRule(replace(adapted(program, target), const_values=()), self.options, target, self.sharding)
+        program = adapted(program, target, memory_first=self.options.memory_budget is not None)
+        rule = GradientRule(replace(program, const_values=()), self.options, target, self.sharding)
         if not any(isinstance(c, J.Tracer) for c in consts):
             self._programs[traced_for] = (rule, consts)
             while len(self._programs) > SIGNATURES:

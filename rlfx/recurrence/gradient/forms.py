@@ -123,7 +123,7 @@ class Pass:
         """A function that takes derivatives of the region, as this platform does them best."""
         pays = self.target.rewrites
         rules = FAST if pays.contractions else {}
-        if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.region.graph.equations):
+        if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.program.equations):  # kept ones, too
             rules = rules | _CONVOLUTIONS
 
         def learn(*args: Any) -> Any:
