@@ -10,7 +10,7 @@ import pytest
 import rlfx
 from rlfx._target import Rates, Room
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import checked, choose
+from rlfx.recurrence.plan.choose import checked, choose, why_not
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.plan.predict import predict
 from rlfx.recurrence.plan.tune import FINALISTS, neighbours, tune
@@ -40,7 +40,7 @@ class Stopwatch:
 @pytest.mark.parametrize("f", [reinforce, n_step, recurrent])
 def test_every_neighbour_is_a_legal_plan(f):
     learner, order = learner_of(f)
-    found = set(neighbours(learner, order, choose(learner, order, B, CPU), B))
+    found = set(neighbours(learner, order, choose(learner, order, B, CPU, why_not("blocks", learner) is None), B))
     assert any(plan.cached for plan in found)
     for plan in found:
         assert checked(plan, learner, order, B, CPU) == plan
