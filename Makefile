@@ -83,7 +83,7 @@ gpu:
 .PHONY: gpu
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check rlfx tests examples benchmarks
+	$(BIN)/ruff check rlfx tests examples benchmarks docs
 	$(BIN)/lint-imports --config pyproject.toml
 	$(BIN)/pyright --level error --pythonpath $(BIN)/python
 
@@ -96,8 +96,26 @@ $(VENV)/.package: | $(BIN)/python
 	touch $@
 
 .PHONY: package
-docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	touch $@
+
+# The site under docs/_build/html: the notebooks that have changed are executed; every warning is an error. Then the pages' doctests.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html
+	$(BIN)/python -m pytest -q --doctest-glob='*.md' docs/*.md docs/notebooks.py
+
+# Links that leave the site; this needs the network.
+docs-links: $(VENV)/.docs
+	RLFX_DOCS_EXECUTE=off $(BIN)/python -m sphinx -b linkcheck docs docs/_build/links
+
+# examples/notebooks/*.ipynb, from the pages that they are made of.
+notebooks:
+	$(BIN)/python -m docs.notebooks
+
+.PHONY: docs-links notebooks
+
 
 clean:
 	rm -rf $(VENV)

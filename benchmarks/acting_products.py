@@ -11,14 +11,13 @@ function, their results are compared before anything is timed, on one core, inte
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import recorded
 from attention_blocks import measure
 
 import rlfx
@@ -107,12 +106,7 @@ def main(argv=None):
             rows.append(compare(make, batch or None, args.rounds))
             print(json.dumps(rows[-1]), flush=True)
     if args.out:
-        about = {
-            "date": datetime.date.today().isoformat(), "jax": jax.__version__, "python": platform.python_version(),
-            "device": str(jax.devices()[0]), "machine": platform.processor() or platform.machine(), "rounds": args.rounds,
-        }  # fmt: skip
-        with open(args.out, "w") as file:
-            json.dump({**about, "rows": rows}, file, indent=1)
+        recorded.write(args.out, recorded.about("acting_products") | {"rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

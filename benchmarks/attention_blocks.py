@@ -12,15 +12,13 @@ rlfx with the batch split over that many devices (XLA splits the products of the
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recorded
 
 import rlfx
 
@@ -221,11 +219,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     mesh = rlfx.use_all_cores(args.cores) if args.cores > 1 else None
     made = {"decode": decoding, "gradient": learning}
-    about = {
-        "date": datetime.date.today().isoformat(), "jax": jax.__version__, "python": platform.python_version(),
-        "device": str(jax.devices()[0]), "machine": platform.processor() or platform.machine(), "rounds": args.rounds,
-        "cores": args.cores,
-    }  # fmt: skip
+    about = recorded.about("attention_blocks") | {"rounds": args.rounds, "cores": args.cores}
     rows = []
     for length in args.lengths:
         for what in args.what:
@@ -233,8 +227,7 @@ def main(argv=None):
                 rows.append(made[what](length, batch or None, args.rounds, mesh))
                 show(rows[-1])
                 if args.out:
-                    with open(args.out, "w") as file:
-                        json.dump({**about, "rows": rows}, file, indent=1)
+                    recorded.write(args.out, about | {"rows": rows})
 
 
 if __name__ == "__main__":

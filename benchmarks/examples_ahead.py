@@ -5,14 +5,13 @@
 
 Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. What
 rlfx refuses until a later jaxlib is a row of its own, and no failure. It shows that programs compile, not that they are right,
-nor fast. Left out: examples/place_block.py, which places a function on the devices of this process; of
-examples/composed_dqn.py, whose loop is the host's, the learner's two functions are compiled.
+nor fast. Left out: examples/place_block.py, which places a function on the devices of this process, and
+examples/two_roles.py, which takes two of them; of examples/composed_dqn.py, whose loop is the host's, the learner's two
+functions are compiled.
 """
 
 import argparse
 import dataclasses
-import datetime
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -36,9 +35,10 @@ import frame_stacking
 import grpo
 import gru_bptt
 import iteration_level
+import learned_rate
 import memory_over_time
 import policies
-import ppo_cartpole
+import population
 import ppo_continuous
 import ppo_one_epoch
 import pqn
@@ -47,12 +47,14 @@ import recurrent_ppo
 import reinforce
 import sac
 import sarsa_lambda
+import targets
 import td3
 import vtrace
+import whole_run
 from networks import init_actor_critic, init_mlp
+from targets import KEY, states
 
 S = jax.ShapeDtypeStruct
-KEY = jax.eval_shape(lambda: jax.random.key(0))
 FAST = jax.eval_shape(lambda: jax.random.key(0, impl=fast_prng))
 
 
@@ -60,8 +62,9 @@ def shapes(init, *arguments):
     return jax.eval_shape(init, *arguments)
 
 
-def states(env, batch):
-    return shapes(lambda key: jax.vmap(env.reset)(jax.random.split(key, batch)), KEY)
+def nested(example, **options):
+    """A whole run of eight iterations."""
+    return example.make_train(iterations=8, **options), (None, shapes(example.init, KEY), KEY)
 
 
 # -- examples: each an update, and the shapes of its arguments
@@ -110,13 +113,6 @@ def images(title):
     loss_fn = rlfx.compile(program, length=64, batch=16, **options)
     params = shapes(lambda key: memory_over_time.init(key, 64), KEY)
     return jax.value_and_grad(loss_fn, has_aux=True), (params, S((16, 3, 64, 64), jnp.float32), KEY)
-
-
-def demo():
-    optimizer = ppo_cartpole.make_optimizer(100)
-    rollout = rlfx.unroll(ppo_cartpole.act, length=ppo_cartpole.LENGTH, batch=16)
-    agent = shapes(lambda key: ppo_cartpole.init_agent(key, optimizer, 16), KEY)
-    return ppo_cartpole.make_update(rollout, optimizer), (agent, KEY)
 
 
 def recipe(make):
@@ -179,9 +175,12 @@ EXAMPLES = {
     "gru_bptt: solve": partial(recall, gru_bptt.recall_solve),
     "gru_bptt: truncated": lambda: recall(gru_bptt.truncated(4)),
     "iteration_level": lambda: (iteration_level.make_train(iterations=8), (KEY,)),
+    "learned_rate": lambda: (jax.value_and_grad(learned_rate.make_reached()), (S((), jnp.float32), KEY)),
     **{f"memory_over_time: {title}": partial(images, title) for title in memory_over_time.plans(64, 64, 16)},
     **{f"policies: {name}": partial(written_in, name) for name in policies.POLICIES},
-    "ppo_cartpole": demo,
+    "population": partial(nested, population),
+    "ppo_cartpole": partial(targets.update, 16),
+    "ppo_cartpole: acting as one kernel": partial(targets.update, 16, transform=rlfx.fuse_steps),
     "ppo_one_epoch": partial(actor_critic, ppo_one_epoch.ppo, length=128, batch=64),
     "profile_dqn_loop": profiled,
     "reinforce: [t:]": lambda: online(reinforce.make_program(), reinforce.make_update, (4, 64, 2), length=250, batch=32),
@@ -190,6 +189,8 @@ EXAMPLES = {
     ),
     "sarsa_lambda": sarsa,
     "vtrace": off_policy_actor_critic,
+    "whole_run": partial(nested, whole_run),
+    "whole_run: one iteration behind": partial(nested, whole_run, lag=1),
     **{name: partial(recipe, make) for name, make in MAKES.items()},
 }  # fmt: skip
 
@@ -230,6 +231,7 @@ FORMS = {
 }
 PLANS = {f"plan: {name}": partial(planned, n_step, plan) for name, plan in FORMS.items()}
 PLANS["plan: blocks through time"] = partial(planned, through_time, rlfx.Plan("blocks", 8))
+PLANS["plan: one pass"] = partial(planned, through_time, rlfx.Plan("one pass"))
 
 
 # -- kernels
@@ -277,8 +279,7 @@ def shown(row):
         return (
             ("FAILED  " if "error" in row else "REFUSED  ") + lines[0] + "".join(f"\n    {line}" for line in lines[-4:])
         )
-    known = f"{row['launches_at_least']:,}" + ("" if row["launches"] is not None else " +")
-    return f"{known:>10} launches {row['temp_bytes'] / 1e6:10.2f} MB"
+    return f"{targets.launched(row):>10} launches {row['temp_bytes'] / 1e6:10.2f} MB"
 
 
 def main():
@@ -293,12 +294,7 @@ def main():
             rows.append(compiled(name, machine))
             print(f"{machine:6} {name:48} {shown(rows[-1])}", flush=True)
             if args.json:
-                about = {
-                    "date": str(datetime.date.today()),
-                    "jax": jax.__version__,
-                    "run": "nothing: compiled ahead of time",
-                }
-                args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+                targets.write(args.json, rows)
     failed = sum("error" in row for row in rows)
     refused = sum("refused" in row for row in rows)
     print(f"{len(rows) - failed - refused} of {len(rows)} compile; {refused} wait for a later jaxlib; {failed} fail")

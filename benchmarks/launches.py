@@ -1,16 +1,17 @@
 """Launches of rlfx's programs beside programs written by hand, on machines that are not here.
 
-    python benchmarks/launches.py [--targets h200 a100 t4 v5e] [--programs ...] [--json FILE]
+    python benchmarks/launches.py [--targets h200 a100 t4 v5e] [--programs ...] [--forms ...] [--json FILE]
     python benchmarks/launches.py --table benchmarks/results/launches.json       # the table of docs/targets.md
 
 Counted in the HLO that the machine's own compiler makes (`rlfx.target(...).compile`): kernels of one call, loops as often as
 they run. If a loop's length is decided by data it counts once, and the row says so; of a conditional the dearest branch counts,
 and their number is given. On a TPU, which starts a program once, operations are counted. Nothing is run, so this is no
-measure of time. The programs by hand are in `by_hand.py` and `ppo_timerl.py`. Sums: value and gradient, B = 1,024.
+measure of time. "one kernel" is rlfx with `transform=fuse_steps`, on GPUs that have Triton. The programs by hand are in
+`by_hand.py` and `ppo_timerl.py`. Sums: value and gradient, B = 1,024.
 """
 
 import argparse
-import datetime
+import dataclasses
 import functools
 import json
 import pathlib
@@ -24,8 +25,11 @@ import ppo_timerl
 import targets
 
 import rlfx
+from rlfx.transforms.fuse_steps import fuse_steps
 
 S = jax.ShapeDtypeStruct
+KERNEL = "one kernel"
+FORMS = ("rlfx", KERNEL, "by hand")
 GAMMA, LAM, BATCH = 0.99, 0.95, 1024
 
 
@@ -87,12 +91,16 @@ def sums(name, length, batch=BATCH):
 
 def one_epoch():
     _, _, batch, arguments = targets.timerl()
-    return pair(ppo_timerl.compiled_by_rlfx(batch), ppo_timerl.hand_written(batch), arguments)
+    fused = ppo_timerl.compiled_by_rlfx(batch, transform=fuse_steps)
+    here = pair(ppo_timerl.compiled_by_rlfx(batch), ppo_timerl.hand_written(batch), arguments)
+    return {**here, KERNEL: (fused, arguments)}
 
 
 def full(envs):
     update, arguments = targets.update(envs)
-    return pair(update, by_hand.ppo_update(ppo_cartpole.make_optimizer(100), envs), arguments)
+    fused, _ = targets.update(envs, transform=fuse_steps)
+    here = pair(update, by_hand.ppo_update(ppo_cartpole.make_optimizer(100), envs), arguments)
+    return {**here, KERNEL: (fused, arguments)}
 
 
 def recurrent():
@@ -122,23 +130,23 @@ def figures(found):
         "conditionals": found.conditionals,
         "loops": [targets.described(loop) for loop in found.loops],
         "temp_bytes": found.temp_bytes,
+        "acting": [dataclasses.asdict(kernel) for kernel in found.kernels if kernel.name.startswith("rlfx_")],
         "versions": dict(found.versions),
     }
 
 
 def shown(row):
     """Launches; with a plus where a loop's length is not known, and the number of conditionals."""
-    text = f"{row['launches_at_least']:,}" + ("" if row["launches"] is not None else " +")
-    return text + (f" ({row['conditionals']} cond.)" if row["conditionals"] else "")
+    return targets.launched(row) + (f" ({row['conditionals']} cond.)" if row["conditionals"] else "")
 
 
 def table(rows):
-    """Markdown: a row for each program, two columns for each machine."""
+    """Markdown: a row for each program, a column for each machine and form."""
     machines = list(dict.fromkeys(row["target"] for row in rows))
     found = {(row["program"], row["form"], row["target"]): row for row in rows}
-    forms = ("rlfx", "by hand")
-    lines = ["| program | " + " | ".join(f"{m}: rlfx | by hand" for m in machines) + " |"]
-    lines.append("| --- |" + " --- | --- |" * len(machines))
+    forms = [form for form in FORMS if any(row["form"] == form for row in rows)]
+    lines = ["| program | " + " | ".join(f"{m}: {' | '.join(forms)}" for m in machines) + " |"]
+    lines.append("| --- |" + " --- |" * len(machines) * len(forms))
     for name in dict.fromkeys(row["program"] for row in rows):
         cells = [shown(found[name, form, m]) if (name, form, m) in found else "" for m in machines for form in forms]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -149,6 +157,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", nargs="+", default=["h200", "a100", "t4", "v5e"])
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
+    parser.add_argument("--forms", nargs="+", default=[*FORMS], choices=[*FORMS])
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--table", type=pathlib.Path, help="print the table of these results, and compile nothing")
     args = parser.parse_args()
@@ -159,12 +168,13 @@ def main():
     for target in args.targets:
         for name in args.programs:
             for form, (fn, arguments) in PROGRAMS[name]().items():
+                if form not in args.forms or (form == KERNEL and not rlfx.target(target).has_triton):
+                    continue
                 found = rlfx.target(target).compile(fn, *arguments)
                 rows.append({"program": name, "form": form, "target": target, **figures(found)})
                 print(f"{target:5} {name:40} {form:8} {shown(rows[-1])}", flush=True)
-    about = {"date": str(datetime.date.today()), "jax": jax.__version__, "run": "nothing: compiled ahead of time"}
     if args.json:
-        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        targets.write(args.json, rows)
     print(table(rows))
 
 

@@ -11,7 +11,6 @@ data (RLIMIT_DATA), and shows which of them finish.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import pathlib
 import resource
@@ -22,6 +21,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recorded
 
 import rlfx
 from rlfx.errors import MemoryBudgetError
@@ -162,9 +162,7 @@ def save(part: str, rows: list[dict]) -> None:
     measured = {(row["size"], row.get("program")) for row in rows}
     rows = [row for row in known.get(part, []) if (row["size"], row.get("program")) not in measured] + rows
     rows.sort(key=lambda row: (list(PROGRAMS).index(row.get("program", "ppo")), row["size"]))
-    known |= {part: rows, "date": datetime.date.today().isoformat(), "jax": jax.__version__,
-              "device": jax.devices()[0].device_kind}  # fmt: skip
-    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    recorded.write(RESULTS, known | recorded.about("memory_images") | {part: rows})
 
 
 def main() -> None:

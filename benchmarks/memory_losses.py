@@ -11,9 +11,6 @@ accumulation loop written by hand. Prints ratios to the whole batch first.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import time
 
@@ -21,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import recorded
 
 from rlfx.transforms.incrementalize import incrementalize
 
@@ -215,15 +213,10 @@ def main():
         results.append(measure(name, args.rounds))
         show(results[-1])
     if args.out:
-        record = {
-            "benchmark": "memory_losses",
-            "date": datetime.date.today().isoformat(),
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "optax": optax.__version__, "python": platform.python_version()},
+        record = recorded.about("memory_losses", optax=optax.__version__) | {
             "results": results,
         }
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

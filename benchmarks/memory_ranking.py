@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
-import json
 import pathlib
-import platform
 import statistics
 import sys
 
 import jax
 import jax.numpy as jnp
+import recorded
 
 import rlfx
 from rlfx.recurrence.analysis.divisors import divisors
@@ -143,15 +141,11 @@ def main():
     ratios = [row["bound"] / max(1, row["exact"]) for r in results for row in r["plans"] if row["exact"] > 2**16]
     print(f"bound / exact: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
     if args.out:
-        record = {
-            "benchmark": "memory_ranking",
-            "date": datetime.date.today().isoformat(),
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "python": platform.python_version()},
+        record = recorded.about("memory_ranking") | {
             "results": results,
             "refused": refused,
         }
-        pathlib.Path(args.out).write_text(json.dumps(record, indent=1))
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ and 4 epochs of 4 minibatches (examples/ppo_cartpole.py, 4,096 environments). No
 """
 
 import argparse
-import datetime
 import json
 import pathlib
 
@@ -102,9 +101,8 @@ def main():
         for machine in machines:
             rows.append(compiled(name, machine))
             print(f"{name:16} {machine:8} {rows[-1]['temp_bytes'] / 1e6:8.1f} MB  {met(rows[-1])}", flush=True)
-    about = {"date": str(datetime.date.today()), "jax": jax.__version__, "run": "nothing: compiled ahead of time"}
     if args.json:
-        args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        targets.write(args.json, rows)
     print(table(rows))
 
 

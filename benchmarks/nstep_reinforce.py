@@ -12,15 +12,13 @@ n = 0 is Monte Carlo. TimeRL's workload: 48 floats an observation, tanh MLP of 2
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
 import ppo_timerl as timerl
+import recorded
 
 import rlfx
 
@@ -162,15 +160,12 @@ def main():
     mesh = rlfx.use_all_cores(args.cores) if args.cores > 1 else None
     results = list(memory(args) if args.memory else seeds(args) if args.seeds else speed(args, mesh))
     if args.out:
-        record = {
-            "benchmark": "nstep_reinforce " + ("memory" if args.memory else "seeds" if args.seeds else "speed"),
-            "date": datetime.date.today().isoformat(),
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "python": platform.python_version()},
+        record = recorded.about(
+            "nstep_reinforce " + ("memory" if args.memory else "seeds" if args.seeds else "speed")
+        ) | {
             "results": results,
         }
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

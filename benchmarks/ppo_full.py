@@ -14,10 +14,7 @@ clock. `rlfx` has rlfx's own CartPole and unrolled threefry keys, `rlfx, gymnax`
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import time
 import warnings
@@ -29,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import purejaxrl
+import recorded
 
 import rlfx
 import rlfx.envs
@@ -234,16 +232,11 @@ def main():
             )
         results.append({"environments": envs, "updates": updates, "rounds": args.rounds, "programs": rows})
     if args.out:
-        record = {
-            "benchmark": "ppo_full",
-            "date": datetime.date.today().isoformat(),
+        record = recorded.about("ppo_full", purejaxrl=purejaxrl.COMMIT) | {
             "cores": args.cores,
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "purejaxrl": purejaxrl.COMMIT, "python": platform.python_version()},
             "results": results,
         }
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ split over the devices by hand, interleaved in one process; losses and gradients
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
-import platform
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ppo_timerl as timerl
+import recorded
 
 import rlfx
 
@@ -91,14 +90,10 @@ def main():
     if args.out:
         known = json.loads(args.out.read_text())["results"] if args.out.exists() else []
         results = [r for r in known if {k: r[k] for k in CENTRE} not in points] + results
-        record = {
-            "benchmark": "ppo_grid",
-            "date": datetime.date.today().isoformat(),
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "python": platform.python_version()},
+        record = recorded.about("ppo_grid") | {
             "results": results,
         }
-        args.out.write_text(json.dumps(record, indent=1))
+        recorded.write(args.out, record)
     for name in results[0]["programs"]:
         print(f"geometric mean of {len(results)} points: {name} {geometric_mean(results, name):.2f}x the time of hand")
 

@@ -16,15 +16,14 @@ interval (Welch). Seeds of the two arms are different.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import purejaxrl
+import recorded
 from ppo_full import make_train
 from scipy import stats
 
@@ -156,16 +155,13 @@ def main():
         results[name] = row
     if args.out:
         arms = ["rlfx.shuffle", "jax.random.permutation"] if args.what == "shuffle" else ["rlfx", "PureJaxRL"]
-        record = {
-            "benchmark": f"ppo_learning {args.what}",
+        record = recorded.about(f"ppo_learning {args.what}") | {
             "arms": arms,
-            "date": datetime.date.today().isoformat(),
-            "versions": {"jax": jax.__version__, "python": platform.python_version()},
             "results": (json.loads(args.out.read_text())["results"] if args.out.exists() else {}) | results,
         }
         if args.what == "peer":
             record["purejaxrl"] = purejaxrl.COMMIT
-        args.out.write_text(json.dumps(record, indent=1))
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

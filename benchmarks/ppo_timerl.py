@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import functools
-import json
-import platform
 import statistics
 import time
 from typing import NamedTuple
@@ -25,9 +22,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recorded
 
 import rlfx
-from rlfx.recurrence.language.time import name_words
+from rlfx.recurrence.language.context import name_words
 
 LENGTH, OBS, ACTIONS, GAMMA, LAM = 250, 48, 4, 0.99, 0.95
 
@@ -169,15 +167,15 @@ def hand_written(batch, chunk=None, mesh=None):
     )
 
 
-def compiled_by_rlfx(batch, mesh=None, *, plan=None, cached=False):
+def compiled_by_rlfx(batch, mesh=None, *, plan=None, cached=False, transform=None):
     """The program above; ``cached``: its plan, and wide products are kept for the learner."""
-    chosen = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh, plan=plan)
+    chosen = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh, plan=plan, transform=transform)
 
     def iteration(params, state, key):
         loss_fn = chosen
         if cached:
             plan = dataclasses.replace(chosen.plan(params, state, key), cached=True)
-            loss_fn = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh, plan=plan)
+            loss_fn = rlfx.compile(ppo, length=LENGTH, batch=batch, mesh=mesh, plan=plan, transform=transform)
         (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, state, key)
         return (loss, grads), state
 
@@ -269,15 +267,10 @@ def main():
             )
         results.append({"T": LENGTH, "B": batch, "hidden": args.hidden, "rounds": args.rounds, "programs": rows})
     if args.out:
-        record = {
-            "benchmark": "ppo_timerl",
-            "date": datetime.date.today().isoformat(),
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "rlfx": "0.1.0", "python": platform.python_version()},
+        record = recorded.about("ppo_timerl", rlfx="0.1.0") | {
             "results": results,
         }
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

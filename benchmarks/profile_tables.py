@@ -90,6 +90,19 @@ def annotation() -> str:
     return table(rows_of("annotation"), shown | {"median, ns": lambda r: f"{r['median']:,.0f}"})
 
 
+def truth() -> str:
+    return table(
+        rows_of("truth"),
+        {
+            "program": lambda r: r["what"],
+            "error, median": lambda r: f"{r['error']:.2%}",
+            "largest": lambda r: f"{r['largest']:.2%}",
+            "verdict right": lambda r: f"{r['right']} of {len(r['runs'])}",
+            "load of a core": lambda r: f"{statistics.mean(x['load'] for x in r['runs']):.1f}",
+        },
+    )
+
+
 def implementations() -> str:
     rows = rows_of("implementations")
 
@@ -243,7 +256,7 @@ def findings() -> str:
 
 TABLES = {
     "overhead-run": overhead_run, "overhead-capture": overhead_capture,
-    "overhead-costs": overhead_costs, "annotation": annotation,
+    "overhead-costs": overhead_costs, "annotation": annotation, "truth": truth,
     "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
     "findings": findings,
 }  # fmt: skip

@@ -6,15 +6,13 @@ python benchmarks/random_speed.py [--rounds 9] [--out FILE.json]
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
+import recorded
 
 from rlfx.prng import fast_prng
 from rlfx.recurrence.language.shuffle import shuffle
@@ -98,16 +96,11 @@ def main():
         draws[envs] = measure({name: (rollout_draws(envs), k) for name, k in keys.items()}, args.rounds)
         show(f"draws of 128 steps of {envs} environments", draws[envs])
     if args.out:
-        record = {
-            "benchmark": "random_speed",
-            "date": datetime.date.today().isoformat(),
-            "device": f"{jax.devices()[0].device_kind} ({platform.processor() or platform.machine()})",
-            "versions": {"jax": jax.__version__, "python": platform.python_version()},
+        record = recorded.about("random_speed") | {
             "shuffle": shuffles,
             "rollout_draws": draws,
         }
-        with open(args.out, "w") as file:
-            json.dump(record, file, indent=1)
+        recorded.write(args.out, record)
 
 
 if __name__ == "__main__":

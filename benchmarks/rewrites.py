@@ -7,15 +7,13 @@ Ratios first (time with / time without; below 1 it pays), medians of rounds in t
 """
 
 import argparse
-import datetime
-import json
-import platform
 import statistics
 import time
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import recorded
 
 import rlfx
 
@@ -141,10 +139,7 @@ def main():
     arguments = parser.parse_args()
     rows = [row for name in CASES for row in compare(name, arguments.rounds)]
     if arguments.json:
-        record = {"date": datetime.date.today().isoformat(), "jax": jax.__version__, "device": platform.processor(),
-                  "rounds": arguments.rounds, "rows": rows}  # fmt: skip
-        with open(arguments.json, "w") as file:
-            json.dump(record, file, indent=1)
+        recorded.write(arguments.json, recorded.about("rewrites") | {"rounds": arguments.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

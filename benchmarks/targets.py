@@ -72,10 +72,10 @@ def attending():
 PROGRAMS = {"PPO, one epoch": timerl, "recurrent PPO's learner": recurrent, "attention": attending}
 
 
-def update(envs):
+def update(envs, **options):
     """The whole update of examples/ppo_cartpole.py, 4 epochs of 4 minibatches."""
     optimizer = ppo_cartpole.make_optimizer(100)
-    rollout = rlfx.unroll(ppo_cartpole.act, length=ppo_cartpole.LENGTH, batch=envs)
+    rollout = rlfx.unroll(ppo_cartpole.act, length=ppo_cartpole.LENGTH, batch=envs, **options)
     agent = jax.eval_shape(lambda key: ppo_cartpole.init_agent(key, optimizer, envs), KEY)
     return ppo_cartpole.make_update(rollout, optimizer), (agent, KEY)
 
@@ -91,6 +91,17 @@ WHOLE = {
     "PPO 4x4, 1024 environments": lambda: update(1024),
     "PPO 4x4, 4096 environments": lambda: update(4096),
 }
+
+
+def write(path, rows):
+    """Rows as JSON, with when and by what they were made."""
+    about = {"date": str(datetime.date.today()), "jax": jax.__version__, "run": "nothing: compiled ahead of time"}
+    path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+def launched(row):
+    """Launches of a row; with a plus where a loop's length is not known."""
+    return f"{row['launches_at_least']:,}" + ("" if row["launches"] is not None else " +")
 
 
 def figures(found):
@@ -152,12 +163,7 @@ def main():
         rows.append(row)
         print(json.dumps({k: v for k, v in row.items() if k not in ("loops", "versions", "chosen")}), flush=True)
         if args.json:
-            about = {
-                "date": str(datetime.date.today()),
-                "jax": jax.__version__,
-                "run": "nothing: compiled ahead of time",
-            }
-            args.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            write(args.json, rows)
 
     for target in args.targets:
         for name in args.programs:

@@ -11,16 +11,14 @@ anything is timed. One core, interleaved, medians of CPU time; temporary bytes a
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import recorded
 
 import rlfx
 from rlfx.errors import MemoryBudgetError
@@ -246,12 +244,7 @@ def main(argv=None):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     rows = [compare(cell, args.length, args.batch, args.hidden, args.rounds) for cell in args.cell]
     if args.out:
-        about = {
-            "date": datetime.date.today().isoformat(), "jax": jax.__version__, "python": platform.python_version(),
-            "device": str(jax.devices()[0]), "machine": platform.processor() or platform.machine(), "rounds": args.rounds,
-        }  # fmt: skip
-        with open(args.out, "w") as file:
-            json.dump({**about, "rows": rows}, file, indent=1)
+        recorded.write(args.out, recorded.about("through_time") | {"rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from networks import init_mlp, mlp
+from transitions import Transition
 
 import rlfx.envs
 
@@ -22,14 +23,6 @@ GAMMA, CAPACITY, SAMPLES = 0.99, 12_000, 16  # timesteps kept, and samples an up
 LEARN_EVERY, COPY_EVERY, EXPLORE_UNTIL = 2, 400, 4_000
 
 optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(3e-4))
-
-
-class Transition(NamedTuple):
-    obs: jax.Array
-    action: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    next_obs: jax.Array
 
 
 class Carry(NamedTuple):

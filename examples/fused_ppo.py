@@ -46,7 +46,9 @@ def main(argv=None):
     for name, transform in (("as it is", None), ("fused", fuse_steps)):
         falls, rate, plan = train(transform, envs=args.envs, updates=args.updates)
         notes = [note for stage in plan.stages for note in stage.notes if "fused" in note]
-        print(f"{name:9} {rate:10,.0f} env-steps/s   falls per 1,000 steps {falls[0]:.1f} -> {falls[-1]:.1f}   {' '.join(notes)}")
+        print(
+            f"{name:9} {rate:10,.0f} env-steps/s   falls per 1,000 steps {falls[0]:.1f} -> {falls[-1]:.1f}   {' '.join(notes)}"
+        )
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def make_iteration(loss_fn, optimizer, first_rate):
 def make_train(*, iterations=200, length=64, batch=32, first_rate=1e-2, optimizer=adam):
     """``train(key) -> {"loss", "rate", "falls"}``, each ``float32[iterations]``."""
     loss_fn = rlfx.compile(actor_critic, length=length, batch=batch)
-    run = rlfx.unroll(make_iteration(loss_fn, optimizer, first_rate), length=iterations)
+    run = rlfx.unroll(make_iteration(loss_fn, optimizer, first_rate), length=iterations, dim="i")
 
     def train(key):
         params_key, env_key, key = jax.random.split(key, 3)

@@ -1,6 +1,6 @@
 """Find out why a training loop is slow: the same little DQN update, driven by Python and by one jitted scan.
 
-    python examples/profile_dqn_loop.py
+python examples/profile_dqn_loop.py
 """
 
 import jax

@@ -22,16 +22,6 @@ import rlfx.envs
 from rlfx.training import Callback, Checkpoints, Evaluate, Interrupt, NaNGuard, Progress, run
 
 
-class Transition(NamedTuple):
-    """What an agent that learns from replay keeps of a timestep."""
-
-    obs: jax.Array
-    action: jax.Array
-    reward: jax.Array
-    terminated: jax.Array
-    next_obs: jax.Array
-
-
 class Carry(NamedTuple):
     """Of such an agent, from one timestep to the next."""
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 from jax.lax import stop_gradient
 from networks import init_mlp, mlp, one_each
-from recipes import Carry, Recipe, Transition, main
+from recipes import Carry, Recipe, main
+from transitions import Transition
 
 import rlfx.envs
 from rlfx.training import TanhNormal

@@ -14,6 +14,8 @@ from rlfx.recurrence.api.compile import lower as lower
 from rlfx.recurrence.api.compile import trace as trace
 from rlfx.recurrence.api.compile import unroll as unroll
 from rlfx.recurrence.language.history import History as History
+from rlfx.recurrence.language.kept import Every as Every
+from rlfx.recurrence.language.kept import Last as Last
 from rlfx.recurrence.language.off_policy import q_lambda as q_lambda
 from rlfx.recurrence.language.off_policy import retrace as retrace
 from rlfx.recurrence.language.off_policy import upgo as upgo
@@ -34,8 +36,8 @@ from rlfx.recurrence.language.returns import next_value as next_value
 from rlfx.recurrence.language.returns import vtrace as vtrace
 from rlfx.recurrence.language.series import inputs as inputs
 from rlfx.recurrence.language.series import series as series
-from rlfx.recurrence.language.series import solve as solve
 from rlfx.recurrence.language.shuffle import shuffle as shuffle
+from rlfx.recurrence.language.solve import solve as solve
 from rlfx.recurrence.language.time import maximum as maximum
 from rlfx.recurrence.language.time import minimum as minimum
 from rlfx.recurrence.reference.interpreter import reference as reference

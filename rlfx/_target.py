@@ -19,7 +19,7 @@ from rlfx._checks import CALLABLE, TEXT, Kind, expect, number, optional
 from rlfx.ahead.compilation import LIMIT, Compilation, compile_for
 from rlfx.ahead.machines import MACHINES, Machine
 from rlfx.ahead.program import surroundings
-from rlfx.cores import available_cores
+from rlfx.cores import available_cores, core_cache
 from rlfx.errors import ScheduleError, TargetError, located
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -53,6 +53,8 @@ class Room:
       in_block: the same within a block of timesteps.
       draws: random numbers that are drawn before a loop that uses them, for all timesteps at once.
       memory: of the device; None: not known.
+      unmapped: temporary bytes up to which a call gets memory that earlier ones have had; None: however many. glibc gives
+        blocks of more than 32 MiB back, and their pages are mapped anew.
       host: whether host memory is another one than the device's.
     """
 
@@ -62,6 +64,7 @@ class Room:
     in_block: int = 1 << 30
     draws: int = 16 * _MIB
     memory: int | None = None
+    unmapped: int | None = None
     host: bool = True
 
 
@@ -79,6 +82,8 @@ class Rewrites:
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store; random
         numbers are drawn before it (``Room.draws``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
+      branches: blocks of timesteps that a loss does not count are skipped: a branch costs next to nothing
+        (``gradient/counted.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
     """
 
@@ -89,6 +94,7 @@ class Rewrites:
     deferred_rows: int = 0
     starts: bool = False
     affine: bool = False
+    branches: bool = False
     picks: int = 0
 
 
@@ -204,8 +210,15 @@ def _cpu() -> Target:
         "cpu",
         "cpu",
         Rates(2.5e10 * cores, 1e10 * cores, 8e9, 1e-6),
-        Room(cache=16 * _MIB, tile=16 * _MIB, at_once=4 * _MIB, in_block=_MIB, host=False),
-        Rewrites(contractions=True, channels_last=True, tree_reductions=True, shared_rows=128, deferred_rows=12),
+        Room(cache=16 * _MIB, tile=core_cache(), at_once=4 * _MIB, in_block=_MIB, unmapped=32 * _MIB, host=False),
+        Rewrites(
+            contractions=True,
+            channels_last=True,
+            tree_reductions=True,
+            shared_rows=128,
+            deferred_rows=12,
+            branches=True,
+        ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -15,6 +17,21 @@ from rlfx.errors import ScheduleError, located
 def available_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+#: Bytes of a core's own cache where it is not known, and between which it counts.
+CORE_CACHE, LEAST_CACHE, MOST_CACHE = 2 << 20, 1 << 20, 4 << 20
+
+
+@functools.cache
+def core_cache() -> int:
+    """Bytes of the second-level cache that a core has for itself, as far as the system tells it."""
+    for cache in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        level, size = cache / "level", cache / "size"
+        if level.is_file() and size.is_file() and level.read_text().strip() == "2":
+            kib = size.read_text().strip().removesuffix("K")
+            return min(max(int(kib) << 10, LEAST_CACHE), MOST_CACHE) if kib.isdigit() else CORE_CACHE
+    return CORE_CACHE
 
 
 def use_all_cores(count: int | None = None, *, batch: int | None = None) -> Mesh:

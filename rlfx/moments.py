@@ -117,9 +117,9 @@ def normalize(x: Any, moments: Moments, clip: float = 10.0) -> tuple[Any, Moment
         raise ProgramError(located(fact, where=J.here(), fix="Begin with rlfx.Moments.of(x), as Shared in the carry."))
     x = _like("rlfx.normalize", x, moments.mean, exactly=True)
     wide = tree.tree_map(lambda leaf: jax.lax.stop_gradient(leaf).astype(jnp.float32), x)
-    count = reductions.sum(jnp.ones((), jnp.float32), over="b")
-    mean = reductions.mean(wide, over="b")
-    variance = reductions.mean(tree.tree_map(lambda leaf, m: (leaf - m) ** 2, wide, mean), over="b")
+    count = reductions.reduced("sum", jnp.ones((), jnp.float32), "b")
+    mean = reductions.reduced("mean", wide, "b")
+    variance = reductions.reduced("mean", tree.tree_map(lambda leaf, m: (leaf - m) ** 2, wide, mean), "b")
     moments = moments.after(count, mean, variance)
     return moments(x, clip), moments
 

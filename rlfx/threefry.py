@@ -96,7 +96,7 @@ def unrolled(key: jax.Array) -> jax.Array:
       >>> bool(jax.random.uniform(unrolled(key)) == jax.random.uniform(key))
       True
     """
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    typed = J.is_key(key)
     if J.platform() != "cpu" or not typed or str(jax.random.key_impl(key)) != "threefry2x32":
         return key
     if not jax.config.jax_threefry_partitionable:  # other numbers
@@ -108,9 +108,4 @@ def draw(op: Any, params: dict, key: Any, *rest: Any) -> list[jax.Array]:
     """One of jax's random primitives (``J.DRAWS``): its results, computed sooner where the key is one of jax's threefry."""
     outs = J.bind(op, params, unrolled(key), *rest)
     impl = jax.random.key_impl(key)
-    return [
-        jax.random.wrap_key_data(jax.random.key_data(out), impl=impl)
-        if jnp.issubdtype(out.dtype, jax.dtypes.prng_key)
-        else out
-        for out in outs
-    ]
+    return [jax.random.wrap_key_data(jax.random.key_data(out), impl=impl) if J.is_key(out) else out for out in outs]

@@ -33,6 +33,9 @@ os.environ["RLFX_CACHE"] = tempfile.mkdtemp(
 import jax
 import pytest
 
+from tests.contexts import share
+
+share()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -9,8 +9,10 @@ import jax
 
 @contextlib.contextmanager
 def checking_leaks() -> Iterator[None]:
-    """jax looks for what refers to a trace among all objects: here, among those made since (else seconds a trace)."""
-    gc.collect()
+    """jax looks for what refers to a trace among all objects: here, among those made since (else seconds a trace).
+
+    Nothing is collected first: what is garbage already refers to no trace to come, and a collection of all takes seconds.
+    """
     gc.freeze()
     try:
         with jax.checking_leaks():

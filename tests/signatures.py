@@ -129,7 +129,7 @@ VALUE = BROADCAST | takes("True | np.bool_ | 1j | [1, 2, 3] | dict", "a pytree o
 NO_LEAVES = takes("None | () | {}", "no leaves, whose shapes could be wrong")
 MARKS = OPTIONAL | takes("True | np.bool_", "a bool for all leaves")
 LEVEL = takes("1 | np.int64", "one of the levels")
-DOMAIN = {"length": COUNT, "batch": COUNT | OPTIONAL, "until": OPTIONAL | FUNCTION}
+DOMAIN = {"length": COUNT, "batch": COUNT | OPTIONAL, "until": OPTIONAL | FUNCTION, "dim": NOTHING}
 PROGRAM = {**MESH, "mesh_axis": NAME | OPTIONAL, "transform": OPTIONAL | FUNCTION, "prng": OPTIONAL}
 PLAN = {
     "plan": OPTIONAL | takes("Plan", "a plan"),
@@ -154,14 +154,15 @@ COMPILER = [
     Signature("reference", rlfx.reference, F, {"f": FUNCTION, **DOMAIN, "reduce": NOTHING, "loss": FLAG | OPTIONAL}),
     Signature("trace", rlfx.trace, {"f": idle, **PLAIN, "length": 4},
               {"f": FUNCTION, **POINT, "carry": KEYED, "length": COUNT, "batch": OPTIONAL | takes("", "3 are given"),
-               "reduce": NOTHING, "until": OPTIONAL | FUNCTION, "loss": FLAG}),
+               "reduce": NOTHING, "until": OPTIONAL | FUNCTION, "loss": FLAG, "dim": NOTHING}),
     Signature("lower", rlfx.lower, {"program": TRACED}, {"program": NOTHING, **MESH, "mesh_axis": NAME | OPTIONAL}),
     Signature("compiled", shapes_of(COMPILED), CALLED, {**POINT, "t0": TIMES}),
     Signature("referred", REFERENCE, CALLED, {**POINT, "t0": TIMES}),
     Signature("lowered", shapes_of(rlfx.lower(TRACED)), CALLED,
               {"params": FLOATS, "carry": NOTHING, "key": A_KEY | OPTIONAL, "t0": TIMES}),
     Signature("compiled.trace", COMPILED.trace, PLAIN, POINT),
-    Signature("compiled.explain", COMPILED.explain, PLAIN, {**POINT, "wrt": MARKS, "measure": FLAG, "target": OPTIONAL}),
+    Signature("compiled.explain", COMPILED.explain, PLAIN,
+              {**POINT, "wrt": MARKS, "measure": FLAG, "target": OPTIONAL, "verbose": FLAG}),
     Signature("compiled.plan", COMPILED.plan, PLAIN, {**POINT, "wrt": MARKS}),
     Signature("compiled.physical", COMPILED.physical, PLAIN, {**POINT, "wrt": MARKS}),
     Signature("target", rlfx.target, {"name": "h200"}, {"name": OPTIONAL}),
@@ -260,6 +261,7 @@ LANGUAGE = [
     *(Signature(name, getattr(rlfx, name), lambda t: {"x": 1.0 * t}, {"x": TREE, "over": NOTHING})
       for name in ("sum", "mean", "max", "min", "std")),
     Signature("last", rlfx.last, lambda t: {"x": 1.0 * t}, {"x": KEYED, "over": NOTHING}),
+    Signature("Every", rlfx.Every, {"n": 2, "value": 0.0}, {"n": COUNT, "value": takes(" | ".join(WRONG), "wraps anything")}),
     Signature("every", rlfx.every, lambda t: {"n": 2, "fn": lambda: 1.0, "otherwise": 0.0},
               {"n": COUNT, "fn": FUNCTION, "otherwise": FLOATS}),
     Signature("shared", rlfx.shared, lambda t: {"fn": lambda x: 0.0, "x": 1.0 * t}, {"fn": FUNCTION, "x": KEYED}, ("fn", "x")),
@@ -294,6 +296,7 @@ ELSEWHERE = {
     "Moments": "tests/test_moments.py",
     "normalize": "tests/test_moments.py",
     "Shared": "wraps anything",
+    "Last": "wraps anything",
     "ProfileWarning": "a warning",
     "Report": "made by read",
     "Sampled": "made by sampled",

@@ -16,11 +16,15 @@ from rlfx._jaxpr.context import (
     Tracer,
     UnexpectedTracerError,
     axis_size,
+    current_trace,
     make_jaxpr,
+    named_axes,
     surroundings,
+    trace_of,
     tracing,
     weakly,
 )
+from rlfx._jaxpr.deferred import deferred
 from rlfx._jaxpr.derivatives import backward_of, closure_count, has_own_derivative, varies_with, with_own_cotangents
 from rlfx._jaxpr.device import backend_has_started, computed_once, platform
 from rlfx._jaxpr.dims import (
@@ -41,7 +45,6 @@ from rlfx._jaxpr.jaxprs import (
     call_body,
     close_with,
     closed,
-    contains,
     is_literal,
     jaxpr_as_fun,
     lift_consts,
@@ -49,7 +52,7 @@ from rlfx._jaxpr.jaxprs import (
     sub_jaxprs,
     without_dead_code,
 )
-from rlfx._jaxpr.keys import RANDOM_UNWRAP, RANDOM_WRAP, keys_of, random_by_loop, zero_keys
+from rlfx._jaxpr.keys import RANDOM_UNWRAP, RANDOM_WRAP, is_key, keys_of, random_by_loop, zero_keys
 from rlfx._jaxpr.kinds import (
     ADD_ANY,
     CALLBACKS,
@@ -86,6 +89,7 @@ from rlfx._jaxpr.rules import (
     zero_tangent_like,
 )
 from rlfx._jaxpr.source import (
+    Source,
     expression_in_traceback,
     function_source,
     here,
@@ -96,3 +100,4 @@ from rlfx._jaxpr.source import (
     source_of,
 )
 from rlfx._jaxpr.staged import NO_STRUCTURED_RESIDUALS, Staged
+from rlfx._jaxpr.walk import contains, equations_in, is_named_call, walk

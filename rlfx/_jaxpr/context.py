@@ -15,7 +15,7 @@ Tracer = core.Tracer
 UnexpectedTracerError = jax.errors.UnexpectedTracerError
 
 
-def make_jaxpr(fn: Callable, *, axes: Sequence[tuple[str, int]] = ()) -> Callable:
+def make_jaxpr(fn: Callable, *, axes: Sequence[tuple[Any, int]] = ()) -> Callable:
     """``jax.make_jaxpr`` of a flat function, under named axes. Returns ``(jaxpr, consts)`` when called."""
 
     def traced(*args):
@@ -34,6 +34,21 @@ def axis_size(name: str) -> int | None:
         return jax.lax.axis_size(name)
     except NameError:
         return None
+
+
+def named_axes() -> dict[Any, int]:
+    """The named axes of the trace in progress, the outermost first, with their sizes."""
+    return dict(core.get_axis_env().axis_sizes)
+
+
+def current_trace() -> Any:
+    """The trace in progress."""
+    return core.trace_ctx.trace
+
+
+def trace_of(value: Any) -> Any:
+    """The trace that a value belongs to; None of one that is known."""
+    return value._trace if isinstance(value, Tracer) else None
 
 
 def weakly(value: Any) -> Callable[[], Any]:

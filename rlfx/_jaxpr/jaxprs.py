@@ -75,9 +75,3 @@ def scan_counts(params: dict) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
-
-
-def contains(op: Any, params: dict, primitives: frozenset) -> bool:
-    """Whether an equation is one of some primitives, or has a body in which one is."""
-    inside = (eqn for body, _ in sub_jaxprs(params) for eqn in body.eqns)
-    return op in primitives or any(contains(eqn.primitive, eqn.params, primitives) for eqn in inside)

@@ -11,6 +11,11 @@ from jax._src.random import prng
 RANDOM_WRAP, RANDOM_UNWRAP = prng.random_wrap_p, prng.random_unwrap_p
 
 
+def is_key(value: Any) -> bool:
+    """Whether an array, or a type of arrays, is of typed keys."""
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 def zero_keys(shape: tuple, dtype: Any) -> Any:
     """Typed keys of this dtype, all words zero."""
     impl = dtype._impl

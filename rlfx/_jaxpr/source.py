@@ -14,9 +14,20 @@ from jax._src import source_info_util
 source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+class Source(str):
+    """``file.py:12 (function)``, which knows its expression: ``frame`` has the file, the lines and the columns."""
+
+    frame: Any
+
+
 def source_of(equation: Any) -> str:
     """``file.py:12 (function)`` of the user's code that made a jaxpr equation."""
-    return short_source(source_info_util.summarize(equation.source_info))
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    if frame is None:
+        return short_source(source_info_util.summarize(equation.source_info))
+    found = Source(f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})")
+    found.frame = frame
+    return found
 
 
 def scope_of(equation: Any) -> str:

@@ -67,7 +67,7 @@ def export(fn: Callable, arguments: Sequence[Any], machine: Machine) -> Exported
     leaves, treedef = tree.tree_flatten(tuple(arguments))
     shapes = [_struct(leaf, name) for leaf in leaves]
     mesh = _mesh(shapes)
-    keys = [jnp.issubdtype(s.dtype, jax.dtypes.prng_key) for s in shapes]
+    keys = [J.is_key(s) for s in shapes]
     given = [_words(s) if key else s for s, key in zip(shapes, keys, strict=True)]
 
     def flat(*values: Any) -> list:
@@ -133,10 +133,7 @@ def _struct(given: Any, name: str) -> jax.ShapeDtypeStruct:
     try:
         if isinstance(leaf, (bool, int, float, complex)):
             return jax.ShapeDtypeStruct((), jax.typeof(leaf).dtype, weak_type=True)
-        known = (
-            jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            or jax.dtypes.canonicalize_dtype(leaf.dtype).kind not in "OSU"
-        )
+        known = J.is_key(leaf) or jax.dtypes.canonicalize_dtype(leaf.dtype).kind not in "OSU"
         leaf = leaf if known and hasattr(leaf, "shape") else None
     except (AttributeError, OverflowError, TypeError):
         leaf = None
@@ -156,7 +153,7 @@ def _words(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def _plain(value: Any) -> Any:
     value = jnp.asarray(value)
-    return jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+    return jax.random.key_data(value) if J.is_key(value) else value
 
 
 def _donated(fn: Callable, arguments: tuple) -> tuple[int, ...]:

@@ -50,7 +50,12 @@ class Step:
 
 
 class Spaces(NamedTuple):
-    """The observation and the action space of an environment."""
+    """The observation and the action space of an environment.
+
+    Attributes:
+      observation: what ``env.observe`` gives.
+      action: what ``env.step`` takes.
+    """
 
     observation: Space
     action: Space

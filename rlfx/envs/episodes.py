@@ -208,7 +208,15 @@ class _StopGradient(Wrapper):
 
 
 def stop_gradient(env: Environment) -> Environment:
-    """``env`` with steps that carry no gradient: policies learn from what they sampled, not through the dynamics."""
+    """``env`` with steps that carry no gradient: policies learn from what they sampled, not through the dynamics.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from rlfx.envs import Pendulum
+      >>> env, key = stop_gradient(Pendulum()), jax.random.key(0)
+      >>> jax.grad(lambda a: env.step(key, env.reset(key), a)[1].reward)(jnp.ones(1))
+      Array([0.], dtype=float32)
+    """
     checked_environment("stop_gradient", env)
     return _StopGradient(env)
 

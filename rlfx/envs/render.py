@@ -124,6 +124,13 @@ def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30
 
     Raises:
       EnvError: an argument is not of its kind, or pillow is not installed.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = save_frames([np.zeros((8, 8, 3), np.uint8)] * 2, f"{folder}/a.gif")
+      ...     path.name
+      'a.gif'
     """
     frames = expect("frames", frames, _FRAMES, EnvError, of="save_frames")
     expect("path", path, _PICTURE, EnvError, of="save_frames")

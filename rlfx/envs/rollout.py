@@ -19,7 +19,14 @@ from rlfx.transforms.fuse_steps import fuse_steps, supported
 
 
 class RolloutStatistics(NamedTuple):
-    """Of all environments and steps: ``mean_reward`` per step; ``episodes`` ended, their mean length and return."""
+    """Of all environments and steps.
+
+    Attributes:
+      mean_reward: of a step, float32.
+      episodes: how many ended, int32.
+      mean_length: of those that ended, in steps, float32.
+      mean_return: of those that ended, float32.
+    """
 
     mean_reward: Any
     episodes: Any

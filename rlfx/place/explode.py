@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
+from rlfx._axes import Axes, Nest
 from rlfx._checks import CALLABLE, POSITIVE, TEXT, Kind, each, expect, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place import jaxpr as jp
@@ -23,16 +25,17 @@ Splits = Mapping[str, tuple[int, ...]]
 LARGE = 2**14  # elements; smaller values are not worth cutting by themselves
 
 
-def _automatic(it: rules.Iteration, operands: Sequence[tn.Tensor], parts: int) -> tuple[int, ...] | None:
+def _automatic(work: rules.Work, operands: Sequence[tn.Tensor], parts: int) -> tuple[int, ...] | None:
     """Cut the first long result axis of contractions, and of large operations on uncut operands, into ``parts``."""
     uncut = all(len(c) == 2 for x in operands for c in x.cuts)
-    if it.kind == "opaque" or not (it.kind == "matmul" or (uncut and math.prod(it.sizes) >= LARGE)):
+    sizes = work.loops.sizes
+    if not (work.kind == "matmul" or (uncut and math.prod(sizes) >= LARGE)):
         return None
-    axis = next((a for a in it.out if it.sizes[a] >= parts and a not in it.pinned), None)
-    return None if axis is None else tuple(parts if a == axis else 1 for a in range(len(it.sizes)))
+    loop = next((a for a in work.loops.results[0] if a in work.loops.free and sizes[a] >= parts), None)
+    return None if loop is None else tuple(parts if a == loop else 1 for a in range(len(sizes)))
 
 
-def _grid(it: rules.Iteration, operands: Sequence[tn.Tensor], split: tuple[int, ...] | None) -> tn.Cuts:
+def _grid(it: Nest, operands: Sequence[tn.Tensor], split: tuple[int, ...] | None) -> tn.Cuts:
     """Where an equation's index space is cut: by the user's split, or as its most finely cut operand is."""
     cuts = []
     for axis, size in enumerate(it.sizes):
@@ -98,15 +101,19 @@ class _Builder:
 
         return tn.Argument(aval.shape, make)
 
-    def shards(self, eqn: jp.JaxprEqn, it: rules.Iteration, operands: Sequence[tn.Tensor], cuts: tn.Cuts,
+    def shards(self, eqn: jp.JaxprEqn, work: rules.Work, operands: Sequence[tn.Tensor], cuts: tn.Cuts,
                name: str) -> list[tn.Tensor]:  # fmt: skip
         """The nodes of one equation, and its results as blocks."""
+        it, shapes = work.loops, [v.aval.shape for v in eqn.outvars]
+
+        def regions(region: tn.Region, of: Sequence[tn.Shape], axes: Sequence[Axes]) -> list[tn.Region]:
+            return [
+                tuple((0, n) if a is None else region[a] for n, a in zip(shape, loops, strict=True))
+                for shape, loops in zip(of, axes, strict=True)
+            ]
 
         def operand_regions(region: tn.Region) -> list[tn.Region]:
-            return [
-                tuple((0, n) if axis is None else region[axis] for n, axis in zip(x.shape, mapping, strict=True))
-                for x, mapping in zip(operands, it.operands, strict=True)
-            ]
+            return regions(region, [x.shape for x in operands], it.operands)
 
         grid = tn.regions(cuts)
         for region in grid.values():
@@ -119,11 +126,7 @@ class _Builder:
         for index, region in grid.items():
             wanted = operand_regions(region)
             reads = [x.read(r) for x, r in zip(operands, wanted, strict=True)]
-            out_shapes = (
-                [v.aval.shape for v in eqn.outvars]
-                if it.kind == "opaque"
-                else [tuple(region[a][1] - region[a][0] for a in it.out)]
-            )
+            out_shapes = map(tn.region_shape, regions(region, shapes, it.results))
             defines = tuple(self.block(s, v.aval.dtype) for s, v in zip(out_shapes, eqn.outvars, strict=True))
             blocks = tuple(sorted(frozenset().union(*(r.blocks for r in reads))))
 
@@ -136,17 +139,15 @@ class _Builder:
                 if e.blocks
             )
             sizes = tn.region_shape(region)
-            self.add(meta, index, it.kind, "shard", Step(defines, blocks, run), it.flops(sizes), source, read_bytes)
-            parts.setdefault(tuple(index[a] for a in it.out), []).append(defines)
+            self.add(meta, index, work.kind, "shard", Step(defines, blocks, run), work.flops(sizes), source, read_bytes)
+            parts.setdefault(tuple(0 if a in it.reduced else i for a, i in enumerate(index)), []).append(defines)
         return self._results(eqn, it, cuts, meta, parts, source)
 
-    def _results(
-        self, eqn: Any, it: rules.Iteration, cuts: tn.Cuts, meta: int, parts: Any, source: str
-    ) -> list[tn.Tensor]:
+    def _results(self, eqn: Any, it: Nest, cuts: tn.Cuts, meta: int, parts: Any, source: str) -> list[tn.Tensor]:
         """Blocks of the results; partial results of one block are combined by a reduce node."""
-        out_cuts = tuple(cuts[a] for a in it.out)
         results: list[dict[tuple[int, ...], int]] = [{} for _ in eqn.outvars]
-        for index, partials in parts.items():
+        for at, partials in parts.items():
+            of_result = [tuple(0 if a is None else at[a] for a in axes) for axes in it.results]
             if len(partials) > 1:
                 reads = tuple(p[0] for p in partials)
                 aval = self.blocks[reads[0]]
@@ -155,22 +156,19 @@ class _Builder:
                 def run(env: Any, reads: Any = reads) -> tuple[jax.Array, ...]:
                     value = env[reads[0]]
                     for b in reads[1:]:
-                        value = it.combine(value, env[b])  # type: ignore[misc]
+                        value = it.monoid.combine(value, env[b])  # type: ignore[union-attr]
                     return (value,)
 
                 flops = float(math.prod(aval.shape) * (len(reads) - 1))
-                self.add(meta, ("reduce", *index), "aggregate", "reduce", Step((total,), reads, run), flops, source,
+                self.add(meta, ("reduce", *of_result[0]), "aggregate", "reduce", Step((total,), reads, run), flops, source,
                          self.nbytes(*reads))  # fmt: skip
                 partials = [(total,)]
-            for result, block in zip(results, partials[0], strict=True):
-                result[index if it.kind != "opaque" else ()] = block
-        if it.kind == "opaque":
-            return [
-                tn.Blocks(v.aval.shape, cuts0, {tuple(0 for _ in v.aval.shape): ids[()]})
-                for v, ids in zip(eqn.outvars, results, strict=True)
-                for cuts0 in [tuple((0, n) for n in v.aval.shape)]
-            ]
-        return [tn.Blocks(v.aval.shape, out_cuts, ids) for v, ids in zip(eqn.outvars, results, strict=True)]
+            for result, index, block in zip(results, of_result, partials[0], strict=True):
+                result[index] = block
+        return [
+            tn.Blocks(shape, tuple((0, n) if a is None else cuts[a] for n, a in zip(shape, axes, strict=True)), ids)
+            for shape, axes, ids in zip((v.aval.shape for v in eqn.outvars), it.results, results, strict=True)
+        ]
 
     def form(self, x: tn.Tensor, cuts: tn.Cuts, dtype: Any, name: str) -> tn.Tensor:
         """Formation nodes: the tensor copied into a grid of its own."""
@@ -242,9 +240,10 @@ def explode(
 ) -> DataflowGraph:
     """Trace a function and shard its operations into a dataflow graph (DOPPLER section 2, appendix A).
 
-    Every equation of the jaxpr is a meta-op. Its index space (for a contraction: batch, rows, contracted, columns; else
-    the axes of its largest array) is cut into a grid of shard nodes; a cut contracted or reduced axis adds reduce
-    nodes that combine the partial results. Broadcasts, reshapes, transposes, casts, slices and concatenations are
+    Every equation of the jaxpr is a meta-op. Its index space (for a contraction: batch, rows, contracted, columns; for a
+    convolution: images, filters, channels, of which the last is contracted; else the axes of its largest array) is cut into a
+    grid of shard nodes; a cut contracted or reduced axis adds reduce nodes that combine the partial results. Broadcasts,
+    reshapes, transposes, casts, slices and concatenations are
     evaluated lazily by the nodes that read them. Arguments are cut where their first reader needs them.
 
     Args:
@@ -310,21 +309,21 @@ def explode(
                 tuple(tn.even_cuts(n, given[a] if a < len(given) else 1) for a, n in enumerate(var.aval.shape))
             )
     for eqn in jaxpr.eqns:
-        operands = [tn.literal(v.val) if isinstance(v, jp.Literal) else env[v] for v in eqn.invars]
+        operands = [tn.literal(v.val) if isinstance(v, J.Literal) else env[v] for v in eqn.invars]
         view = rules.view(eqn, operands)
         if view is not None:
             env[eqn.outvars[0]] = view
             continue
-        it, scopes = rules.iteration(eqn), jp.scopes(eqn)
+        work, scopes = rules.work(eqn), jp.scopes(eqn)
         meta_name = "/".join((*scopes, str(eqn.primitive)))
         split = _split_for(meta_name, scopes, eqn, named, dots)
         if parts is not None:
-            split = _automatic(it, operands, parts)
-        cuts = _grid(it, operands, split)
-        env.update(zip(eqn.outvars, builder.shards(eqn, it, operands, cuts, meta_name), strict=True))
+            split = _automatic(work, operands, parts)
+        cuts = _grid(work.loops, operands, split)
+        env.update(zip(eqn.outvars, builder.shards(eqn, work, operands, cuts, meta_name), strict=True))
     results = []
     for i, v in enumerate(jaxpr.outvars):
-        x = tn.literal(v.val) if isinstance(v, jp.Literal) else env[v]
+        x = tn.literal(v.val) if isinstance(v, J.Literal) else env[v]
         if out_splits is not None:
             cuts = tuple(
                 tn.even_cuts(n, out_splits[a] if a < len(out_splits) else 1) for a, n in enumerate(v.aval.shape)
@@ -349,7 +348,7 @@ def explode(
     )  # fmt: skip
 
 
-def _check_splits(splits: Splits, fuse: Sequence[str], names: list[str], jaxpr: jp.Jaxpr, label: str) -> None:
+def _check_splits(splits: Splits, fuse: Sequence[str], names: list[str], jaxpr: J.Jaxpr, label: str) -> None:
     """Every name in ``splits`` and ``fuse`` means something in the function."""
     paths = [("/".join((*jp.scopes(e), str(e.primitive)))) for e in jaxpr.eqns]
     known = {*names, *paths, *itertools.chain.from_iterable(p.split("/") for p in paths)}

@@ -10,100 +10,46 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
+from rlfx._axes import ARGUMENTS, CUMULATIVE, REDUCTIONS, Nest, elementwise, nest_of
 from rlfx.place import jaxpr as jp
 from rlfx.place import tensors as tn
 
 
 @dataclass(frozen=True)
-class Iteration:
-    """The index space of an equation.
+class Work:
+    """The loops of an equation, which a grid cuts, and what running some of each costs."""
 
-    ``operands[i][a]`` is the iteration axis that axis ``a`` of operand ``i`` follows (None: read it whole); ``out``
-    likewise for results; ``reduced`` axes appear in no result and are combined by ``combine``.
-    """
-
-    sizes: tuple[int, ...]
-    operands: tuple[tuple[int | None, ...], ...]
-    out: tuple[int, ...]
-    reduced: tuple[int, ...]
-    pinned: frozenset[int]
-    combine: Callable[[jax.Array, jax.Array], jax.Array] | None
+    loops: Nest
     kind: str
     flops: Callable[[tuple[int, ...]], float]
 
 
-def _aligned(operand: tuple[int, ...], out: tuple[int, ...]) -> tuple[int | None, ...]:
-    """The output axis that each operand axis follows; scalars have none, axes of size one may be stretched."""
-    return tuple(None if n == 1 != out[a] else a for a, n in enumerate(operand))
+#: What is cut: the kind of its nodes, and operations for each point of the loops.
+_KINDS: dict[Any, tuple[str, float]] = {
+    **dict.fromkeys(J.ELEMENTWISE, ("elementwise", 1.0)),
+    **dict.fromkeys((jp.dot_general_p, J.primitive("conv_general_dilated")), ("matmul", 2.0)),
+    **dict.fromkeys(
+        (*REDUCTIONS, *CUMULATIVE, *ARGUMENTS, J.primitive("sort"), J.primitive("top_k")), ("reduction", 1.0)
+    ),
+}
 
 
-def _elementwise(eqn: jp.JaxprEqn) -> Iteration:
-    shape = eqn.outvars[0].aval.shape
-    axes = tuple(range(len(shape)))
-    operands = tuple(_aligned(v.aval.shape, shape) for v in eqn.invars)
-    return Iteration(shape, operands, axes, (), frozenset(), None, "elementwise", math.prod)
+def work(eqn: jp.JaxprEqn) -> Work:
+    """How an equation is cut; what has no place in the table is opaque: one shard that reads its operands whole."""
+    ins, outs = ([v.aval.shape for v in side] for side in (eqn.invars, eqn.outvars))
+    loops = nest_of(eqn.primitive, eqn.params, ins, outs) if eqn.primitive in _KINDS else None
+    if loops is not None:
+        kind, each = _KINDS[eqn.primitive]
+        return Work(loops, kind, lambda sizes: each * math.prod(sizes))
 
-
-def _dot(eqn: jp.JaxprEqn) -> Iteration:
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
-    lhs, rhs = (v.aval.shape for v in eqn.invars)
-    lhs_free = [i for i in range(len(lhs)) if i not in (*lhs_contract, *lhs_batch)]
-    rhs_free = [i for i in range(len(rhs)) if i not in (*rhs_contract, *rhs_batch)]
-    sizes = [lhs[i] for i in (*lhs_batch, *lhs_free, *lhs_contract)] + [rhs[i] for i in rhs_free]
-    batch, rows, inner = len(lhs_batch), len(lhs_free), len(lhs_contract)
-    lhs_map, rhs_map = [0] * len(lhs), [0] * len(rhs)
-    for axis, i in enumerate((*lhs_batch, *lhs_free, *lhs_contract)):
-        lhs_map[i] = axis
-    for axis, i in enumerate(rhs_batch):
-        rhs_map[i] = axis
-    for axis, i in enumerate(rhs_contract):
-        rhs_map[i] = batch + rows + axis
-    for axis, i in enumerate(rhs_free):
-        rhs_map[i] = batch + rows + inner + axis
-    reduced = tuple(range(batch + rows, batch + rows + inner))
-    out = tuple(i for i in range(len(sizes)) if i not in reduced)
-    return Iteration(
-        tuple(sizes), (tuple(lhs_map), tuple(rhs_map)), out, reduced, frozenset(), jnp.add, "matmul",
-        lambda n: 2.0 * math.prod(n),
-    )  # fmt: skip
-
-
-def _reduction(eqn: jp.JaxprEqn) -> Iteration:
-    shape, axes = eqn.invars[0].aval.shape, tuple(eqn.params["axes"])
-    out = tuple(i for i in range(len(shape)) if i not in axes)
-    combine = jp.REDUCTIONS[eqn.primitive]
-    return Iteration(shape, (tuple(range(len(shape))),), out, axes, frozenset(), combine, "reduction", math.prod)
-
-
-def _along(eqn: jp.JaxprEqn) -> Iteration:
-    shape, named = eqn.invars[0].aval.shape, eqn.params[jp.ALONG[eqn.primitive]]
-    pinned = frozenset((named,) if isinstance(named, int) else named)
-    gone = pinned if len(eqn.outvars[0].aval.shape) < len(shape) else frozenset()
-    out = tuple(i for i in range(len(shape)) if i not in gone)
-    return Iteration(shape, (tuple(range(len(shape))),), out, (), pinned, None, "reduction", math.prod)
-
-
-def _opaque(eqn: jp.JaxprEqn) -> Iteration:
     def flops(_: tuple[int, ...]) -> float:
         avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
         cost = jax.jit(lambda *xs: jp.evaluate(eqn, *xs)).lower(*avals).cost_analysis() or {}
         return max(float(cost.get("flops", 0.0)), float(sum(v.aval.size for v in eqn.outvars)))
 
-    operands = tuple(tuple(None for _ in v.aval.shape) for v in eqn.invars)
-    return Iteration((), operands, (), (), frozenset(), None, "opaque", flops)
-
-
-def iteration(eqn: jp.JaxprEqn) -> Iteration:
-    """The index space of an equation; primitives without a rule are opaque: one shard that reads its operands whole."""
-    if eqn.primitive in jp.ELEMENTWISE:
-        return _elementwise(eqn)
-    if eqn.primitive is jp.dot_general_p:
-        return _dot(eqn)
-    if eqn.primitive in jp.REDUCTIONS:
-        return _reduction(eqn)
-    if eqn.primitive in jp.ALONG:
-        return _along(eqn)
-    return _opaque(eqn)
+    operands, results = (tuple((None,) * len(shape) for shape in shapes) for shapes in (ins, outs))
+    return Work(Nest((), operands, results), "opaque", flops)
 
 
 def _slice_view(eqn: jp.JaxprEqn, x: tn.Tensor) -> tn.Tensor | None:
@@ -145,10 +91,11 @@ def view(eqn: jp.JaxprEqn, operands: Sequence[tn.Tensor]) -> tn.Tensor | None:
                 jax.lax.broadcasted_iota(dtype, tn.region_shape(region), axis) + jnp.asarray(region[axis][0], dtype)
             ),
         )
-    if eqn.primitive in jp.ELEMENTWISE and all(map(tn.synthetic, operands)):
+    if eqn.primitive in J.ELEMENTWISE and all(map(tn.synthetic, operands)):
 
         def make(region: tn.Region) -> jax.Array:
-            aligned = [tuple((0, 1) if a is None else region[a] for a in _aligned(x.shape, shape)) for x in operands]
+            axes = elementwise(eqn.params, [x.shape for x in operands], [shape]).operands
+            aligned = [tuple((0, 1) if a is None else region[a] for a in of) for of in axes]
             parts = [x.read(r).run({}) for x, r in zip(operands, aligned, strict=True)]
             return jp.evaluate(eqn, *parts)[0]
 

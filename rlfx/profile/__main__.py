@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import jax
 
-from rlfx._checks import installed
+from rlfx._checks import POSITIVE, expect, installed
 from rlfx.errors import ProfileError, located
 from rlfx.profile.scripts import Window, execute
 
@@ -49,14 +49,18 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--depth", type=int, help="fold operations deeper than this (default: none in the text, 1 in figures)"
     )
-    report.add_argument("--json", action="store_true", help="everything, as JSON")
+    printed = report.add_mutually_exclusive_group()
+    printed.add_argument("--json", action="store_true", help="everything, as JSON")
+    printed.add_argument(
+        "--of", type=int, metavar="STEPS", help="also what so many environment steps would take in all"
+    )
     report.add_argument("--html", metavar="FILE", help="write the table as HTML")
     report.add_argument("--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev (.json or .json.gz)")
     report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, processes as PNG")
     report.add_argument("--corrected", action="store_true", help="take out the cost of profiling (calibrate first)")
     compared = commands.add_parser("compare", help="compare captured directories: two, or many side by side")
-    compared.add_argument("before")
-    compared.add_argument("after", nargs="+")
+    compared.add_argument("before", help="a directory; several with commas are repeated runs of one program")
+    compared.add_argument("after", nargs="+", help="the same, of others: repeated runs have means with 95%% intervals")
     calibrate = commands.add_parser("calibrate", help="measure the cost of profiling on this machine, and store it")
     calibrate.add_argument("--rounds", type=int, default=15)
     calibrate.add_argument("--out", help="file (default: in the user's cache directory)")
@@ -122,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> None:
     """Print a report, and write what was asked for."""
     from rlfx.profile import read
+    from rlfx.profile.tables import extrapolated
 
     found = read(arguments.directory)
     if arguments.corrected:
@@ -136,6 +141,8 @@ def report(arguments: argparse.Namespace) -> None:
         if arguments.plot:
             _plots(found, pathlib.Path(arguments.plot), arguments.depth)
     print(json.dumps(found.as_dict()) if arguments.json else found.text(arguments.depth))
+    if arguments.of is not None:
+        print(f"\n{extrapolated(found, expect('--of', arguments.of, POSITIVE, ProfileError, of='report'))}")
 
 
 @contextlib.contextmanager
@@ -163,12 +170,15 @@ def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print two runs and what changed, or many with their medians and ranges."""
     from rlfx.profile import read
-    from rlfx.profile.compare import several
+    from rlfx.profile.compare import repeated, several
 
-    if len(arguments.after) == 1:
+    names = (arguments.before, *arguments.after)
+    if any("," in name for name in names):
+        print(repeated({name: [read(one) for one in name.split(",") if one] for name in names}))
+    elif len(arguments.after) == 1:
         print(read(arguments.before).compare(read(arguments.after[0])))
     else:
-        print(several({name: read(name) for name in (arguments.before, *arguments.after)}))
+        print(several({name: read(name) for name in names}))
 
 
 def calibrate(arguments: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from rlfx._checks import TEXT, expect, one_of, optional
 from rlfx.errors import ProfileError
 from rlfx.profile import hlo, rules
 from rlfx.profile.compilations import Compiled
+from rlfx.profile.roofline import Roof, roofline
 from rlfx.profile.rows import DeviceRow, Row, bound_by, key_of, named
 from rlfx.profile.rules import COMPILE, IDLE
 from rlfx.profile.sweep import Sweep, sampled, spans, union
@@ -128,7 +129,7 @@ class Attributed:
         return sum(ns for row, ns in self.device_rows.items() if operation in row.path)
 
     def stages(self) -> dict[str, int]:
-        """ns of device work by stage of programs compiled by rlfx (`rlfx.stage/<n> <kind>`)."""
+        """ns of device work by stage of programs compiled by rlfx (`<n> <kind>`), with the numbers of `explain`."""
         out: collections.Counter = collections.Counter()
         for row, ns in self.device_rows.items():
             out[row.stage] += ns
@@ -204,6 +205,13 @@ class Attributed:
         lasted = sum(p.timeline.alone for p in self.processes)
         return lasted > 0.9 * rest and self.device_bound * self.window_ns > 0.5 * rest
 
+    def roofline(self) -> list[Roof]:
+        """Of every operation the flops and bytes, and how near it is to what the device can do: the longest first.
+
+        Counted from the instructions' shapes, as XLA's cost analysis does, and against the rates of `rlfx.target`.
+        """
+        return roofline(self.device_rows, [(p.timeline, p.notes) for p in self.processes])
+
     # Compilation and verdict.
 
     @property
@@ -221,4 +229,4 @@ class Attributed:
         busiest: collections.Counter = collections.Counter()
         for process in self.processes:
             busiest.update(lines_of(process.notes))
-        return verdict(self.rows, self.window_ns, busiest)
+        return verdict(self.rows, self.window_ns, busiest, {roof.operation: str(roof) for roof in self.roofline()})

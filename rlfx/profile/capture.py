@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ import jax
 
 from rlfx._checks import BOOLEAN, NATURAL, PATH, TEXT, expect, integer, optional
 from rlfx._jaxpr import stop_trace
-from rlfx._target import target
+from rlfx._target import target, target_of
 from rlfx.errors import ProfileError, located
 from rlfx.profile import annotate, compilations, intercept, threads
 from rlfx.profile.report import Report, read
@@ -38,13 +39,21 @@ class ProfileWarning(UserWarning):
 
 @dataclass
 class Session:
-    """A running or finished capture. Set `steps` to the environment steps done inside, for steps per second."""
+    """A running or finished capture.
+
+    Attributes:
+      directory: where its trace is.
+      process: the name of the process in the report.
+      steps: the environment steps done inside, for steps per second: set it.
+      folder: of its own trace, in the directory that others may share.
+      plain_ns: how long the same work takes without a capture; 0 if unknown.
+    """
 
     directory: pathlib.Path
     process: str
     steps: int = 0
-    folder: pathlib.Path | None = None  # of its own trace, in the directory that others may share
-    plain_ns: int = 0  # how long the same work takes without a capture; 0 if unknown
+    folder: pathlib.Path | None = None
+    plain_ns: int = 0
 
     def report(self) -> Report:
         """Read what was captured here, also if others captured into the directory later; see `rlfx.profile.read`."""
@@ -193,6 +202,7 @@ def _about(process: str) -> dict[str, Any]:
         "platform": device.platform,
         "device": device.device_kind,
         "devices": jax.local_device_count(),
+        "rates": dataclasses.asdict(target_of(device).rates),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlfx.errors import ProfileError, located
@@ -95,13 +95,65 @@ def compare(before: Attributed, after: Attributed) -> Comparison:
     return Comparison(unit, "a step" if before.steps else "in total", total, operations, limits, counts)
 
 
-def several(reports: Mapping[str, Attributed]) -> str:
-    """Many runs side by side: time by operation and by what limits, with the median and how far the runs are apart.
+#: Student's t for 95% of a mean, by the number of runs.
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+
+def mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95% confidence interval; infinite of one value.
+
+    Example:
+      >>> tuple(round(x, 2) for x in mean([1.0, 2.0, 3.0]))
+      (2.0, 2.48)
+    """
+    n = len(values)
+    if n < 2:
+        return values[0], float("inf")
+    return statistics.fmean(values), STUDENT.get(n, 2.26) * statistics.stdev(values) / n**0.5
+
+
+def repeated(groups: Mapping[str, Sequence[Attributed]]) -> str:
+    """Programs side by side of which each ran several times: means with 95% intervals, and ratios to the first.
+
+    A ratio is left out where it may be chance: where the two intervals overlap.
 
     Raises:
-      ProfileError: some know their number of steps and others do not.
+      ProfileError: some runs know their number of steps and others do not.
     """
-    steps = [r.steps for r in reports.values()]
+    steps = _steps([r for runs in groups.values() for r in runs])
+    spans = [r.span_ns / (r.steps or 1) for runs in groups.values() for r in runs]
+    unit, size = ("us", 1e3) if min(spans) < 1e6 else ("ms", 1e6)
+    parts = []
+    for key, title in (("operation", "operation"), ("bound", "limit")):
+        cells: dict[str, list[tuple[float, float]]] = {}
+        found = [[(_named(r, key), r) for r in runs] for runs in groups.values()]
+        if key == "operation":
+            cells["total"] = [mean([r.span_ns / (r.steps or 1) / size for _, r in runs]) for runs in found]
+        for name in dict.fromkeys(name for runs in found for ns, _ in runs for name in ns):
+            cells[name] = [mean([ns.get(name, 0) / (r.steps or 1) / size for ns, r in runs]) for runs in found]
+        rows = sorted(cells.items(), key=lambda item: (item[0] != "total", -max(m for m, _ in item[1])))
+        body = [[name, *map(_shown, values), *(_ratio(values[0], v) for v in values[1:])] for name, values in rows]
+        header = [
+            f"{title} ({unit} {'a step' if steps else 'in total'})",
+            *groups,
+            *(f"to {name}" for name in [*groups][1:]),
+        ]
+        parts.append(grid(header, body))
+    return "\n\n".join(parts)
+
+
+def _shown(value: tuple[float, float]) -> str:
+    return f"{value[0]:.4g}" + (f" ± {value[1]:.2g}" if value[1] < float("inf") else "")
+
+
+def _ratio(first: tuple[float, float], other: tuple[float, float]) -> str:
+    apart = abs(first[0] - other[0]) > first[1] + other[1]
+    return f"{first[0] / other[0]:.2f}x" if apart and other[0] else "-"
+
+
+def _steps(reports: Iterable[Attributed]) -> bool:
+    """Do the runs know their number of steps?"""
+    steps = [r.steps for r in reports]
     if any(steps) and not all(steps):
         raise ProfileError(
             located(
@@ -109,7 +161,17 @@ def several(reports: Mapping[str, Attributed]) -> str:
                 fix="Give `capture(steps=...)` in all, or in none.",
             )
         )
-    per = [n or 1 for n in steps]
+    return any(steps)
+
+
+def several(reports: Mapping[str, Attributed]) -> str:
+    """Many runs side by side: time by operation and by what limits, with the median and how far the runs are apart.
+
+    Raises:
+      ProfileError: some know their number of steps and others do not.
+    """
+    steps = _steps(reports.values())
+    per = [r.steps or 1 for r in reports.values()]
     spans = [r.span_ns / n for r, n in zip(reports.values(), per, strict=True)]
     unit, size = ("us", 1e3) if min(spans) < 1e6 else ("ms", 1e6)
     parts = []
@@ -120,9 +182,7 @@ def several(reports: Mapping[str, Attributed]) -> str:
         }
         cells = {"total": [span / size for span in spans], **cells} if key == "operation" else cells
         rows = sorted(cells.items(), key=lambda item: (item[0] != "total", -statistics.median(item[1])))
-        title = {"operation": "operation", "bound": "limit"}[
-            key
-        ] + f" ({unit} {'a step' if any(steps) else 'in total'})"
+        title = {"operation": "operation", "bound": "limit"}[key] + f" ({unit} {'a step' if steps else 'in total'})"
         body = [
             [name, *(f"{v:.4g}" for v in values), f"{statistics.median(values):.4g}", f"{min(values):.4g} - {max(values):.4g}"]
             for name, values in rows

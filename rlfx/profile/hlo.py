@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlfx.profile import lines, wire
 from rlfx.profile.scopes import UNNAMED, Scope, parse
+from rlfx.profile.work import NOTHING, Shape, Work, shape, summed, work
 
 LEAF, CONTAINER, CALLBACK = "leaf", "container", "callback"
 CONTAINERS = frozenset({"while", "conditional", "call", "async-start", "async-done"})
@@ -48,17 +49,22 @@ class Instruction:
     operands: tuple[int, ...]
     called: tuple[int, ...]
     scope: Scope
-    elements: int
+    shape: Shape
     target: str
     computation: int
     source: lines.Stack = ()
+    summed: tuple[int, ...] = ()  # see `work.summed`
+
+    @property
+    def elements(self) -> int:
+        return self.shape.elements
 
 
 @dataclass(frozen=True)
 class Op:
     """What a profile attributes: a kind, and `(scope, weight)` for every operation the instruction works for.
 
-    `sources` are the lines that it comes from, with their weights.
+    `sources` are the lines that it comes from, with their weights; `work` is of one execution.
     """
 
     kind: str
@@ -66,6 +72,7 @@ class Op:
     inherited: bool
     opcode: str = ""
     sources: tuple[tuple[lines.Stack, int], ...] = ()
+    work: Work = NOTHING
 
     @property
     def mixed(self) -> bool:
@@ -82,37 +89,43 @@ class Module:
 
     @functools.cached_property
     def ops(self) -> dict[str, Op]:
-        instructions, members, users, callers = read_module(self.data)
+        instructions, members, users, callers, roots = read_module(self.data)
         lookup = _Inheritance(instructions, users, callers)
-        return {i.name: _op(key, i, instructions, members, lookup) for key, i in instructions.items()}
+        found = {}
+        for key, i in instructions.items():
+            op = _op(key, i, instructions, members, lookup)
+            found[i.name] = replace(op, work=work(key, instructions, members, roots)) if op.kind == LEAF else op
+        return found
 
 
 def read_module(data: memoryview):
-    """Of an HloModuleProto: instructions by id, ids by computation, users by id, calling instruction by computation."""
+    """Of an HloModuleProto: instructions by id, ids by computation, users by id, calling instruction and root by computation."""
     instructions: dict[int, Instruction] = {}
     members: dict[int, list[int]] = {}
     users: dict[int, list[int]] = collections.defaultdict(list)
     callers: dict[int, int] = {}
+    roots: dict[int, int] = {}
     module = wire.message(data)
     source = lines.stacks(module)
     for computation in module.get(3, []):
         found = wire.message(computation)
         home = wire.integer(found, 5)
         members[home] = []
+        roots[home] = wire.integer(found, 6)
         for raw in found.get(2, []):
             entry = wire.message(raw)
             metadata = wire.message(entry[7][-1]) if 7 in entry else {}
-            shape = wire.message(entry[3][-1]) if 3 in entry else {}
             i = Instruction(
                 name=wire.text(entry, 1),
                 opcode=wire.text(entry, 2),
                 operands=tuple(wire.integers(entry, 36)),
                 called=tuple(wire.integers(entry, 38)),
                 scope=parse(wire.text(metadata, 2)),
-                elements=math.prod(wire.integers(shape, 3)),
+                shape=shape(entry[3][-1] if 3 in entry else None),
                 target=wire.text(entry, 28),
                 computation=home,
                 source=source(metadata),
+                summed=summed(entry),
             )
             key = wire.integer(entry, 35)
             instructions[key] = i
@@ -121,7 +134,7 @@ def read_module(data: memoryview):
                 users[operand].append(key)
             for called in i.called:
                 callers[called] = key
-    return instructions, members, users, callers
+    return instructions, members, users, callers, roots
 
 
 class _Inheritance:
@@ -176,12 +189,23 @@ def _work(i: Instruction, instructions: dict[int, Instruction]) -> int:
     return moved * (10 if i.opcode in TRANSCENDENTAL else 1)
 
 
+def _inside(
+    i: Instruction, instructions: dict[int, Instruction], members: dict[int, list[int]]
+) -> Iterator[Instruction]:
+    """What a fusion or a call computes: XLA:CPU compiles a small loop, with all that is in it, to one call."""
+    for inner in (instructions[k] for c in i.called for k in members.get(c, ())):
+        if inner.opcode == "fusion" or inner.opcode in CONTAINERS:
+            yield from _inside(inner, instructions, members)
+        else:
+            yield inner
+
+
 def _op(key: int, i: Instruction, instructions, members, lookup: _Inheritance) -> Op:
     kind = CONTAINER if i.opcode in CONTAINERS else CALLBACK if "callback" in i.target else LEAF
     work: collections.Counter[Scope] = collections.Counter()
     written: collections.Counter[lines.Stack] = collections.Counter()
     if i.opcode in ("fusion", "call"):
-        for inner in (instructions[k] for c in i.called for k in members.get(c, ())):
+        for inner in _inside(i, instructions, members):
             if inner.scope.named:
                 work[inner.scope] += _work(inner, instructions)
             if inner.source:

@@ -51,9 +51,8 @@ def bars(reports: Report | dict[str, Report], *, depth: int | None = 1, normalis
     named = {"": reports} if isinstance(reports, Report) else reports
     cells: dict[tuple[str, str], collections.Counter] = {}
     stepped = all(r.steps for r in named.values())
-    unit, size = _unit(max(r.window_ns / (r.steps if stepped else 1) for r in named.values()))
     for name, report in named.items():
-        scale = report.window_ns / 100 if normalise else size * (report.steps if stepped else 1)
+        scale = report.window_ns / 100 if normalise else report.steps if stepped else 1
         for row, ns in report.rows.items():
             label = "/".join(row.path[:depth]) or "(none)"
             cells.setdefault((name, label), collections.Counter())[row.host, row.device] += ns / scale
@@ -63,15 +62,17 @@ def bars(reports: Report | dict[str, Report], *, depth: int | None = 1, normalis
     columns = [(name, label) for name in named for label in order if (name, label) in cells]
     if ax is None:
         ax = plt.figure(figsize=(max(7, 0.8 * len(columns) + 4.5), 4), layout="constrained").add_subplot()
+    unit, size = ("%", 1.0) if normalise else _unit(max(cells[c].total() for c in columns))  # of the tallest bar
     bottom = np.zeros(len(columns))
     for key in [(s, d) for s in STATES for d in HATCH]:
-        height = np.asarray([cells[c][key] for c in columns])
+        height = np.asarray([cells[c][key] / size for c in columns])
         if height.any():
             label = key[0] if key[1] == IDLE else f"{key[0]} + device {key[1]}"
             ax.bar(range(len(columns)), height, bottom=bottom, color=COLOUR[key[0]], hatch=HATCH[key[1]],
                    edgecolor="white", linewidth=0.3, label=label)  # fmt: skip
             bottom += height
     ax.set_xticks(range(len(columns)), [f"{n}\n{o}" if n else o for n, o in columns], rotation=45, ha="right")
+    ax.set_ylim(0, 1.05 * bottom.max())
     ax.set_ylabel("% of the time" if normalise else f"{unit} a step" if stepped else unit)
     ax.set_title("Where the time goes, by operation" + (": host and device" if len(named) == 1 else ""), loc="left")
     ax.spines[["top", "right"]].set_visible(False)
@@ -181,8 +182,8 @@ def transitions(reports: Report | dict[str, Report], *, depth: int | None = 1, a
     )
     ax.set_yscale("log")
     if cells:
-        smallest = min(v for c in cells.values() for v in c.values())
-        ax.set_ylim(bottom=10 ** np.floor(np.log10(smallest) - 0.3))
+        counts = [v for c in cells.values() for v in c.values()]
+        ax.set_ylim(10 ** np.floor(np.log10(min(counts)) - 0.3), 1.3 * max(counts))
     ax.set_ylabel("transitions a step" if all(r.steps for r in named.values()) else "transitions")
     ax.set_title("Transitions between states of the host", loc="left")
     ax.spines[["top", "right"]].set_visible(False)

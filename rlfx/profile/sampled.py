@@ -18,7 +18,11 @@ from rlfx.profile.report import Report
 
 
 class Sampled:
-    """A function that profiles some of its calls; made by `sampled`."""
+    """A function that profiles some of its calls; made by `sampled`.
+
+    Attributes:
+      session: the capture, once it has begun.
+    """
 
     def __init__(self, function: Callable, calls: int, skip: int, steps: int, options: dict[str, Any]):
         self._function, self._options, self._steps = function, options, steps

@@ -6,10 +6,11 @@ import collections
 import html as escape
 from typing import Any
 
+from rlfx.errors import ProfileError, located
 from rlfx.profile.attributed import Attributed
 from rlfx.profile.gains import gains
-from rlfx.profile.rows import bound_by, named
-from rlfx.profile.rules import IDLE, STATES
+from rlfx.profile.rows import bound_by, key_of, named
+from rlfx.profile.rules import COMPILE, IDLE, STATES
 
 
 def operation_rows(report: Attributed, depth: int | None = None) -> tuple[list[str], list[tuple]]:
@@ -65,6 +66,7 @@ def text(report: Attributed, depth: int | None = None) -> str:
     for title, body in (
         ("Gains", "\n".join(f"- {gain}" for gain in gains(report))),
         ("Device work by operation", _device_rows(report, depth)),
+        ("Roofline", _roofline(report)),
         ("Transitions", _transitions(report)),
         ("Compiled", _compiled(report)),
         ("Stages of compiled programs", _stages(report)),
@@ -75,6 +77,28 @@ def text(report: Attributed, depth: int | None = None) -> str:
         if body:
             parts += ["", f"{title}:", body]
     return "\n".join(parts)
+
+
+def extrapolated(report: Attributed, steps: int) -> str:
+    """What so many steps of the environments would take, by operation, if they went on as in the window.
+
+    What was compiled in the window is not compiled again: it counts once.
+
+    Raises:
+      ProfileError: the report does not know how many steps it saw.
+    """
+    if not report.steps:
+        raise ProfileError(
+            located("The run does not say how many steps it did.", fix="Give `capture(steps=...)`, or `run --steps`.")
+        )
+    factor = steps / report.steps
+    cells: collections.Counter = collections.Counter()
+    for row, ns in report.rows.items():
+        cells["(compilation)" if row.host == COMPILE else key_of(row, "operation")] += ns
+    seconds = {name: ns / 1e9 * (1 if name == "(compilation)" else factor) for name, ns in cells.most_common()}
+    total = sum(seconds.values())
+    body = [[name, f"{s:.4g}", f"{s / total:.1%}"] for name, s in sorted(seconds.items(), key=lambda item: -item[1])]
+    return grid([f"{steps:,} steps", "seconds", "share"], [*body, ["all", f"{total:.4g}", "100.0%"]])
 
 
 def _title(report: Attributed) -> str:
@@ -125,6 +149,31 @@ def _device_rows(report: Attributed, depth: int | None) -> str:
     total = sum(work.values()) or 1
     body = [[k, f"{ns / 1e6:.2f}", f"{ns / total:.1%}", str(count[k])] for k, ns in work.most_common(20)]
     return grid(["operation", "ms", "share", "instructions"], body) if body else ""
+
+
+def _roofline(report: Attributed) -> str:
+    found = [roof for roof in report.roofline()[:20] if roof.flops or roof.bytes]
+    body = [
+        [
+            r.operation, f"{r.flops / 1e6:.4g}", f"{r.bytes / 1e6:.4g}", f"{r.flops / max(r.bytes, 1):.2g}",
+            f"{r.flops / r.seconds / 1e9:.3g}" if r.seconds else ".", f"{r.bytes / r.seconds / 1e9:.3g}" if r.seconds else ".",
+            *("?" if share is None else f"{share:.2g}" for share in (r.arithmetic, r.bandwidth, r.starts)), r.limit or "-",
+        ]
+        for r in found
+    ]  # fmt: skip
+    header = [
+        "operation",
+        "Mflop",
+        "MB",
+        "flop/B",
+        "Gflop/s",
+        "GB/s",
+        "of arithmetic",
+        "of bandwidth",
+        "of starts",
+        "near",
+    ]
+    return grid(header, body) if body else ""
 
 
 def _transitions(report: Attributed) -> str:
@@ -234,6 +283,7 @@ def as_dict(report: Attributed) -> dict[str, Any]:
         "device_rows": [
             {**row._asdict(), "ns": ns, "named": named(row.path)} for row, ns in report.device_rows.items()
         ],
+        "roofline": [{**vars(roof), "near": roof.limit} for roof in report.roofline()],
         "transitions": [
             {"from": a, "to": b, "phase": phase, "path": path, "count": n}
             for (a, b, phase, path), n in report.transitions.items()

@@ -10,6 +10,7 @@ from rlfx.profile.events import Executions, Kind, Marks
 from rlfx.profile.hlo import LEAF, Op
 from rlfx.profile.rules import CALLBACK, DEVICE, PYTHON
 from rlfx.profile.timeline import THUNK, Kernel, Share, Timeline
+from rlfx.profile.work import Work
 
 
 def pay(out: Timeline, kind: str, marks: Marks) -> None:
@@ -60,6 +61,11 @@ def executions(
         kernel.ns += int(ns[i])
         kernel.op, kernel.path, kernel.copy = op(what), share.path, what.copy
         called[i] = new.state == CALLBACK
+        if kernel.op is not None and any(kernel.op.work):
+            done = kernel.op.work.times(counts[i] / sum(s.weight for s in new.shares or (share,)))
+            for s in new.shares or (share,):
+                key = s.phase, s.path
+                out.work[key] = out.work.get(key, Work()).plus(done.times(s.weight))
     for at, size in device.bytes.items():
         if start <= device.start[at] < stop:
             out.bytes[device.kinds[device.kind[at]].name] += size

@@ -17,6 +17,7 @@ from rlfx.profile.events import Line, Marks
 from rlfx.profile.hlo import Op
 from rlfx.profile.launches import Base
 from rlfx.profile.rules import TOGETHER
+from rlfx.profile.work import Work
 
 CONTAINER = "container"
 # What profiling pays for: an annotation of ours, an instruction of XLA, a task handed to one of its threads (recorded
@@ -86,6 +87,7 @@ class Timeline:
     operations: collections.Counter = field(default_factory=collections.Counter)
     launches: collections.Counter = field(default_factory=collections.Counter)
     bytes: collections.Counter = field(default_factory=collections.Counter)
+    work: dict[tuple[str, tuple[str, ...]], Work] = field(default_factory=dict)  # by phase and path
     kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict)
     unknown: dict[str, list[int]] = field(default_factory=dict)
     paid: dict[str, Marks] = field(default_factory=dict)  # kind: when, and on which track

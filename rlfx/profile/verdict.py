@@ -22,13 +22,16 @@ ADVICE = {
 OUTSIDE = "(none)"
 
 
-def verdict(rows: Mapping[Row, int], window_ns: int, lines: collections.Counter) -> str:
+def verdict(
+    rows: Mapping[Row, int], window_ns: int, lines: collections.Counter, roofs: Mapping[str, str] | None = None
+) -> str:
     """Say what limits most of the time.
 
     Args:
       rows: ns of the window.
       window_ns: their sum.
       lines: ns that threads of Python were at work, by `(file, line)`; may be empty.
+      roofs: what limits an operation on the device, and what to do about it; without an entry that is not known.
 
     Returns:
       One line. Where most of what limits the program is outside of every operation, and the lines are not known
@@ -47,7 +50,9 @@ def verdict(rows: Mapping[Row, int], window_ns: int, lines: collections.Counter)
     ((kind, total),) = kinds.most_common(1)
     ((place, ns),) = places[kind].most_common(1)
     if place != OUTSIDE or kind in ("compile", "idle"):
-        return f"{kind}-bound: {total / window_ns:.0%} of the time, most of it in {place} ({ns / window_ns:.0%}); {ADVICE[kind]}"
+        near = (roofs or {}).get(place) if kind == "device" else ""
+        where = f"most of it in {place} ({ns / window_ns:.0%})"
+        return f"{kind}-bound: {total / window_ns:.0%} of the time, {where}; {near or ADVICE[kind]}"
     if kind == "host" and lines:
         (((file, line), at),) = lines.most_common(1)
         where = f"{os.path.basename(file)}:{line} ({at / max(1, lines.total()):.0%} of Python's time)"

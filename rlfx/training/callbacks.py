@@ -98,6 +98,9 @@ class CSV:
 
     A run that is resumed goes on behind its last checkpoint: rows of updates that will be made again are removed. A run
     from the beginning begins the file anew.
+
+    Attributes:
+      path: of the file; its folder is made.
     """
 
     path: str | os.PathLike
@@ -161,7 +164,11 @@ def _columns(metrics: dict) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class TensorBoard:
-    """Scalars in TensorBoard's files (tensorboardX), for :class:`Metrics` and :class:`Evaluate`."""
+    """Scalars in TensorBoard's files (tensorboardX), for :class:`Metrics` and :class:`Evaluate`.
+
+    Attributes:
+      directory: of the files.
+    """
 
     directory: str | os.PathLike
 
@@ -268,6 +275,17 @@ class Stop(Callback):
     """End the run after the first call for whose metrics ``until(metrics)`` holds: NumPy values ``[updates, ...]``.
 
     It waits for each call.
+
+    Args:
+      until: ``until(metrics) -> bool``.
+
+    Example:
+      >>> from rlfx.training import run
+      >>> update = lambda agent, key: (agent + 1, agent)
+      >>> stop = Stop(lambda metrics: metrics.max() >= 5)
+      >>> result = run(update, jnp.int32(0), jax.random.key(0), updates=100, per_call=4, callbacks=[stop])
+      >>> result.done, result.reason
+      (8, 'metrics of update 8')
     """
 
     until: Callable[[Any], Any]

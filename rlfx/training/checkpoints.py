@@ -93,6 +93,13 @@ def save(directory: str | os.PathLike, agent: Any, done: int, key: jax.Array, *,
 
     Raises:
       TrainingError: an argument is not of its kind, or the directory can't be written.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save(folder, jnp.arange(2.0), 10, jax.random.key(0))
+      ...     latest(folder, jnp.zeros(2))
+      (Array([0., 1.], dtype=float32), 10)
     """
     path = _path(directory)
     done = expect("done", done, NATURAL, TrainingError, of="save")
@@ -112,6 +119,12 @@ def latest(directory: str | os.PathLike, like: Any, key: jax.Array | None = None
 
     Raises:
       TrainingError: as :class:`Checkpoints`; a newer one that is broken is named in a warning, and an older one is used.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     print(latest(folder + "/none", jnp.zeros(2)))
+      None
     """
     path = _path(directory)
     if not path.exists():
@@ -225,24 +238,20 @@ def _as(like: Any, key: jax.Array | None, about: dict, leaves: list[np.ndarray],
     return tree.tree_unflatten(tree.tree_structure(like), map(_placed, leaves, tree.tree_leaves(like)))
 
 
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _named(agent: Any) -> list[tuple[str, Any]]:
     return [(tree.keystr(path), leaf) for path, leaf in tree.tree_flatten_with_path(agent)[0]]
 
 
 def _host(leaf: jax.Array) -> np.ndarray:
     """A copy: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
-    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf, copy=True, order="C")
+    return np.array(jax.random.key_data(leaf) if J.is_key(leaf) else leaf, copy=True, order="C")
 
 
 def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
     """On the devices of ``like``; on none in particular if it is."""
     array = array if like.size else np.zeros(like.shape, like.dtype)
     placed = jax.device_put(array, like.sharding) if like.committed else jnp.asarray(array)
-    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like)) if _is_key(like) else placed
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like)) if J.is_key(like) else placed
 
 
 def _type(leaf: Any) -> str:

@@ -72,6 +72,17 @@ class Callback:
     """What happens between calls. A value: whatever it opens, counts or remembers belongs to one run.
 
     Override :meth:`begin` to change what a run begins with, and :meth:`opened` for what happens after each call.
+
+    Example:
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Log(Callback):
+      ...     @contextmanager
+      ...     def opened(self, loop):
+      ...         yield lambda call: print(call.done)  # a string would end the run, with this reason
+      >>> update = lambda agent, key: (agent + 1, agent)
+      >>> result = run(update, jnp.int32(0), jax.random.key(0), updates=4, per_call=2, callbacks=[Log()])
+      2
+      4
     """
 
     #: Callbacks run in the order given, those of a lower rank first: what finds errors, before what saves.
@@ -226,6 +237,6 @@ def _strong(leaf: Any) -> Any:
 
 
 def _check_key(key: Any) -> None:
-    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+    if not (isinstance(key, jax.Array) and J.is_key(key)):
         fact = f"key must be a typed key, got {type(key).__name__}."
         raise TrainingError(located(fact, where=J.here(), fix="Give key=jax.random.key(0), or an array of keys."))

@@ -89,7 +89,13 @@ def n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, *, ga
 
 
 class Drawn(NamedTuple):
-    """Transitions drawn by priority: ``memory[i, b]``, with importance weights, each ``[count]``."""
+    """Transitions drawn by priority: ``memory[i, b]``.
+
+    Attributes:
+      i: absolute times, ``int32[count]``.
+      b: environments, ``int32[count]``.
+      weight: importance weights, at most 1, ``float32[count]``.
+    """
 
     i: jax.Array
     b: jax.Array

@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _target
 from rlfx._checks import KEY, POSITIVE, Kind, expect, function, one_of, scalar
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.ir.program import Program
 from rlfx.transforms.steps.loop import FusedLoops
 from rlfx.transforms.steps.program import trace_step
 from rlfx.transforms.steps.scalarize import UnsupportedPrimitive
-from rlfx.transforms.steps.scan import batch_of, check_backend, fuse_scan
+from rlfx.transforms.steps.scan import batch_of, check_backend, fuse_scan, fused, kernel_of, unsupported_by
 
 __all__ = [
     "Statistics",
@@ -42,7 +43,13 @@ __all__ = [
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Transition:
-    """One step of a trajectory, leaves ``[K, N, ...]``: ``obs`` is what the policy saw, ``step`` what it led to."""
+    """One step of a trajectory, leaves ``[K, N, ...]``.
+
+    Attributes:
+      obs: what the policy saw.
+      action: what it did.
+      step: what that led to, a :class:`rlfx.envs.Step`.
+    """
 
     obs: Any
     action: Any
@@ -91,7 +98,12 @@ class Statistics:
 
 
 class Support(NamedTuple):
-    """Whether a step can be fused, and if not, why: the primitive, its source line, what to do."""
+    """Whether a step can be fused: true or false as a condition.
+
+    Attributes:
+      ok: whether it can.
+      reason: if not, why: the primitive, its source line, what to do.
+    """
 
     ok: bool
     reason: str | None = None
@@ -146,7 +158,13 @@ def fuse_steps(
         raise ProgramError(located(fact, fix="Fuse rlfx.envs.auto_reset(env), or say `resets = True` if it does."))
     act = _actor(env, policy)
     body = _BODIES[outputs](env, act)
-    scan = fuse_scan(body, k, backend=backend, tile=tile)
+
+    def first(made_up: tuple) -> tuple:
+        keys, _, *statistics = made_up
+        states = jax.vmap(env.reset)(keys)
+        return (keys, states, *(Statistics.zeros(len(keys)) for _ in statistics))
+
+    scan = fused(body, k, backend, tile, first)
 
     def run(key: jax.Array, states: Any, extra: Any = None, *, t0: Any = 0, b0: Any = 0):
         key = expect("key", key, KEY, ProgramError, of="fuse_steps")
@@ -314,8 +332,7 @@ _BODIES = {"final": _final, "statistics": _statistics, "trajectory": _trajectory
 def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
     """Whether :func:`fuse_steps` can fuse the steps of ``env`` (and the policy, at the types of ``params``).
 
-    Traces, and computes nothing. A CPU, a GPU and the interpreter support the same programs, as long as the backend has
-    each scalar operation.
+    Traces, and computes nothing. The answer is for the machine at hand: a GPU's kernel does less with networks than a CPU.
 
     Example:
       >>> import rlfx.envs
@@ -334,7 +351,8 @@ def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), tree)
 
     program = trace_step(_trajectory(env, act), params, lead((key, state), (1,)), lead(given, (1, 1)))
-    reason = program.unsupported()
+    machine = _target.target()
+    reason = unsupported_by(program, kernel_of("auto", machine), dense_matmul=machine.platform == "cpu")
     return Support(reason is None, reason)
 
 

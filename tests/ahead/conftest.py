@@ -1,5 +1,10 @@
 """Compilations of tests are kept nowhere else, and no plugin is found that a test did not put there."""
 
+import importlib
+import sys
+from pathlib import Path
+
+import jax
 import pytest
 
 from rlfx.ahead import environment
@@ -15,6 +20,17 @@ def kept_here(tmp_path, monkeypatch, request):
             monkeypatch.setattr(environment.sys, "prefix", str(tmp_path / "nothing" / ".venv"))
 
 
+@pytest.fixture
+def script(monkeypatch):
+    """A benchmark as a module, by its name: scripts beside each other, which count on jax's implicit promotion."""
+    for folder in ("benchmarks", "examples"):
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / folder))
+    before = list(sys.path)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield importlib.import_module
+    sys.path[:] = before
+
+
 @pytest.fixture(params=["cuda", "tpu"])
 def plugin(request):
     """A plugin that is installed."""
@@ -22,8 +38,6 @@ def plugin(request):
 
 
 def installed(plugin: str) -> str:
-    import jax
-
     try:
         environment.find(plugin, jax.__version__)
     except TargetError as error:

@@ -1,9 +1,5 @@
 """The programs by hand of `benchmarks/launches.py` compute what rlfx's do: values and gradients, on a CPU, in small."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,15 +11,8 @@ KEY = jax.random.key(3)
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """The benchmark's module: scripts beside each other, which count on jax's implicit promotion."""
-    root = Path(__file__).parents[2]
-    for folder in ("benchmarks", "examples"):
-        monkeypatch.syspath_prepend(str(root / folder))
-    before = list(sys.path)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield importlib.import_module("launches")
-    sys.path[:] = before
+def launches(script):
+    return script("launches")
 
 
 def close(found, wanted, **tolerance):

@@ -7,8 +7,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import rlfx
 from rlfx.errors import TargetError
+from rlfx.transforms.fuse_steps import fuse_scan
 from tests.ahead import programs
 from tests.ahead.conftest import installed
+from tests.transforms.test_fuse_tiles import acting, beginning, networks
 
 pytestmark = pytest.mark.aot
 
@@ -105,6 +107,17 @@ def test_fused_steps_are_one_kernel_where_triton_is(name, kernel):
     assert [loop.trips for loop in found.loops] == ([] if kernel else [1000])
     assert any(k.name == "rlfx_fused_steps" for k in found.kernels) == kernel
     assert found.spill_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["h200", "a100"])
+def test_acting_with_its_networks_is_one_kernel(name):
+    """Actor and critic of two layers of 64, 1,024 environments; weights are in shared memory for all timesteps."""
+    p, carry = jax.eval_shape(lambda: (networks(3, 64, 64), beginning(1024, 3)))
+    found = there(name).compile(fuse_scan(acting, 128, backend="triton"), p, carry)
+    (kernel,) = (k for k in found.kernels if k.name == "rlfx_acting")
+    assert (found.loops, kernel.spill_bytes) == ((), 0)
+    assert found.launches < 10
+    assert 2 * 64 * 64 * 4 < kernel.shared_bytes < 64 * 1024
 
 
 @pytest.mark.parametrize("name", ["v5e", "v6e"])

@@ -134,7 +134,7 @@ def test_the_demo_learns(tmp_path, capsys, lenient):
     path = tmp_path / "curve.png"
     assert ppo.main(["--seed", "0", "--plot", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "act   T=128 B=16" in out
+    assert "act: T=128, B=16, the values" in out
     assert "mean return 475:" in out
     assert path.read_bytes().startswith(b"\x89PNG")
 

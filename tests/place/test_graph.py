@@ -97,3 +97,24 @@ def test_fusing_across_blocks_is_refused():
 
     with pytest.raises(PlacementError, match=r"(?s)Scope 'both' of f cannot be fused.*different numbers of nodes"):
         explode(f, jnp.ones((4, 4)), splits={"both": (2, 1, 2), "both/exp": (2, 4)}, fuse=("both",))
+
+
+def tabled(x, w):
+    """Convolutions over images, filters and channels; sorts and the largest, of each row."""
+    y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    rows = jnp.sum(y, (1, 2))
+    return y, jax.lax.sort((rows, -rows), dimension=1, num_keys=1), jax.lax.top_k(rows, 3)
+
+
+def test_convolutions_and_sorts_are_cut():
+    kx, kw = jax.random.split(jax.random.key(1))
+    args = jax.random.normal(kx, (4, 5, 5, 6)), jax.random.normal(kw, (3, 3, 6, 8))
+    graph = explode(tabled, *args, splits={"conv_general_dilated": (2, 2, 3), "sort": (2, 1), "top_k": (4, 1)})
+    check(graph)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), graph.evaluate(*args), tabled(*args))
+    counts = {
+        name: sum(n.name.startswith(name) and n.role == "shard" for n in graph.nodes)
+        for name in ("conv", "sort", "top_k")
+    }
+    assert counts == {"conv": 12, "sort": 2, "top_k": 4}
+    assert sum(n.flops for n in graph.nodes if n.kind == "matmul") == 2 * 4 * 5 * 5 * 8 * 3 * 3 * 6

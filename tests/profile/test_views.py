@@ -1,5 +1,6 @@
 """What a report looks like: text, HTML, JSON, figures, Perfetto, comparison, several processes, the command line."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -131,6 +132,9 @@ def test_figures(report, tmp_path, made):
     ax = plot.bars(report, depth=None)
     assert sum(patch.get_height() for patch in ax.patches) == pytest.approx(3000 / 30)  # a step
     assert ax.get_ylabel() == "µs a step"
+    assert ax.get_ylim()[1] > max(patch.get_y() + patch.get_height() for patch in ax.patches)
+    whole = dataclasses.replace(report, steps=1)  # the unit is that of the tallest bar
+    assert plot.bars(whole, depth=None).get_ylabel() == "ms a step"
     assert ax.get_title("left") == "Where the time goes, by operation: host and device"
     assert [t.get_text() for t in ax.get_xticklabels()] == ["update", "update/loss"]
     assert sum(p.get_height() for p in plot.bars({"a": report, "b": report}, normalise=True).patches) == pytest.approx(

@@ -302,7 +302,7 @@ def offloaded(f=program, **which):
 def test_offloaded_values_are_written_to_and_fetched_from_the_host(which):
     fn, gradient = offloaded(**which)
     assert_same(jax.jit(gradient)(*arguments()), compiled(program)[1](*arguments()))
-    assert f"f32[{LENGTH},{BATCH},{SIZE}] (host)" in str(fn.explain(*arguments()))
+    assert f"f32[{LENGTH},{BATCH},{SIZE}] (host)" in str(fn.explain(*arguments(), verbose=True))
     cuda = jax.jit(gradient).trace(*arguments()).lower(lowering_platforms=("cuda",)).as_text()
     placements = [line for line in cuda.splitlines() if "annotate_device_placement" in line]
     to_host = [line for line in placements if "pinned_host" in line]
@@ -360,7 +360,7 @@ def test_nothing_goes_to_the_host_unasked():
     step = jax.jit(jax.grad(lambda p, o: fn(p, o, jax.random.key(0))[0]))
     assert "pinned_host" not in step.trace(*arguments()).lower(lowering_platforms=("cuda",)).as_text()
     small, _ = offloaded(min_bytes=1 << 30)
-    assert "(host)" not in str(small.explain(*arguments()))
+    assert "(host)" not in str(small.explain(*arguments(), verbose=True))
 
 
 def test_offload_of_a_program_is_refused_with_the_reason():

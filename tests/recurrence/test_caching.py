@@ -113,7 +113,7 @@ def test_narrow_programs_stay_as_they_are():
 
 def test_explain_names_what_is_kept():
     compiled = rlfx.compile(reinforce, length=T, batch=B, plan=cached(rlfx.Plan("blocks", 4)))
-    text = str(compiled.explain(PARAMS, STATE, KEY))
+    text = str(compiled.explain(PARAMS, STATE, KEY, verbose=True))
     assert "it keeps the actor's wide products" in text
     assert f"f32[{T},{B},{WIDTH}]" in text
 

@@ -60,16 +60,16 @@ def test_prefixes_mark_leaves_and_subtrees(wrt):
 
 def test_all_floats_by_default_and_said_so_where_they_are_data():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
-    text = str(COMPILED.explain(shapes, CARRY))
+    text = str(COMPILED.explain(shapes, CARRY, verbose=True))
     assert "all floats of params count as differentiated: 64 KiB that rlfx.inputs reads, 4 KiB of other leaves" in text
     assert "wrt=(True, False)" in text
     for wrt in ((True, False), (False, True), True):
-        assert "count as differentiated" not in str(COMPILED.explain(PARAMS, CARRY, wrt=wrt))
+        assert "count as differentiated" not in str(COMPILED.explain(PARAMS, CARRY, wrt=wrt, verbose=True))
 
 
 def test_no_note_where_weights_are_more_than_data():
     few = rlfx.compile(loss, length=2, batch=2)
-    assert "count as differentiated" not in str(few.explain((WEIGHTS, DATA[:2, :2]), CARRY[:2]))
+    assert "count as differentiated" not in str(few.explain((WEIGHTS, DATA[:2, :2]), CARRY[:2], verbose=True))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_fused_steps_draw_in_their_kernel():
     env = rlfx.envs.make("CartPole-v1")
 
     def acting(p, state, t):
-        return env.step(t.key_for("env"), state, jax.random.randint(t.key_for("a"), (), 0, 2))
+        action = jax.random.randint(t.key_for("a"), (), 0, 2)
+        state, step = env.step(t.key_for("env"), state, action)
+        return state, (action, step)
 
     state = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 2))
     results = []
@@ -71,4 +73,7 @@ def test_fused_steps_draw_in_their_kernel():
         directives = fn.trace(None, state, jax.random.key(1)).directives
         assert (directives.ahead is None) == (directives.loops is not None) == (transform is not None)
         results.append(fn(None, state, jax.random.key(1)))
-    jax.tree.map(np.testing.assert_array_equal, *results)
+    (one, (actions, steps)), (other, (drawn, taken)) = results
+    np.testing.assert_array_equal(actions, drawn)
+    # XLA joins the products and sums of the physics in one of them and not in the other.
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), (one, steps), (other, taken))

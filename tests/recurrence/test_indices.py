@@ -741,10 +741,10 @@ def test_the_time_of_the_first_timestep(run):
 
 # -- a program that is called in another -------------------------------------------------------------------------------
 
-OUTER = "A series of an enclosing program is read in a program that is called inside of it"
-INNER = "A series of an inner program is read in the program that called it"
-OTHER = "A series is read at the time of another program"
-BOTH = "The indices of two programs"
+OUTER = r"A series of outer \(over t\) is read in <lambda> \(over t\), which is called inside of it"
+INNER = r"A series of inner \(over t\) is read in outer \(over t\), where it has no value"
+OTHER = r"A series of <lambda> \(over t\) is read at the time of another program, outer \(over t\)"
+BOTH = r"The indices of two programs, outer \(over t\) and <lambda> \(over t\), are combined"
 RAGGED = "A slice whose length depends on the time of an enclosing program"
 FOREIGN = [
     (lambda ws, x, t, i: ws[i - 1], OUTER),

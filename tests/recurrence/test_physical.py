@@ -155,4 +155,4 @@ def test_another_target_has_other_rewrites():
     )
     assert "acting on h200 (gpu)" in str(compiled.physical(W, X0))
     assert "products" not in str(compiled.physical(W, X0))
-    assert "on this h200" in str(compiled.explain(W, X0))
+    assert "on this h200" in str(compiled.explain(W, X0, verbose=True))

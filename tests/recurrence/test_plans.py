@@ -185,7 +185,9 @@ def test_a_plan_is_a_value_that_can_be_saved_and_pinned():
     assert plan == rlfx.Plan("stream", 4)
     again = rlfx.compile(score, length=23, batch=BATCH, plan=rlfx.Plan.from_json(plan.to_json()))
     assert again.plan(*arguments) == plan
-    assert "the learner follows behind the actor (4 timesteps at a time)" in str(again.explain(*arguments))
+    assert "the learner follows behind the actor (4 timesteps at a time)" in str(
+        again.explain(*arguments, verbose=True)
+    )
 
 
 @pytest.mark.parametrize(("over", "size"), [("t", 5), ("b", 2), ("tb", (5, 2))])

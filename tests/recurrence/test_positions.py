@@ -61,10 +61,20 @@ def sorted_(w, x, t):
     return jnp.cos(x), jnp.sort(past @ x)[3] + (w * x).sum()
 
 
+def smoothed(w, x, t):
+    """What reads positions as a whole, and gives as many: a convolution over them, and another order of them."""
+    past = rlfx.series(jnp.sin(x * w))[:] * x[None]
+    smooth = jax.lax.conv_general_dilated(
+        past[None], jnp.ones((3, T, 8)) / T, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return jnp.cos(x), jnp.exp(jnp.take(smooth[0], jnp.argsort(jnp.sin(jnp.arange(1.0 * T))), axis=0)).sum()
+
+
 #: The operations that are wide, without those that only change types and places; None: none is.
 WIDE = {
     image: set(), shifted: set(), everything: {"dot_general", "le", "select_n", "sub", "exp", "div"},
     turned: {"mul", "reduce_sum", "cumsum"}, sorted_: {"dot_general", "sort"},
+    smoothed: {"mul", "conv_general_dilated", "gather", "exp"},
 }  # fmt: skip
 PLACES = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "concatenate", "slice", "convert_element_type"}
 

@@ -292,9 +292,9 @@ def test_long_attention_without_a_square():
 
 def test_small_attention_runs_at_once_and_explain_says_so():
     params, _ = arguments(64, None, 0)
-    assert "blocks of" not in str(causal_attention(64).explain(params, jnp.float32(0)))
+    assert "blocks of" not in str(causal_attention(64).explain(params, jnp.float32(0), verbose=True))
     params, _ = arguments(2048, None, 0)
-    text = str(causal_attention(2048).explain(params, jnp.float32(0)))
+    text = str(causal_attention(2048).explain(params, jnp.float32(0), verbose=True))
     assert "x[:t + 1]: blocks of 128 timesteps in 4 sections, a value of all of them would be 16 MiB" in text, text
 
 
@@ -312,7 +312,7 @@ def test_the_cache_of_a_decoding_loop_is_one_buffer_and_explain_says_so():
     used = jax.jit(decode).lower(params, x).compile().memory_analysis().temp_size_in_bytes
     assert used <= 1.1 * 2 * length * batch * 64 * 4
     assert "x[:t + 1]: 8 sections of 128 timesteps, each reads only the past that is there" in str(
-        decode.explain(params, x)
+        decode.explain(params, x, verbose=True)
     )
 
 

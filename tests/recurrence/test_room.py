@@ -19,7 +19,9 @@ pytestmark = pytest.mark.optimised
 def machine(memory, name="cpu", **room):
     """A machine with so little memory, whose default takes all timesteps at once where that fits, as a GPU's does."""
     known = rlfx.target(name)
-    return dataclasses.replace(known, room=dataclasses.replace(known.room, tile=None, memory=memory, **room))
+    return dataclasses.replace(
+        known, room=dataclasses.replace(known.room, tile=None, unmapped=None, memory=memory, **room)
+    )
 
 
 def test_a_program_that_does_not_fit_is_planned():
@@ -34,7 +36,7 @@ def test_a_program_that_does_not_fit_is_planned():
     key = jax.random.key(0)
     gradients = (jax.value_and_grad(lambda p, o, fn=fn: fn(p, o, key)[0])(*arguments()) for fn in (fn, at_once))
     assert_same(*gradients)
-    assert f"free on the device {free_bytes(little) / 2**10:.4g} KiB" in str(fn.explain(*arguments()))
+    assert f"free on the device {free_bytes(little) / 2**10:.4g} KiB" in str(fn.explain(*arguments(), verbose=True))
 
 
 def test_copies_by_vmap_count():

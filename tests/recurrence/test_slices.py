@@ -406,3 +406,22 @@ def test_mapped_lookups_are_one():
 
     for fn in (rlfx.unroll(f, length=3, batch=2), rlfx.reference(f, length=3, batch=2, loss=False)):
         assert not any(jnp.any(d) for d in fn(1.0, jnp.array([1.0, 10.0], jnp.float32))[1])
+
+
+BITWISE = {"and": jax.lax.reduce_and, "or": jax.lax.reduce_or, "xor": jax.lax.reduce_xor}
+
+
+def test_bits_along_a_slice_are_all_bits():
+    """AND of integers begins with all ones, XOR with none, whatever lies outside of the slice."""
+
+    def f(_, c, t):
+        past = rlfx.series(c)[: t + 1]
+        along = {name: op(past, (0,)) for name, op in BITWISE.items()}
+        return 7 * c + 13, along
+
+    _, got = jax.jit(rlfx.unroll(f, length=T))(None, jnp.int32(1023))
+    series = [1023]
+    for _ in range(T - 1):
+        series.append(7 * series[-1] + 13)
+    for name, fn in {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}.items():
+        np.testing.assert_array_equal(got[name], [fn.reduce(np.array(series[: t + 1], np.int32)) for t in range(T)])

@@ -232,3 +232,16 @@ def test_a_budget_is_met_by_blocks():
         found = fitted.explain(weights(), small(), measure=True)
         assert found.measured_bytes <= full // 6
         assert found.plan.form == "blocks"
+
+
+def test_explain_names_the_leaves_through_which_the_gradient_flows():
+    def program(w, carry, t):
+        memory = jnp.tanh(w * carry["memory"] + carry["clock"])
+        return memory, {"memory": memory, "clock": carry["clock"] + 1.0}
+
+    carry = {"memory": jnp.float32(0.0), "clock": jnp.float32(0.0)}
+    explanation = rlfx.compile(program, length=3).explain(jnp.float32(1.0), carry)
+    assert explanation.active_carry == ("carry['memory']",)
+    assert "the gradient flows through time in: carry['memory']" in str(explanation)
+    bare = rlfx.compile(lambda w, h, t: (jnp.tanh(w * h), jnp.tanh(w * h)), length=3)
+    assert bare.explain(jnp.float32(1.0), jnp.float32(0.0)).active_carry == ("carry",)

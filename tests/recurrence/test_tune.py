@@ -70,7 +70,7 @@ def test_autotune_from_the_outside():
     plain = rlfx.compile(reinforce, length=T, batch=B)
     got, expected = (jax.jit(jax.grad(lambda p, fn=fn: fn(p, STATE, KEY)[0]))(PARAMS) for fn in (compiled, plain))
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5), got, expected)
-    plan, text = compiled.plan(PARAMS, STATE, KEY), str(compiled.explain(PARAMS, STATE, KEY))
+    plan, text = compiled.plan(PARAMS, STATE, KEY), str(compiled.explain(PARAMS, STATE, KEY, verbose=True))
     assert f"ms {plan!r}" in text
     assert text.count("timed:") >= 2
     again = rlfx.compile(reinforce, length=T, batch=B, plan=rlfx.Plan.from_json(plan.to_json()))

@@ -77,8 +77,8 @@ def test_ppo_has_the_same_values_and_gradients(length, n, hidden, impl):
     plain = rlfx.compile(ppo, length=length, batch=n)
     fused = rlfx.compile(ppo, length=length, batch=n, transform=partial(fuse_steps, backend="scan"))
     arguments = init(hidden), start(n, impl), jax.random.key(1, impl=impl)
-    assert (FUSED in str(fused.explain(*arguments))) == (length > 1)  # one timestep is no loop
-    assert FUSED not in str(plain.explain(*arguments))
+    assert (FUSED in str(fused.explain(*arguments, verbose=True))) == (length > 1)  # one timestep is no loop
+    assert FUSED not in str(plain.explain(*arguments, verbose=True))
     expected = gradient(plain)(*arguments)
     assert_close(expected, gradient(fused)(*arguments))
     assert length < 4 or bool(expected[0][1][1]["done"].any())
@@ -211,7 +211,7 @@ def test_generated_programs():
         one, other = (outcome(fn, p, jit=True, options=QUICK) for fn in (plain, fused))
         assert not mismatches(other, one), p
         if not isinstance(one, Exception):
-            fused_loops += str(fused.explain(*p.arguments())).count(FUSED)
+            fused_loops += str(fused.explain(*p.arguments(), verbose=True)).count(FUSED)
     assert fused_loops >= 3
 
 
@@ -259,7 +259,7 @@ REFUSED = {
 def test_what_is_not_fused_is_explained_and_runs(case):
     f, reason = REFUSED[case]
     plain, fused = both(f, length=5, batch=3)
-    text = str(fused.explain(0.5, jnp.arange(3, dtype=jnp.float32)))
+    text = str(fused.explain(0.5, jnp.arange(3, dtype=jnp.float32), verbose=True))
     assert reason in text
     assert "test_fuse_programs.py" in text[text.index(reason) :]
     assert FUSED not in text
@@ -274,7 +274,7 @@ def test_prints_are_kept(capsys):
         return x + w, x
 
     fused = rlfx.unroll(f, length=3, transform=fuse_steps)
-    assert FUSED in str(fused.explain(0.5, jnp.float32(1)))
+    assert FUSED in str(fused.explain(0.5, jnp.float32(1), verbose=True))
     jax.block_until_ready(fused(0.5, jnp.float32(1)))
     jax.effects_barrier()
     assert capsys.readouterr().out.split() == ["at", "0", "at", "1", "at", "2"]
@@ -286,14 +286,14 @@ def test_a_large_program_is_left():
 
     plain, fused = both(f, length=3, batch=2)
     x = jax.random.normal(jax.random.key(0), (2, 40), jnp.float32)
-    assert "not fused: the primitive 'sort' has no scalar form here" in str(fused.explain(0.5, x))
+    assert "not fused: the primitive 'sort' has no scalar form here" in str(fused.explain(0.5, x, verbose=True))
     assert_close(plain(0.5, x), fused(0.5, x))
 
 
 def test_where_products_prevail_a_cpu_is_left_alone():
     plain, fused = both(ppo, length=3, batch=64)
     arguments = init(16384), start(64), jax.random.key(1)
-    text = str(fused.explain(*arguments))
+    text = str(fused.explain(*arguments, verbose=True))
     assert re.search(
         r"not fused: on a CPU its time is that of matrix products, [67].\d million multiplications a timestep \(test_fuse",
         text,

@@ -76,7 +76,7 @@ def test_pixels_are_kept_as_they_are_without_being_asked():
     f = program(lambda x: x.astype(jnp.float32) * (1 / 127.5) - 1.0)
     stored, value, grad = run(f)
     assert OBSERVATIONS <= stored < 1.2 * OBSERVATIONS
-    assert "u8[8,4,3,8,8]" in str(rlfx.compile(f, length=T, batch=B).explain(W, STATE, KEY))
+    assert "u8[8,4,3,8,8]" in str(rlfx.compile(f, length=T, batch=B).explain(W, STATE, KEY, verbose=True))
     close((value, grad), by_reference(f))
 
 

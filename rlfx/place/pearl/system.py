@@ -18,7 +18,12 @@ from rlfx.place.pearl.hosts import HostEnvironment
 
 
 class Transition(NamedTuple):
-    """What replay keeps of a timestep. ``next_obs`` is what the step led to, before any reset."""
+    """What replay keeps of a timestep.
+
+    Attributes:
+      obs, action, reward, terminated, truncated: of the step.
+      next_obs: what the step led to, before any reset.
+    """
 
     obs: Any
     action: Any

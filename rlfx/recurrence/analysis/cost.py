@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Equation, Var
+from rlfx._axes import REDUCTIONS, nest_of
+from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.domain import Domain, widest
 
 #: Products, which take most of the time of networks.
@@ -26,7 +27,7 @@ def _size(shape: Any, domain: Domain) -> int:
     return math.prod(widest(domain, d) for d in shape)
 
 
-def bytes_of(var: Var, domain: Domain) -> int:
+def bytes_of(var: Any, domain: Domain) -> int:
     """Bytes of a value at one point; an axis that depends on t counts at its widest, as its array is allocated."""
     width = 8 if J.short_dtype(var.dtype) == "key" else np.dtype(var.dtype).itemsize
     return _size(var.shape, domain) * width
@@ -56,12 +57,9 @@ def flops_of_jaxpr_equation(equation: Any) -> float:
 
 def _flops(op: Any, params: Mapping, ins: list, outs: list, domain: Domain) -> float:
     out = float(sum(_size(s, domain) for s in outs))
-    if op is J.primitive("dot_general"):
-        contracted = params["dimension_numbers"][0][0]
-        return 2.0 * out * math.prod(_size((ins[0][d],), domain) for d in contracted)
-    if op is J.primitive("conv_general_dilated"):
-        kernel = _size(ins[1], domain) / max(1, ins[1][params["dimension_numbers"].rhs_spec[0]])
-        return 2.0 * out * kernel
+    if op in PRODUCTS:
+        loops = nest_of(op, params, ins, outs)
+        return 2.0 * _size(loops.sizes, domain) if loops else 2.0 * out
     if op in J.RANDOM:
         return _RANDOM_FLOPS * max(out, 1.0)
     bodies = J.sub_jaxprs(dict(params))
@@ -73,7 +71,7 @@ def _flops(op: Any, params: Mapping, ins: list, outs: list, domain: Domain) -> f
             for e in body.eqns
         )
         return inner * widest(domain, trips)
-    return max(out, float(sum(_size(s, domain) for s in ins)) if op in _REDUCTIONS else 0.0)
+    return max(out, float(sum(_size(s, domain) for s in ins)) if op in REDUCTIONS else 0.0)
 
 
 #: Elementwise operations that XLA makes one of.
@@ -82,19 +80,41 @@ FUSED = 8
 
 def starts_of(op: Any, params: Mapping, domain: Domain) -> float:
     """About how many operations an equation, or those of its bodies, start at one timestep; a loop on data counts once."""
+    if op in PRODUCTS:
+        return 1.0
     bodies = J.sub_jaxprs(dict(params))
-    if op in PRODUCTS or not bodies:
-        return 1.0 if op in PRODUCTS else 1.0 / FUSED
+    if not bodies:
+        return 1.0 / FUSED
     trips = params.get("length", 1)
     inner = sum(starts_of(e.primitive, e.params, domain) for body, _ in bodies for e in body.eqns)
     return inner * widest(domain, trips)
 
 
+def is_counted_loop(equation: Equation) -> bool:
+    """Whether it is a loop that takes as long for any data: a ``scan`` without branches, which many rows would take all of."""
+    return equation.op is J.SCAN and not _branches(dict(equation.params))
+
+
+def _branches(params: dict) -> bool:
+    return any(
+        e.primitive in (J.COND, J.WHILE) or _branches(dict(e.params))
+        for body, _ in J.sub_jaxprs(params)
+        for e in body.eqns
+    )
+
+
+def bytes_inside(equation: Equation, domain: Domain) -> int:
+    """Bytes at one point of all that one iteration of a loop computes."""
+    return sum(
+        bytes_of(v.aval, domain)
+        for body, _ in J.sub_jaxprs(dict(equation.params))
+        for e in body.eqns
+        for v in e.outvars
+    )
+
+
 def _shape(atom: Any) -> tuple:
     return getattr(atom.aval, "shape", ())
-
-
-_REDUCTIONS = frozenset(J.primitive(f"reduce_{r}") for r in ("sum", "max", "min", "prod", "and", "or"))
 
 
 def show_bytes(n: float) -> str:

@@ -46,7 +46,8 @@ def minimum_cut(
 
     Every equation v has two nodes: in(v) on the sink's side means "evaluated again", out(v) on the sink's side "available
     to the consumer". Cutting in -> out costs the bytes of the value over the whole domain; cutting source -> in costs
-    the operations to evaluate it again; cutting in -> sink what it costs that the producer evaluates it.
+    the operations to evaluate it again. A third, made(v), is on the source's side where the producer evaluates v, for what it
+    keeps or for another equation that it evaluates: cutting made -> sink costs what ``stays`` says.
 
     Args:
       equations: the producer's equations.
@@ -66,6 +67,14 @@ def minimum_cut(
     domain = program.domain
     owner = {v: e for e in equations for v in e.outputs}
     graph = nx.DiGraph()
+    spared = {e: gained for e in equations if (gained := stays(e)) > 0}
+    for equation in equations if spared else ():
+        graph.add_edge(("in", equation), ("made", equation))
+        if equation in spared:
+            graph.add_edge(("made", equation), "sink", capacity=spared[equation])
+        for u in equation.inputs:
+            if isinstance(u, Var) and u in owner:
+                graph.add_edge(("made", equation), ("made", owner[u]))
     for equation in equations:
         for v in equation.outputs:
             size = (
@@ -80,11 +89,8 @@ def minimum_cut(
         elif fixed(equation):
             graph.add_edge("source", ("in", equation))
         else:
-            dims = frozenset().union(*(program.dims_of(v) for v in equation.outputs))
-            work = flops_of(equation, domain) * points(dims, domain) * bytes_per_flop
+            work = work_of(equation, program) * bytes_per_flop
             graph.add_edge("source", ("in", equation), capacity=work + 1e-6)
-            if (gained := stays(equation)) > 0:
-                graph.add_edge(("in", equation), "sink", capacity=gained)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):
                 graph.add_edge(("out", u), ("in", equation))
@@ -102,6 +108,12 @@ def minimum_cut(
     stored = {v for e in equations if ("in", e) in produced for v in e.outputs if ("out", v) in consumed and v in used}
     needed = _reachable(again, used & set(wanted) | _roots(again, wanted, free))
     return Cut(frozenset(stored & _inputs_of(needed, wanted)), needed)
+
+
+def work_of(equation: Equation, program: Program) -> float:
+    """Floating-point operations of an equation at all its points."""
+    dims = frozenset().union(*(program.dims_of(v) for v in equation.outputs))
+    return flops_of(equation, program.domain) * points(dims, program.domain)
 
 
 def _roots(again: tuple[Equation, ...], wanted: Iterable[Var], free: Callable[[Equation], bool]) -> set[Var]:

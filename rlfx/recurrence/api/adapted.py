@@ -6,8 +6,10 @@ import functools
 from dataclasses import replace
 
 from rlfx._target import Target
+from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
+from rlfx.recurrence.ir.directives import Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -25,8 +27,12 @@ def adapted(program: Program, target: Target, memory_first: bool = False) -> Pro
         program = rewritten(with_channels_last, program)
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
-    if pays.starts and not memory_first:
-        start = int(target.rates.overhead * target.rates.bandwidth)
-        ahead = None if program.directives.loops is not None else target.room.draws  # fused steps draw in their kernel
-        program = replace(program, directives=replace(program.directives, start=start, ahead=ahead))
-    return program
+    asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
+    if not memory_first and pays.starts:
+        ahead = None if asked.loops is not None else room.draws  # fused steps draw in their kernel
+        asked = replace(asked, start=start, ahead=ahead)
+    if not (memory_first or asked.loops is not None or program.domain.until) and any(
+        map(is_counted_loop, program.equations)
+    ):
+        asked = replace(asked, nested=Leaving(start, room.at_once if room.tile is None else room.cache))
+    return program if asked is program.directives else replace(program, directives=asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ tree = jax.tree_util
 
 def results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, t0: Any) -> Any:
     """What a compiled function returns."""
-    program = rule.program
+    program, keeping = rule.program, arguments.keeping
+    if keeping is not None:
+        return keeping.results(results(rule, consts, replace(arguments, keeping=None), keeping.carry(carry), t0))
     key = () if arguments.key is None or program.key is None else (arguments.key,)
     flat = [*arguments.params, *consts, *arguments.carry, *key]
     loss, next_carry, aux, lengths = _call(rule, flat, t0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from rlfx.recurrence.ir.arguments import (
     validate_start,
 )
 from rlfx.recurrence.ir.program import Program
+from rlfx.recurrence.language.kept import marks
 from rlfx.recurrence.plan.budget import validate_budget
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.plan import Plan
@@ -44,15 +45,16 @@ def trace(
     key: Any = None,
     *,
     length: int,
-    batch: int | None = None,
+    batch: int | Mapping[str, int] | None = None,
     reduce: str = "mean",
     until: Callable | None = None,
+    dim: str = "t",
     loss: bool = True,
 ) -> Program:
     """Trace a per-timestep function to a Program: frozen, printable, the input and output of every transform.
 
     Args:
-      f, length, batch, reduce, until: as for :func:`compile`; ``loss=False`` for a function as for :func:`unroll`.
+      f, length, batch, reduce, until, dim: as for :func:`compile`; ``loss=False`` for a function as for :func:`unroll`.
       params, carry: arguments of the compiled function, or their shapes (``jax.ShapeDtypeStruct``).
       key: a random key; by default a program may use keys, and needs one when it is called.
 
@@ -70,10 +72,11 @@ def trace(
       >>> rlfx.trace(loss, 2.0, jnp.float32(1.0), length=3)
       <Program loss: 8 equations, 2 reads>
     """
-    domain, f = validate_domain(length, batch, until), validate_program(f)
+    domain, f = validate_domain(length, batch, until, dim), validate_program(f)
     reduce, loss = expect("reduce", reduce, REDUCTION, ProgramError), expect("loss", loss, BOOLEAN, ProgramError)
-    arguments = check_arguments(params, carry, jax.random.key(0) if key is None else key, domain)
-    return traced(f, params, carry, arguments, domain, loss, reduce, until)
+    with domain.names.spoken():
+        arguments = check_arguments(params, carry, jax.random.key(0) if key is None else key, domain)
+        return traced(f, params, carry, arguments, domain, loss, reduce, until)
 
 
 def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axis: str | None = "b") -> Callable:
@@ -102,7 +105,16 @@ def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axi
     sharding = sharding_of(mesh, mesh_axis)
     rule = GradientRule(expect("program", program, PROGRAM, ProgramError), Options(), here(sharding), sharding)
 
+    if any(marks(program.trees["aux"])):
+        fact = f"{program.name} returns rlfx.Last or rlfx.Every, which are kept by the compiled function, not by its program."
+        fix = "Compile it: rlfx.compile(f, transform=...), rlfx.unroll(f, transform=...)."
+        raise ProgramError(located(fact, where=program.where, fix=fix))
+
     def call(params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
+        with program.domain.names.spoken():
+            return run(params, carry, key, t0)
+
+    def run(params: Any, carry: Any, key: Any, t0: Any) -> Any:
         t0, arguments = validate_start(t0, program.domain.length), check_arguments(params, carry, key, program.domain)
         if (key is None) != (program.key is None) and program.key is not None:
             if _uses_key(program):
@@ -122,9 +134,10 @@ def compile(
     f: Callable,
     *,
     length: int,
-    batch: int | None = None,
+    batch: int | Mapping[str, int] | None = None,
     reduce: str = "mean",
     until: Callable | None = None,
+    dim: str = "t",
     mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
@@ -140,9 +153,11 @@ def compile(
       f: ``f(params, carry, t) -> (loss, carry)`` or ``(loss, carry, aux)``: one timestep of one environment.
       length: T, the number of timesteps.
       batch: B, the number of environments; every leaf of the carry then has a leading axis [B], unless it is wrapped in
-        :class:`Shared`. None: no batch axis.
+        :class:`Shared`. None: no batch axis. ``{"p": 8}``: of 8, and called p.
       reduce: how the losses of all points become one: ``"mean"`` or ``"sum"``.
       until: ``until(carry) -> bool`` of one environment, tested after each of its timesteps: it ends there.
+      dim: what the program's dimension is called, in ``over=``, in errors and in what is printed. Programs that are called in
+        each other have names of their own: ``dim="i"`` of the iterations around the timesteps.
       mesh, mesh_axis: split the environments over an axis of a mesh of devices: reductions over b become collectives,
         and keys stay what they are. ``mesh_axis=None`` leaves the mesh to the caller.
       transform: program to program, applied before lowering: ``lambda p: rlfx.incrementalize(p, block_size=25)``.
@@ -179,7 +194,7 @@ def compile(
       >>> jax.grad(lambda w: loss_fn(w, jnp.float32(1.0))[0])(2.0)
       Array(12.333..., dtype=float32)
     """
-    domain = validate_domain(length, batch, until)
+    domain = validate_domain(length, batch, until, dim)
     return Compiled(
         validate_program(f),
         domain,
@@ -203,8 +218,9 @@ def unroll(
     f: Callable,
     *,
     length: int,
-    batch: int | None = None,
+    batch: int | Mapping[str, int] | None = None,
     until: Callable | None = None,
+    dim: str = "t",
     mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str | None = "b",
     transform: Callable[[Program], Program] | None = None,
@@ -219,7 +235,7 @@ def unroll(
 
     Args:
       f: one timestep of one environment.
-      length, batch, until, mesh, mesh_axis, transform, prng, target: as for :func:`compile`.
+      length, batch, until, dim, mesh, mesh_axis, transform, prng, target: as for :func:`compile`.
       plan: how a derivative is computed. None, the default: at once, from what the call has stored. By another plan the
         derivative runs the program once more, block by block.
       memory_budget: temporary bytes of one device that the call and the pullback of all its outputs may take.
@@ -236,7 +252,7 @@ def unroll(
       >>> running_sum(jnp.array([1.0, 2.0, 3.0]), jnp.float32(0.0))
       (Array(6., dtype=float32), Array([1., 3., 6.], dtype=float32))
     """
-    domain = validate_domain(length, batch, until)
+    domain = validate_domain(length, batch, until, dim)
     return Compiled(
         validate_program(f),
         domain,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,24 +15,39 @@ from rlfx._target import Target
 from rlfx.errors import ProgramError, ScheduleError
 from rlfx.recurrence.api.adapted import adapted
 from rlfx.recurrence.api.call import results
+from rlfx.recurrence.api.curried import curried
 from rlfx.recurrence.api.differentiated import data_note, differentiated
 from rlfx.recurrence.api.explain import Explanation
+from rlfx.recurrence.api.keeping import Keeping
 from rlfx.recurrence.api.machine import TARGET, here
 from rlfx.recurrence.api.traced import PROGRAM, traced
 from rlfx.recurrence.gradient.mesh import Sharding
 from rlfx.recurrence.gradient.passes import Passes, passes
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.arguments import Arguments, check_arguments, validate_start
-from rlfx.recurrence.ir.program import Program
+from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.ir.verify import verify
-from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.crossing import Crossing
+from rlfx.recurrence.language.domain import Domain, depth, interpreting
 from rlfx.recurrence.plan.planner import Options, evaluator_of
-from rlfx.recurrence.plan.room import free_bytes
+from rlfx.recurrence.plan.room import free_on
+from rlfx.recurrence.reference.nested import interpreted
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.plan import Plan
 
 #: For how many types of arguments a function keeps its program, and what XLA has made of it.
 SIGNATURES = 64
+
+
+def _in_its_names(method: Callable) -> Callable:
+    """A method whose errors are told in the names of the program's dimensions."""
+
+    @functools.wraps(method)
+    def told(self: Compiled, *args: Any, **kwargs: Any) -> Any:
+        with self.domain.names.spoken():
+            return method(self, *args, **kwargs)
+
+    return told
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +69,7 @@ class Compiled:
     target: Target | None = None
     _programs: dict = field(default_factory=dict, repr=False)
 
+    @_in_its_names
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
         """Run T timesteps of B environments: a pure function, for ``jax.jit``, ``grad``, ``vmap`` and sharding.
 
@@ -82,13 +99,34 @@ class Compiled:
           (Array([ 8., 80.], dtype=float32), (3, 2))
         """
         t0 = validate_start(t0, self.domain.length)
-        return results(*self._prepare(params, carry, key), carry, t0)
+        if not depth():
+            return results(*self._prepare(params, carry, key), carry, t0)
+        noted = Crossing()
+        out = self._called(noted, params, carry, key, t0)
+        if not noted.reads:
+            return out
 
+        def call(f: Callable, crossing: Crossing, given: Any) -> Any:
+            return replace(self, f=f, _programs={})._called(crossing, given, carry, key, t0)
+
+        return curried(call, self.f, noted, self.domain, self.has_loss, params)
+
+    def _called(self, crossing: Crossing, params: Any, carry: Any, key: Any, t0: Any) -> Any:
+        """A call in another program; None if ``crossing`` notes that it reads other iterations of itself."""
+        crossed = replace(self, domain=replace(self.domain, crossing=crossing))
+        if interpreting():
+            what = self.f, crossed.domain, self.has_loss, self.reduce, self.until, self.prng
+            return interpreted(*what, (params, carry, key), t0)
+        prepared = crossed._prepare(params, carry, key)
+        return None if crossing.operands is None and crossing.reads else results(*prepared, carry, t0)
+
+    @_in_its_names
     def trace(self, params: Any, carry: Any, key: Any = None) -> Program:
         """The program, traced for these arguments (arrays or shapes)."""
         rule, consts, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         return replace(rule.program, const_values=tuple(consts))
 
+    @_in_its_names
     def explain(
         self,
         params: Any,
@@ -98,6 +136,7 @@ class Compiled:
         wrt: Any = None,
         measure: bool = False,
         target: Target | str | None = None,
+        verbose: bool = False,
     ) -> Explanation:
         """What runs where, what is kept, and why: prints as text; ``.plot()`` draws it.
 
@@ -107,30 +146,34 @@ class Compiled:
           measure: compile the loss and its gradient, to have XLA's temporary bytes beside the predicted ones; for a target that
             is not here, what it launches there, too.
           target: another machine than the one it is compiled for: ``"a100"``.
+          verbose: print every value that each stage keeps, the programs that it calls, and the plans that were timed.
+
+        What :func:`unroll` makes is explained without a gradient, unless ``wrt=``, or its ``plan=`` or budget, asks for one.
 
         Raises:
           ProgramError: ``wrt`` is no prefix of ``params``, or marks no float.
           TargetError: the target is not here, and nothing that compiles for it is installed (with the line that installs it).
         """
         measure = expect("measure", measure, BOOLEAN, ProgramError)
+        verbose = expect("verbose", verbose, BOOLEAN, ProgramError)
         target = expect("target", target, TARGET, ScheduleError)
         if target is not None and target != self.target:
             there = replace(self, target=target, _programs={})
-            return there.explain(params, carry, key, wrt=wrt, measure=measure)
-        rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        order = differentiated(rule.program, params, wrt)
+            return there.explain(params, carry, key, wrt=wrt, measure=measure, verbose=verbose)
+        rule, order, plan = self._planned(params, carry, key, wrt)
         learner = rule.learner(frozenset(order))
-        plan = rule.plan(learner, order)
-        forward = self.options == Options() and rule.program.loss is None
+        forward = self.options == Options() and rule.program.loss is None and wrt is None
         evaluator = evaluator_of(rule, order, (), None if forward else learner)
         if measure:
             evaluator.measured(plan)
         shown = rule.caching(plan) if plan.cached else rule
-        free = free_bytes(rule.target, rule.split.own_devices)
         note = data_note(rule.program, order) if wrt is None and rule.program.loss is not None else None
         own = self._learner(shown, params, wrt)
-        return Explanation(shown.program, own, plan, evaluator, self.options.memory_budget, free, note)
+        alone = rule.forward if forward else None
+        budget, free = self.options.memory_budget, free_on(rule)
+        return Explanation(shown.program, own, plan, evaluator, budget, free, note, alone, verbose)
 
+    @_in_its_names
     def physical(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Passes:
         """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
 
@@ -148,12 +191,11 @@ class Compiled:
           1  forward scan: 3 equations
           2  all t: 1 equations
         """
-        rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
-        order = differentiated(rule.program, params, wrt)
-        plan = rule.plan(rule.learner(frozenset(order)), order)
+        rule, _, plan = self._planned(params, carry, key, wrt)
         shown = rule.caching(plan) if plan.cached else rule
         return passes(self._learner(shown, params, wrt), plan, rule.target, rule.split.batch)
 
+    @_in_its_names
     def plan(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Plan:
         """How the gradient of the loss with respect to ``params`` is computed for these arguments (arrays or shapes).
 
@@ -168,9 +210,13 @@ class Compiled:
         Raises:
           ProgramError: ``wrt`` is no such prefix, or marks no float.
         """
+        return self._planned(params, carry, key, wrt)[-1]
+
+    def _planned(self, params: Any, carry: Any, key: Any, wrt: Any) -> tuple[GradientRule, tuple[Var, ...], Plan]:
+        """The program for these arguments, what is differentiated, and by which plan."""
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
         order = differentiated(rule.program, params, wrt)
-        return rule.plan(rule.learner(frozenset(order)), order)
+        return rule, order, rule.plan(rule.learner(frozenset(order)), order)
 
     def _learner(self, rule: GradientRule, params: Any, wrt: Any) -> Learner:
         return rule.learner(frozenset(differentiated(rule.program, params, wrt)))
@@ -180,8 +226,15 @@ class Compiled:
         traced_for = arguments.signature, J.surroundings()
         known = self._programs.get(traced_for)
         if known is not None:
-            return (*known, arguments)
-        program = before = traced(self.f, params, carry, arguments, self.domain, self.has_loss, self.reduce, self.until)
+            *known, keeping = known
+            return (*known, arguments if keeping is None else self._kept(keeping, params, carry, key))
+        rest = self.domain, self.has_loss, self.reduce
+        program = before = traced(self.f, params, carry, arguments, *rest, self.until)
+        keeping = Keeping.of(self.f, self.has_loss, program)
+        if keeping is not None:
+            arguments = self._kept(keeping, params, carry, key)
+            until = None if self.until is None else lambda state: self.until(state[0])  # type: ignore[misc]
+            program = before = traced(keeping.function, params, keeping.carry(carry), arguments, *rest, until)
         if self.transform is not None:
             fix = "Return the program: transform=lambda p: rlfx.incrementalize(p, block_size=25)."
             program = expect("What transform returns", self.transform(program), PROGRAM, ProgramError, fix=fix)
@@ -189,8 +242,13 @@ class Compiled:
         consts, target = list(program.const_values), self.target or here(self.sharding)
         program = adapted(program, target, memory_first=self.options.memory_budget is not None)
         rule = GradientRule(replace(program, const_values=()), self.options, target, self.sharding)
-        if not any(isinstance(c, J.Tracer) for c in consts):
-            self._programs[traced_for] = (rule, consts)
+        noted = self.domain.crossing is not None and self.domain.crossing.reads  # this is not yet what it means
+        if not noted and not any(isinstance(c, J.Tracer) for c in consts):
+            self._programs[traced_for] = (rule, consts, keeping)
             while len(self._programs) > SIGNATURES:
                 del self._programs[next(iter(self._programs))]  # the oldest
         return rule, consts, arguments
+
+    def _kept(self, keeping: Keeping, params: Any, carry: Any, key: Any) -> Arguments:
+        arguments = check_arguments(params, keeping.carry(carry), key, self.domain, self.prng)
+        return replace(arguments, keeping=keeping)

@@ -120,28 +120,28 @@ def _line(x: Any) -> Line:
     return x if isinstance(x, Line) else Line(jnp.zeros_like(x), x)
 
 
-def _mul(_: Any, x: Any, y: Any) -> Line:
+def _mul(x: Any, y: Any) -> Line:
     line, factor = (x, y) if isinstance(x, Line) else (y, x)
     return Line(line.slope * factor, line.value * factor)
 
 
-def _select(_: Any, which: Any, *cases: Any) -> Line:
+def _select(which: Any, *cases: Any) -> Line:
     cases = tuple(map(_line, cases))
     return Line(jax.lax.select_n(which, *(c.slope for c in cases)), jax.lax.select_n(which, *(c.value for c in cases)))
 
 
-def _add(_: Any, x: Any, y: Any) -> Line:
+def _add(x: Any, y: Any) -> Line:
     return Line(_line(x).slope + _line(y).slope, _line(x).value + _line(y).value)
 
 
-#: What operations make of lines: ``(params, *operands) -> line``. (Those of ``schedule/affine.py``.)
+#: What operations make of lines: ``(*operands) -> line``. (Those of ``schedule/affine.py``.)
 _LINES: dict[Any, Callable[..., Line]] = {
-    NEG: lambda _, x: Line(-x.slope, -x.value),
-    COPY: lambda _, x: x,
+    NEG: lambda x: Line(-x.slope, -x.value),
+    COPY: lambda x: x,
     ADD: _add,
-    SUB: lambda _, x, y: Line(_line(x).slope - _line(y).slope, _line(x).value - _line(y).value),
+    SUB: lambda x, y: Line(_line(x).slope - _line(y).slope, _line(x).value - _line(y).value),
     MUL: _mul,
-    DIV: lambda _, x, y: Line(x.slope / y, x.value / y),
+    DIV: lambda x, y: Line(x.slope / y, x.value / y),
     SELECT: _select,
 }
 
@@ -149,7 +149,7 @@ _LINES: dict[Any, Callable[..., Line]] = {
 def _rule(eqn: Any, operands: list) -> list | None:
     if not any(isinstance(x, Line) for x in operands):
         return None
-    return [_LINES[eqn.primitive](eqn.params, *operands)]
+    return [_LINES[eqn.primitive](*operands)]
 
 
 # -- the recurrence

@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx._axes import extreme_of
 from rlfx.recurrence.execute.extent import Extent, over_devices
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.held import counted
-from rlfx.recurrence.execute.ragged import extreme_of
 from rlfx.recurrence.execute.values import Value, axis_of, expand, map_over, mask_like
 from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.language.precision import widened

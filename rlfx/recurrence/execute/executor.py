@@ -62,8 +62,10 @@ class Execution:
         self.times = Value(extent.times, frozenset("t"))
 
     def run(self) -> Execution:
-        for number, node in enumerate(self.plan.nodes):
-            kind = node.loop.direction + " scan" if isinstance(node, Repeated) else "all t"
+        for number, node in enumerate(self.plan.nodes, self.plan.first):
+            names = self.domain.names
+            kind = f"all {names.dim}" if isinstance(node, Together) else node.loop.direction + " scan"
+            kind += "" if names.dim == "t" or isinstance(node, Together) else f" over {names.dim}"
             with jax.named_scope(f"rlfx.stage/{number} {kind}"):
                 if isinstance(node, Together):
                     self._together(node)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx._target import Target
+from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.cpu.contractions import FAST
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last
 from rlfx.recurrence.execute.affine import AffineScan
@@ -21,8 +22,9 @@ from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import first_of, hold
 from rlfx.recurrence.execute.host import fetched, fetched_times
 from rlfx.recurrence.execute.loops import while_going
-from rlfx.recurrence.execute.outputs import Objective
-from rlfx.recurrence.execute.values import Value, cut_environments, cut_times
+from rlfx.recurrence.execute.outputs import Objective, returned
+from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand
+from rlfx.recurrence.gradient.counted import any_of, conditions, if_needed
 from rlfx.recurrence.gradient.deferred import Deferring
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.ir.program import Var
@@ -31,7 +33,7 @@ from rlfx.recurrence.memory.timeline import LEARNING
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Iteration, Runner, physical
 from rlfx.recurrence.schedule.plan import Plan
-from rlfx.recurrence.schedule.schedule import Schedule
+from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
 #: Convolutions as XLA:CPU does them best inside loops.
 _CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], operands[1], eqn.params)]}
@@ -45,11 +47,17 @@ def acting_plan(schedule: Schedule, target: Target, batch: int, runner: Runner |
 
 
 def learning_plan(
-    schedule: Schedule, target: Target, runner: Runner | None = None, batch: int = 1, steps: int | None = None
+    schedule: Schedule,
+    target: Target,
+    runner: Runner | None = None,
+    batch: int = 1,
+    steps: int | None = None,
+    acting: Schedule | None = None,
 ) -> ExecutablePlan:
-    """How a schedule runs that is differentiated."""
+    """How a schedule runs that is differentiated; its stages are counted on from those of ``acting``."""
     iteration = _on(target, Deferring(target.rewrites.deferred_rows))
-    return physical(schedule, target, iteration, runner, batch=batch, steps=steps)
+    first = 1 if acting is None else 1 + len(acting.stages)
+    return physical(schedule, target, iteration, runner, batch=batch, steps=steps, first=first)
 
 
 def _on(target: Target, iteration: Iteration) -> Iteration:
@@ -116,8 +124,20 @@ class Pass:
         self, env: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, runner: Runner | None = None
     ) -> Execution:
         """The execution of the learner's region on a part of the domain, not run yet."""
-        plan = learning_plan(self.learner.region, self.target, runner, part.batch, part.times.shape[0])
+        steps, acting = part.times.shape[0], self.learner.acting
+        plan = learning_plan(self.learner.region, self.target, runner, part.batch, steps, acting)
         return prepared(plan, env, self.t0, tails, part)
+
+    def counted(self) -> Any:
+        """At which timesteps the loss may be other than 0, bool [T]; None if that is any, or nothing would be gained by it."""
+        found = conditions(self.learner) if self.target.rewrites.branches and self.objective.cotangents is None else ()
+        if not found:
+            return None
+        graph = Graph(self.learner.program, frozenset(v for v, _ in found))
+        run = self.act(acting_plan(schedule(graph), self.target, self.extent.batch))
+        return jnp.any(
+            jnp.stack([expand(run.env[v], frozenset("t"), run.sizes).data == which for v, which in found]), axis=0
+        )
 
     def learning(self, fn: Callable) -> Callable:
         """A function that takes derivatives of the region, as this platform does them best."""
@@ -152,15 +172,15 @@ class Pass:
         return total
 
 
-def at_once(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
-    """``(acting pass, loss on this device, gradient)``, every timestep at once."""
+def at_once(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
+    """``(what a call returns, loss on this device, gradient)``, every timestep at once."""
     acted = p.act()
     stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
     stored = hold(p.learner.region.graph, stored, p.extent)
-    return acted, *p.gradient(stored, p.tails(acted), p.extent, p.objective.share(acted))
+    return returned(acted), *p.gradient(stored, p.tails(acted), p.extent, p.objective.share(acted))
 
 
-def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
+def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     """As :func:`at_once`, accumulated over blocks of timesteps: the activations of one tile exist at a time.
 
     What is in host memory is fetched one block ahead.
@@ -170,21 +190,24 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
     near = {v: x for v, x in stored.items() if v not in p.on_host}
     far = {v: x for v, x in stored.items() if v in p.on_host}
 
-    firsts = {}
+    firsts, mask = {}, p.counted()
     if p.learner.program.domain.until:
         firsts = first_of({**near, **{v: replace(x, data=fetched_times(x, 0, 1)) for v, x in far.items()}})
 
     def fetch(first, count):
         return [fetched_times(x, first, count) for x in far.values()]
 
-    def block(first, count, loaded):
+    def computed(first, count, loaded):
         part = {v: cut_times(x, first, count) for v, x in near.items()}
         part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
         part = hold(p.learner.region.graph, part, p.extent, firsts)
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         return p.tile_gradient(part, tails, times, share, plan.environments)
 
-    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero, fetch if far else None)
+    def block(first, count, loaded):
+        return if_needed(any_of(mask, first, count), lambda: computed(first, count, loaded))
+
+    return returned(acted), *accumulate(block, p.extent.times.shape[0], plan.block, p.zero, fetch if far else None)
 
 
 def accumulate(

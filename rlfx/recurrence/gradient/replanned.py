@@ -34,10 +34,11 @@ class Added:
 Make = Callable[[tuple[Added, ...]], Callable]
 
 
-def planned(make: Make, *args: Any) -> Any:
+def planned(make: Make, of: Any, *args: Any) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
-    A body with effects is not made anew: its effects would be traced again.
+    A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
+    the program that makes it.
     """
     leaves, structure = jax.tree.flatten(args)
 
@@ -46,7 +47,7 @@ def planned(make: Make, *args: Any) -> Any:
 
     jaxpr, shapes = jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
     outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
-        *leaves, jaxpr=jaxpr, make=flat, axes=()
+        *leaves, jaxpr=jaxpr, of=of, make=flat, axes=()
     )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
@@ -59,10 +60,10 @@ def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:
     return fn
 
 
-def _again(args: Sequence, added: tuple, *, jaxpr: Any, make: Make, axes: tuple[Added, ...]) -> dict:
+def _again(args: Sequence, added: tuple, *, jaxpr: Any, of: Any, make: Make, axes: tuple[Added, ...]) -> dict:
     """The parameters of the call with one axis more."""
     axes = (*axes, Added(*added))
-    return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "make": make, "axes": axes}
+    return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "of": of, "make": make, "axes": axes}
 
 
 _planned_p = J.Staged("rlfx_planned", _again)

@@ -15,9 +15,10 @@ from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
-from rlfx.recurrence.execute.executor import Execution, execute
+from rlfx.recurrence.execute.executor import execute
 from rlfx.recurrence.execute.held import first_of, hold, seen_after_ends
 from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value, cut_times
 from rlfx.recurrence.gradient.forms import Pass, accumulate, acting_plan
 from rlfx.recurrence.gradient.runners import Kept, Resumed
@@ -127,8 +128,8 @@ def acting_kept(replay: Replay, plan: Plan, target: Target, batch: int) -> tuple
     return acting_plan(replay.acting, target, batch, kept), kept
 
 
-def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
-    """``(acting pass, loss on this device, gradient)``, acting every block again before it is learned from."""
+def replayed(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
+    """``(what a call returns, loss on this device, gradient)``, acting every block again before it is learned from."""
     replay = find_replay(p.learner)
     assert isinstance(replay, Replay)
     assert plan.block is not None
@@ -150,7 +151,7 @@ def replayed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
         part = hold(p.learner.region.graph, part, p.extent, firsts)
         return p.tile_gradient(part, tails, times, share, plan.environments)
 
-    return acted, *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
+    return returned(acted), *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
 
 
 def act_again(p: Pass, replay: Replay, kept: dict, tails: dict, times: Any, state: dict[Var, Value]) -> dict:

@@ -21,15 +21,14 @@ from rlfx.recurrence.execute.held import hold
 from rlfx.recurrence.execute.host import hosted, hosting_of
 from rlfx.recurrence.execute.outputs import Objective, is_zero, loss_of, outputs_of, returned, sum_by_var, target_of
 from rlfx.recurrence.execute.values import Value
-from rlfx.recurrence.gradient.called import called
-from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
+from rlfx.recurrence.gradient.called import Call, called
+from rlfx.recurrence.gradient.forms import Pass, acting_plan, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
 from rlfx.recurrence.gradient.replanned import Added, planned
-from rlfx.recurrence.gradient.replay import replayed
-from rlfx.recurrence.gradient.stream import streamed
-from rlfx.recurrence.gradient.through_time import through_time
+from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.ir.verify import rewritten
+from rlfx.recurrence.language.domain import depth
 from rlfx.recurrence.language.precision import narrowed
 from rlfx.recurrence.rewrite.caching import with_caching
 from rlfx.recurrence.schedule.learner import Learner, is_float, plan_learner
@@ -37,15 +36,6 @@ from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
 tree = jax.tree_util
-
-
-def blocks(p: Pass, plan: Plan) -> tuple:
-    """Block by block: in any order, or against time where the gradient flows through it."""
-    return (through_time if p.learner.region.loops else in_blocks)(p, plan)
-
-
-#: How each form of plan is evaluated: ``(pass, plan) -> (acting pass, loss on this device, gradient)``.
-EVALUATION: dict[str, Callable] = {"at once": at_once, "blocks": blocks, "stream": streamed, "replay": replayed}
 
 
 class Planner(Protocol):
@@ -164,7 +154,7 @@ class GradientRule:
             call.defvjp(*rules, symbolic_zeros=True)
             return call
 
-        return called(forward, differentiable, *J.varying((list(flat), t0), axes))
+        return called(self, forward, differentiable, *J.varying((list(flat), t0), axes))
 
     def _forward(self, flat: Sequence, t0: Any) -> tuple:
         extent = self.split.extent()
@@ -186,15 +176,18 @@ class GradientRule:
                 compute = functools.partial(self._loss_and_gradient, perturbed, axes=axes)
                 return self.split.over_devices(compute, self._input_specs, specs)
 
-            found, grads = self._planned(self.learner(perturbed), evaluate, values, t0)
+            found, grads = self._planned(self.learner(perturbed), perturbed, evaluate, values, t0)
             return found, (grads, (values, t0), marks)
         learner, order = self.learner(perturbed), self._ordered(perturbed)
         if self.sharding is not None or self.planner.replans(self, learner) or self.plan(learner, order) != Plan():
             found = self.split.over_devices(self._forward, self._input_specs, outputs)(values, t0)
             return found, (None, (values, t0), marks)
-        extent = self.split.extent()
-        acted, pullback = self._differentiate(learner, perturbed, values, t0, extent)
-        return (None, *returned(acted)), (pullback, None, marks)
+        if depth():
+            differentiate = lambda _: functools.partial(self._differentiate, learner, perturbed)  # noqa: E731
+            found, pullback = planned(differentiate, Call(self, "value and gradient", perturbed), values, t0)
+        else:
+            found, pullback = self._differentiate(learner, perturbed, values, t0)
+        return found, (pullback, None, marks)
 
     def _backward_rule(self, residuals, cotangents):
         kept, arguments, marks = residuals
@@ -211,7 +204,11 @@ class GradientRule:
         elif arguments is None:
             shapes = dict(zip(outputs_of(program), (x.shape for x in rest), strict=True))
             every = self.learner(perturbed).targets
-            (grads,) = kept([given[v] if v in given else jnp.zeros(shapes[v], v.dtype) for v in every])
+            cotangents = [given[v] if v in given else jnp.zeros(shapes[v], v.dtype) for v in every]
+            pull = lambda _: lambda pullback, cotangents: pullback(cotangents)  # noqa: E731
+            (grads,) = (
+                planned(pull, Call(self, "pullback", perturbed), kept, cotangents) if depth() else kept(cotangents)
+            )
         else:
             grads = self.pulled(perturbed, {v: given[v] for v in targets}, *arguments)
         order = self._ordered(perturbed)
@@ -231,24 +228,29 @@ class GradientRule:
             return self.split.over_devices(run, self._input_specs, self.split.input_specs(order), specs)
 
         learner = self.learner(perturbed, cotangents)  # type: ignore[arg-type]
-        return self._planned(learner, evaluate, flat, t0, list(cotangents.values()))
+        return self._planned(learner, perturbed, evaluate, flat, t0, list(cotangents.values()))
 
-    def _planned(self, learner: Learner, evaluate: Callable, *args: Any) -> Any:
-        """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better."""
-        return planned(evaluate, *args) if self.planner.replans(self, learner) else evaluate(())(*args)
+    def _planned(self, learner: Learner, perturbed: frozenset[Var], evaluate: Callable, *args: Any) -> Any:
+        """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better.
+
+        One equation of a program that calls this one, too.
+        """
+        if not depth() and not self.planner.replans(self, learner):
+            return evaluate(())(*args)
+        return planned(evaluate, Call(self, "value and gradient", perturbed), *args)
 
     def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()):
         """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""
-        acted, loss, grads = self._gradient(perturbed, flat, t0, None, axes)
-        loss = loss_of(acted) if loss is None else narrowed(loss, self.program.loss.dtype)
-        return (loss, *returned(acted)), grads
+        outputs, loss, grads = self._gradient(perturbed, flat, t0, None, axes)
+        return (narrowed(loss, self.program.loss.dtype), *outputs), grads
 
     def _gradient(self, perturbed, flat: Sequence, t0: Any, cotangents: dict | None, axes: tuple[Added, ...]) -> tuple:
-        """``(acting pass, what is differentiated or None, its gradient)``: of the loss, or of the cotangents' outputs."""
+        """``(what a call returns, what is differentiated, its gradient)``: of the loss, or of the cotangents' outputs."""
         learner, extent = self.learner(perturbed, cotangents), self.split.extent()
         if not learner.targets:
             run = self._run(self.forward, self._env(flat, extent), t0, extent)
-            return run, None, [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
+            zeros = [jnp.zeros_like(x) for v, x in zip(self.flat_inputs, flat, strict=True) if v in perturbed]
+            return returned(run), loss_of(run), zeros
         order = self._ordered(perturbed)
         plan = self.plan(learner, order, axes)
         if plan.cached:
@@ -258,14 +260,13 @@ class GradientRule:
             return other._gradient(perturbed, flat, t0, given, ())
         on_host = hosted(learner, hosting_of(self.program, plan))
         objective = Objective(self.program, extent, cotangents)
-        one_pass = Pass(learner, order, self._env(flat, extent), t0, extent, objective, self.target, on_host)
-        acted, value, grads = EVALUATION[plan.form](one_pass, plan)
-        return acted, *self.split.complete(order, grads, value)
+        evaluation = Pass(learner, order, self._env(flat, extent), t0, extent, objective, self.target, on_host)
+        outputs, value, grads = FORMS[plan.form].evaluate(evaluation, plan)
+        return outputs, *self.split.complete(order, grads, value)
 
-    def _differentiate(
-        self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any, extent: Extent
-    ) -> tuple:
-        """Run the acting pass; return it, and the pullback of all targets to the perturbed inputs."""
+    def _differentiate(self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any) -> tuple:
+        """Run the acting pass; return its results, and the pullback of all targets to the perturbed inputs."""
+        extent = self.split.extent()
         env = self._env(flat, extent)
         acted = self._run(learner.acting, env, t0, extent)
         tails = {v: acted.tail(v) for v in learner.tails}
@@ -274,10 +275,11 @@ class GradientRule:
 
         def region(leaves: Sequence) -> list:
             own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
-            run = execute(learning_plan(learner.region, self.target, batch=extent.batch), own, t0, tails, extent)
+            plan = learning_plan(learner.region, self.target, batch=extent.batch, acting=learner.acting)
+            run = execute(plan, own, t0, tails, extent)
             return [target_of(run, v) for v in learner.targets]
 
-        return acted, jax.vjp(region, [env[v].data for v in order])[1]
+        return (None, *returned(acted)), jax.vjp(region, [env[v].data for v in order])[1]
 
     # -- inputs
 

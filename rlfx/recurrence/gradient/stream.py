@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.execute.executor import Execution, prepared
 from rlfx.recurrence.execute.loops import RunningLoop
+from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value, cut_times, zeros
 from rlfx.recurrence.gradient.forms import Pass, accumulate
 from rlfx.recurrence.ir.access import is_shift, reach_in
@@ -130,8 +131,8 @@ def _delay(delayed: frozenset[Equation], program: Program) -> int:
     return longest
 
 
-def streamed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
-    """``(acting pass, loss on this device, gradient)``, acting and learning in turns."""
+def streamed(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
+    """``(what a call returns, loss on this device, gradient)``, acting and learning in turns."""
     stream = find_stream(p.learner)
     assert isinstance(stream, Stream)
     assert plan.block is not None
@@ -198,7 +199,7 @@ def streamed(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
         beyond = {v: run.tail(v) for v in extended}
         last = learn(length - rest - delay, buffer, rest + delay, p.tails(run), beyond)
         sums = jax.tree.map(jnp.add, sums, last)
-    return run, *sums
+    return returned(run), *sums
 
 
 def part_of(run: Execution, first: Any, count: int) -> Execution:

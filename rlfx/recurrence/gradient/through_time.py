@@ -22,7 +22,9 @@ from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import first_of, hold
 from rlfx.recurrence.execute.host import fetched_times
 from rlfx.recurrence.execute.loops import RunningLoop, slot_dims
+from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times
+from rlfx.recurrence.gradient.counted import any_of, if_needed, not_zero
 from rlfx.recurrence.gradient.forms import Pass, acting_plan
 from rlfx.recurrence.gradient.runners import Kept, Resumed, registers
 from rlfx.recurrence.ir.program import Var
@@ -72,23 +74,25 @@ def acting_in_blocks(learner: Learner, plan: Plan, target: Target, batch: int) -
     return acting_plan(acting, target, batch, kept), kept
 
 
-def through_time(p: Pass, plan: Plan) -> tuple[Execution, Any, list]:
-    """``(acting pass, loss on this device, gradient)``, learning block by block from the last to the first."""
+def through_time(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
+    """``(what a call returns, loss on this device, gradient)``, learning block by block from the last to the first."""
     assert plan.block is not None
     acting, kept = acting_in_blocks(p.learner, plan, p.target, p.extent.batch)
     acted = p.act(acting)
     stored = {v: acted.env[v] for v in p.learner.stored}
-    blocks = _Blocks(p, plan.block, stored, p.tails(acted), p.objective.share(acted), kept.states, kept.last, p.extent)
+    blocks = _Blocks(
+        p, plan.block, stored, p.tails(acted), p.objective.share(acted), kept.states, kept.last, p.extent, p.counted()
+    )
     count = p.extent.batch if plan.environments is None else plan.environments
     if count >= p.extent.batch:
-        return acted, *blocks.gradient()
+        return returned(acted), *blocks.gradient()
 
     def add(total, first):
         return jax.tree.map(jnp.add, total, blocks.some(first, count).gradient()), None
 
     firsts = jnp.arange(p.extent.batch // count, dtype=jnp.int32) * count
     total, _ = jax.lax.scan(add, p.zero, firsts)
-    return acted, *total
+    return returned(acted), *total
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +104,7 @@ class _Blocks:
       stored, tails: what the acting pass gives.
       share: what one point weighs in the loss.
       states, last: of each register before the whole blocks, and before what is left.
+      mask: the timesteps that the loss counts, or None.
     """
 
     p: Pass
@@ -110,6 +115,7 @@ class _Blocks:
     states: Mapping[Var, Value]
     last: Mapping[Var, Value]
     extent: Extent
+    mask: Any = None
 
     def some(self, first: Any, count: int) -> _Blocks:
         """Of consecutive environments."""
@@ -181,6 +187,15 @@ class _Blocks:
           start: the state before it.
           begin: the registers, in the shapes that the learner has them in.
         """
+        needed = any_of(self.mask, first, count)
+        if needed is not None:
+            needed |= self.extent.over_devices("max", not_zero(later))
+        compute = lambda: self._pulled(later, start, first, count, loaded, firsts, begin)  # noqa: E731
+        (value, grads), sooner = if_needed(needed, compute)
+        return jax.tree.map(jnp.add, total, (value, grads)), sooner
+
+    def _pulled(self, later, start, first, count, loaded, firsts, begin) -> tuple:
+        """As :meth:`_block`: ``((loss, gradient), cotangent)`` of the block itself."""
         p, on_host = self.p, iter(loaded)
         part = {
             v: replace(x, data=next(on_host)) if v in p.on_host else cut_times(x, first, count)
@@ -204,4 +219,4 @@ class _Blocks:
             return widened(value), list(map(widened, grads)), sooner
 
         value, grads, sooner = p.learning(pulled)(p.leaves, list(moving.values()), later)
-        return jax.tree.map(jnp.add, total, (value, grads)), sooner
+        return (value, grads), sooner

@@ -131,3 +131,16 @@ def inverse(access: Access, length: int) -> Any:
 def is_shift(access: Access) -> int | None:
     """``c`` if the access reads ``t + c``, else None."""
     return access.index.offset if isinstance(access, Point) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def lag(access: Access, length: int) -> int:
+    """How many timesteps at least lie between what is read and its reader; below 0: the future is read.
+
+    Example:
+      >>> from rlfx.recurrence.language.index import TIME
+      >>> lag(Slice(TIME - 7, TIME - 1), 10)
+      2
+    """
+    nearest = relation(access, length).deltas().dim_max_val(0)
+    return -int(nearest.to_python()) if nearest.is_int() else 0

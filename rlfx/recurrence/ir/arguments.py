@@ -17,6 +17,7 @@ from rlfx.prng import seeded
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.trace import unwrap_shared
 from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.names import validate_names
 from rlfx.recurrence.language.operands import as_key, to_array
 from rlfx.recurrence.language.time import as_integer, without_time
 
@@ -30,6 +31,7 @@ class Arguments:
     Attributes:
       point_avals: shapes and dtypes at one point of the domain: params, then carry without its [B] axis.
       signature: hashable; two calls with the same signature trace the same program.
+      keeping: which outputs are a part of the carry, or None.
     """
 
     params: list
@@ -38,18 +40,20 @@ class Arguments:
     point_avals: list
     key_aval: Any
     signature: tuple
+    keeping: Any = None
 
 
 PROGRAM = function("params", "carry", "t")
 _TARGET = replace(PROGRAM, words=f"a program, or {PROGRAM.words}")
 
 
-def validate_domain(length: Any, batch: Any, until: Any) -> Domain:
+def validate_domain(length: Any, batch: Any, until: Any, dim: Any = "t") -> Domain:
     """The domain of a program, or a DomainError that names the argument."""
+    names, batch = validate_names(dim, batch)
     length = expect("length", length, POSITIVE, fix="Give length=T, the number of timesteps, an int >= 1.")
     batch = expect("batch", batch, optional(POSITIVE), fix="Give batch=B, the number of environments, an int >= 1.")
     expect("until", until, optional(function("carry")))
-    return Domain(length, batch, until is not None)
+    return Domain(length, batch, until is not None, names=names)
 
 
 def validate_program(f: Any) -> Callable:

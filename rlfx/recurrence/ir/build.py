@@ -47,16 +47,15 @@ class Builder:
         inputs = list(inputs)
         structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
         jaxpr, consts = J.make_jaxpr(fn)(*structs)
-        env: dict = dict(zip(jaxpr.invars, inputs, strict=True)) | {
-            v: Lit(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
-        }
-        for eqn in jaxpr.eqns:
-            ins = tuple(Lit(a.val) if J.is_literal(a) else env[a] for a in eqn.invars)
+
+        def visit(eqn: Any, ins: list[Atom], within: tuple) -> tuple[Var, ...]:
             outs = tuple(self.var(v.aval.shape, v.aval.dtype) for v in eqn.outvars)
-            self.equations.append(Equation(eqn.primitive, eqn.params, ins, outs, like.where, like.scope))
-            env.update(zip(eqn.outvars, outs, strict=True))
-        (out,) = jaxpr.outvars
-        return Lit(out.val) if J.is_literal(out) else env[out]
+            self.equations.append(Equation(eqn.primitive, eqn.params, tuple(ins), outs, like.where, like.scope))
+            return outs
+
+        as_it_is, literal = (lambda eqn: False), (lambda atom: Lit(atom.val))
+        (out,) = J.walk(jaxpr, [Lit(c) for c in consts], inputs, visit, inlines=as_it_is, literal=literal)
+        return out
 
     def name(self, value: Atom, like: Equation) -> Var:
         out = self.var(value.shape, value.dtype)

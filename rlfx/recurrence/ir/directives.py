@@ -20,6 +20,19 @@ class Hosting:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """What nested loops (``lax.scan``) leave a loop over t for, if it can do without them.
+
+    Attributes:
+      start: bytes of memory traffic that starting one of their operations is worth.
+      room: bytes that one may take at all timesteps together.
+    """
+
+    start: int
+    room: int
+
+
+@dataclass(frozen=True)
 class Directives:
     """What was asked for.
 
@@ -31,6 +44,7 @@ class Directives:
         a loop that uses them, for all timesteps at once.
       start: bytes of memory traffic that starting an operation is worth: what a loop starts at every timestep leaves it for
         less.
+      nested: when nested loops leave a loop over t that can do without them.
       loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``LoopRunner`` (``execute/loops.py``).
     """
 
@@ -40,6 +54,7 @@ class Directives:
     offload: Hosting | None = None
     ahead: int | None = None
     start: int | None = None
+    nested: Leaving | None = None
     loops: Any = None
 
     def __str__(self) -> str:

@@ -48,16 +48,21 @@ class Flattener:
 
     def run(self, jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom], caller: str = "") -> list[Atom]:
         """Flatten a body. Calls are cached by jax with the lines of their first use: ``caller`` is the line of this one."""
-        env: dict[Any, Atom] = {}
 
-        def read(atom) -> Atom:
-            return Lit(atom.val) if J.is_literal(atom) else env[atom]
+        def visit(eqn: Any, inputs: list[Atom], within: tuple) -> Sequence[Atom]:
+            return self._equation(eqn, inputs, caller or next(filter(None, map(J.source_of, within)), ""))
 
-        env.update(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars], caller), strict=True))
-        return [read(a) for a in jaxpr.outvars]
+        return J.walk(jaxpr, consts, args, visit, inlines=self._inlines, literal=lambda a: Lit(a.val), constant=Lit)
+
+    def _inlines(self, eqn: Any) -> bool:
+        """Whether a call has no meaning of its own, or would hide reads or slices of symbolic length."""
+        if eqn.primitive in J.INLINED:
+            return True
+        return J.is_call(eqn.primitive) and _is_about_slices(eqn) and not self._is_custom(eqn)
+
+    def _is_custom(self, eqn: Any) -> bool:
+        """Whether a call has a derivative of its own, of slices."""
+        return not self.values_only and J.has_own_derivative(eqn) and _is_about_slices(eqn)
 
     def _equation(self, eqn: Any, inputs: list[Atom], caller: str) -> Sequence[Atom]:
         where, scope, avals = caller or J.source_of(eqn), J.scope_of(eqn), [v.aval for v in eqn.outvars]
@@ -73,11 +78,8 @@ class Flattener:
             return [named]
         if op is read_p and params["access"] == Point(TIME) and _is_ragged(eqn) and self._is_defined(inputs[0]):
             return [inputs[0]]  # its length is that of its own timestep: it is kept for no other
-        if not self.values_only and J.has_own_derivative(eqn) and (_reaches_out(params) or _is_ragged(eqn)):
+        if self._is_custom(eqn):
             return self._custom(eqn, inputs, where, scope)
-        if op in J.INLINED or (J.is_call(op) and (_reaches_out(params) or _is_ragged(eqn))):
-            body, consts = J.call_body(op, params)
-            return self.run(body, [Lit(c) for c in consts], inputs, where)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
         return self.emit(op, J.with_own_cotangents(op, params), inputs, avals, where, scope, bool(eqn.effects))
@@ -172,11 +174,11 @@ def _closes_over(where: str) -> ProgramError:
 
 
 def _reaches_out(params: dict) -> bool:
-    return any(
-        eqn.primitive in ACCESS_PRIMITIVES or _reaches_out(eqn.params)
-        for jaxpr, _ in J.sub_jaxprs(params)
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive in ACCESS_PRIMITIVES for eqn in J.equations_in(params))
+
+
+def _is_about_slices(eqn: Any) -> bool:
+    return _is_ragged(eqn) or _reaches_out(eqn.params)
 
 
 def _is_ragged(eqn: Any) -> bool:

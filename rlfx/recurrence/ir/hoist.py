@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.interpret import evaluate
+from rlfx.recurrence.ir.interpret import evaluate, has_only_a_name
 from rlfx.recurrence.language.index import Lookup
 from rlfx.recurrence.language.primitives import declare_p, now_p, read_p, series_p, whole_p
 
@@ -157,36 +157,27 @@ def _hoist_by_tracing(eqn: Any, wanted: Callable) -> Hoisted | None:
 
 def _collect(jaxpr: Any, positions: dict, wanted: Callable, plan: list) -> bool:
     """List the wanted equations of a body in order; False if one depends on what the body computes."""
-    for eqn in jaxpr.eqns:
+    hidden = []
+
+    def visit(eqn: Any, where: list, within: tuple) -> list:  # what the body computes has no position
         if wanted(eqn.primitive):
-            if len(eqn.outvars) != 1 or not all(J.is_literal(v) or v in positions for v in eqn.invars):
-                return False
-            where = [v if J.is_literal(v) else positions[v] for v in eqn.invars]
+            hidden.extend(w for w in where if w is None)
+            hidden.extend(eqn.outvars[1:])
             plan.append((eqn.primitive, eqn.params, where, eqn.outvars[0].aval))
-        elif eqn.primitive in J.INLINED:
-            body, _ = J.call_body(eqn.primitive, eqn.params)
-            inner = {
-                i: positions[o]
-                for i, o in zip(body.invars, eqn.invars, strict=True)
-                if not J.is_literal(o) and o in positions
-            }
-            if not _collect(body, inner, wanted, plan):
-                return False
-        elif any(_contains(j, wanted) for j, _ in J.sub_jaxprs(eqn.params)):
-            return False
-    return True
+        else:
+            hidden.extend(e for e in J.equations_in(eqn.params) if wanted(e.primitive))
+        return [None] * len(eqn.outvars)
 
-
-def _contains(jaxpr: Any, wanted: Callable) -> bool:
-    return any(wanted(e.primitive) or any(_contains(j, wanted) for j, _ in J.sub_jaxprs(e.params)) for e in jaxpr.eqns)
+    args, consts = ([positions.get(v) for v in of] for of in (jaxpr.invars, jaxpr.constvars))
+    itself, nowhere = (lambda atom: atom), (lambda value: None)
+    J.walk(jaxpr, consts, args, visit, inlines=has_only_a_name, literal=itself, constant=nowhere)
+    return not hidden
 
 
 def _replay(jaxpr: Any, consts: Sequence, args: Sequence, wanted: Callable, values: Iterator) -> list:
     """Evaluate a body in which the wanted equations have their values from ``values``, in order."""
 
     def rule(eqn: Any, operands: list) -> list | None:
-        if wanted(eqn.primitive):
-            return [next(values)]
-        return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, rule) if eqn.primitive in J.INLINED else None
+        return [next(values)] if wanted(eqn.primitive) else None
 
-    return evaluate(jaxpr, consts, args, rule)
+    return evaluate(jaxpr, consts, args, rule, has_only_a_name)

@@ -10,12 +10,19 @@ import jax
 from rlfx import _jaxpr as J
 
 
-def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], rule: Callable[[Any, list], Any]) -> list[Any]:
+def evaluate(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    rule: Callable[[Any, list], Any],
+    inlines: Callable[[Any], bool] = lambda eqn: False,
+) -> list[Any]:
     """The outputs of a jaxpr; scopes and source lines stay those of its equations.
 
     Args:
       jaxpr, consts, args: the jaxpr, the values of its constants, and of its inputs.
       rule: ``rule(equation, operands)`` returns the outputs of an equation, or None: evaluate it as it is.
+      inlines: the calls of which the rule gets the equations, in their place.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -24,20 +31,21 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], rule: Calla
       >>> evaluate(closed.jaxpr, closed.consts, [2.0], halved)
       [Array(2., dtype=float32, weak_type=True)]
     """
-    env: dict = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
 
-    def read(atom: Any) -> Any:
-        return atom.val if J.is_literal(atom) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(v) for v in eqn.invars]
-        names = J.source_info_util.current_name_stack() + eqn.source_info.name_stack
+    def visit(eqn: Any, operands: list, within: tuple) -> Any:
+        names = J.source_info_util.current_name_stack()
+        for e in (*within, eqn):
+            names = names + e.source_info.name_stack
         with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names):
             outs = rule(eqn, operands)
-            if outs is None:
-                outs = J.bind(eqn.primitive, eqn.params, *operands)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [read(v) for v in jaxpr.outvars]
+            return J.bind(eqn.primitive, eqn.params, *operands) if outs is None else outs
+
+    return J.walk(jaxpr, consts, args, visit, inlines=inlines)
+
+
+def has_only_a_name(eqn: Any) -> bool:
+    """Whether an equation is a call that means nothing but its body."""
+    return eqn.primitive in J.INLINED
 
 
 def rewritten(fn: Callable, rules: Mapping[Any, Callable[[Any, list], Any]]) -> Callable:
@@ -62,13 +70,11 @@ def inlined(fn: Callable) -> Callable:
 
 def _by(rules: Mapping[Any, Callable[[Any, list], Any]], fn: Callable) -> Callable:
     def rule(eqn: Any, operands: list) -> Any:
-        if eqn.primitive in J.INLINED:
-            return evaluate(*J.call_body(eqn.primitive, eqn.params), operands, rule)
         return rules[eqn.primitive](eqn, operands) if eqn.primitive in rules else None
 
     def run(*args: Any) -> Any:
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
-        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
+        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule, has_only_a_name)
         return jax.tree.unflatten(jax.tree.structure(out), results)
 
     return run

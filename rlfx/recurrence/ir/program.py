@@ -15,6 +15,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.directives import Directives
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
+from rlfx.recurrence.language.names import USUAL, Names
 from rlfx.recurrence.language.primitives import across_p, inputs_p, read_p, reduce_p, whole_p
 
 Dims = frozenset
@@ -130,14 +131,29 @@ class Equation:
         """Whether an axis of an input or output has a length that depends on t."""
         return self.op is J.DIM_AS_VALUE or any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))
 
+    @functools.cached_property
+    def calls(self) -> tuple[Any, ...]:
+        """The calls of other programs in it: what has a ``program``, and says which part of it is computed."""
+        return tuple(dict.fromkeys(_calls(self.params)))
+
     def __str__(self) -> str:
+        return self.written(USUAL)
+
+    def written(self, names: Names) -> str:
+        """As text, in the names of a program's dimensions."""
         left = " ".join(f"{name_of(v)}:{_type(v)}" for v in self.outputs)
         if self.is_read:
-            right = f"{self.source!r}[{self.access}]"
+            right = f"{self.source!r}[{names.text(str(self.access))}]"
             extras = [f"{n}={a!r}" for n, a in (("start", self.start), ("end", self.end)) if a is not None]
             right += f" ({', '.join(extras)})" if extras else ""
+        elif "of" in self.params and self.calls:
+            right = f"call[{self.params['of']}] {' '.join(map(repr, self.inputs))}"
         else:
             shown = {k: v for k, v in self.params.items() if k in ("op", "over", "axes")}
+            if "over" in shown:
+                shown["over"] = names.of(shown["over"])
+            if isinstance(shown.get("axes"), str):
+                shown["axes"] = names.joined(shown["axes"])
             inside = (
                 "["
                 + " ".join(f"{k}={v if isinstance(v, str) else '+'.join(map(str, v))}" for k, v in shown.items())
@@ -221,20 +237,32 @@ class Program:
         """The equations that reach other timesteps."""
         return (e for e in self.equations if e.is_read)
 
+    @property
+    def size(self) -> str:
+        """The lengths of its dimensions: ``T=8 B=3``."""
+        (length, batch), domain = self.domain.names.size, self.domain
+        return f"{length}={domain.length}" + (f" {batch}={domain.batch}" if domain.batch else "")
+
     def __str__(self) -> str:
-        size = f"T={self.domain.length}" + (f" B={self.domain.batch}" if self.domain.batch else "")
-        lines = [f"{self.name}   {size}"]
+        return self.written()
+
+    def written(self, seen: set | None = None) -> str:
+        """As text: with the programs that it calls, each below its first call."""
+        names, seen = self.domain.names, set() if seen is None else seen
+        lines = [f"{self.name}   {self.size}"]
         groups = [("params", self.params), ("consts", self.consts), ("carry", self.carry)]
         for label, group in groups:
             if group:
                 lines.append(f"  {label:7}" + " ".join(f"{v!r}:{_type(v)}" for v in group))
-        lines.append(
-            "  given  "
-            + " ".join(f"{label}={v!r}" for label, v in (("key", self.key), ("t", self.now), ("b", self.b)) if v)
-        )
+        given = (("key", self.key), (names.dim, self.now), (names.axis, self.b))
+        lines.append("  given  " + " ".join(f"{label}={v!r}" for label, v in given if v))
         for equation in self.equations:
-            dims = "".join(d for d in ("t", "b") if any(d in self.dims_of(v) for v in equation.outputs)) or "-"
-            lines.append(f"  {dims:3}{equation}")
+            dims = names.joined(d for d in "tb" if any(d in self.dims_of(v) for v in equation.outputs)) or "-"
+            lines.append(f"  {dims:3}{equation.written(names)}")
+            for program in dict.fromkeys(call.program for call in equation.calls):
+                if program not in seen:
+                    seen.add(program)
+                    lines += [f"       | {line}" for line in program.written(seen=seen).splitlines()]
         if self.loss is not None:
             lines.append(f"  loss   {self.reduce} {self.loss!r}")
         lines.append("  next   " + " ".join(map(repr, self.next_carry)))
@@ -246,6 +274,17 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.equations)} equations, {sum(1 for _ in self.reads())} reads>"
+
+
+def _calls(params: Mapping) -> Iterator[Any]:
+    """The calls of programs among an equation's parameters, and in its bodies."""
+    of = params.get("of")
+    if isinstance(getattr(of, "program", None), Program):
+        yield of
+        return
+    for body, _ in J.sub_jaxprs(dict(params)):
+        for equation in body.eqns:
+            yield from _calls(equation.params)
 
 
 def name_of(var: Var) -> str:

@@ -17,12 +17,13 @@ from rlfx.recurrence.ir.flatten import Flattener
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.ir.provenance import check_lookups, known_values
 from rlfx.recurrence.ir.returned import as_returned, check_carry, check_loss, split_result, stop_of
-from rlfx.recurrence.language.domain import Domain, depth
+from rlfx.recurrence.language.context import Context
+from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.explained import explained
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, reduce_p, series_p, whole_p
 from rlfx.recurrence.language.reductions import Shared
-from rlfx.recurrence.language.time import Context, Time, without_time
+from rlfx.recurrence.language.time import Time, without_time
 
 tree = jax.tree_util
 
@@ -83,8 +84,12 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
         given = tree.tree_unflatten(sig.carry_tree, own)
         carry = tree.tree_unflatten(sig.carry_tree, own)  # which f may change in place
         key, b = (args[-2] if key_aval is not None else None), args[-1]
-        t = Time(now_p.bind(), TIME, Context(sig.domain.length, key, b, depth()))
+        t = Time(now_p.bind(), TIME, Context(sig.domain, key, b))
+        if sig.domain.crossing is not None:
+            sig.domain.crossing.begin()
         result = without_time(f(params, carry, t))
+        if sig.domain.crossing is not None:
+            sig.domain.crossing.end()
         loss, next_carry, aux = split_result(result, sig.has_loss, f)
         next_carry = unwrap_shared(next_carry)[0]
         leaves = check_carry(given, next_carry, f)
@@ -98,7 +103,7 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
     index = jax.ShapeDtypeStruct((), jnp.int32)
     structs = [*avals, *([] if key_aval is None else [key_aval]), index]
     try:
-        jaxpr, consts = J.make_jaxpr(flat, axes=sig.domain.axes())(*structs)
+        jaxpr, consts = J.make_jaxpr(flat, axes=sig.domain.axes(getattr(f, "__name__", "program")))(*structs)
     except Exception as error:
         ours = explained(error, frame)
         if ours is error:

@@ -47,6 +47,8 @@ def verify(program: Program, by: str, before: Program | None = None) -> Program:
     known = frozenset() if before is None else frozenset(before.equations)
     wrong = next(_wrong(program, known), None)
     if wrong is None:
+        for called in dict.fromkeys(c.program for e in program.equations if e not in known for c in e.calls):
+            verify(called, by)
         return program
     fact, where = wrong
     raise ProgramError(

@@ -7,7 +7,7 @@ there is no state of ours.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,9 +16,30 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, located
 from rlfx.recurrence.language.index import Index, Slice
+from rlfx.recurrence.language.names import USUAL, Names
 
 _T, _B, _UNTIL, _AT, _STOP = "rlfx.t", "rlfx.b", "rlfx.until", "rlfx.at", "rlfx.stop"
-_DEPTH = "rlfx.depth"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A program that is being traced, one of those around a place. It travels as the name of an axis.
+
+    Attributes:
+      depth: how many programs are around it, itself included: the identity of its dimension.
+      program: the user's function.
+      by_reference: whether it is interpreted; so are the programs that it calls.
+      crossing: what notes its reads with two indices.
+    """
+
+    depth: int
+    names: Names
+    program: str
+    by_reference: bool = False
+    crossing: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.program} (over {self.names.dim})"
 
 
 @dataclass(frozen=True)
@@ -31,6 +52,9 @@ class Domain:
       until: whether every environment ends at its own time N <= T.
       at: the one concrete timestep for which the program is traced (the reference interpreter), else None.
       stop: where the environment of that trace ends, if before ``length``.
+      names: what its dimension and its parallel axis are called.
+      by_reference: whether it is interpreted.
+      crossing: what notes the reads with two indices, of a program that is called in another.
     """
 
     length: int
@@ -38,16 +62,20 @@ class Domain:
     until: bool = False
     at: int | None = None
     stop: int | None = None
+    names: Names = USUAL
+    by_reference: bool = False
+    crossing: Any = field(default=None, compare=False)
 
-    def axes(self) -> list[tuple[str, int]]:
-        """The named axes that carry this domain through a trace."""
+    def axes(self, program: str = "program") -> list[tuple[Any, int]]:
+        """The named axes that carry this domain, of a function, through a trace."""
+        level = Level(depth() + 1, self.names, program, self.by_reference or interpreting(), self.crossing)
         return [
             (_T, self.length),
             (_B, 0 if self.batch is None else self.batch),
             (_UNTIL, int(self.until)),
             (_AT, 0 if self.at is None else self.at + 1),
             (_STOP, 0 if self.stop is None else self.stop),
-            (_DEPTH, depth() + 1),
+            (level, level.depth),
         ]
 
     def times(self) -> np.ndarray:
@@ -92,7 +120,17 @@ def _before_now(access: Slice) -> bool:
 
 def depth() -> int:
     """How many programs are being traced here, each called in the one before: 0 outside of all."""
-    return J.axis_size(_DEPTH) or 0
+    return len(levels())
+
+
+def levels() -> tuple[Level, ...]:
+    """The programs that are being traced here, from the outermost to this one."""
+    return tuple(sorted((axis for axis in J.named_axes() if isinstance(axis, Level)), key=lambda level: level.depth))
+
+
+def interpreting() -> bool:
+    """Whether the program around this place is interpreted by reference: then so are those that it calls."""
+    return any(level.by_reference for level in levels())
 
 
 def current_domain(what: str) -> Domain:
@@ -108,7 +146,8 @@ def current_domain(what: str) -> Domain:
         )
     at = J.axis_size(_AT) or 0
     until, stop = bool(J.axis_size(_UNTIL)), J.axis_size(_STOP) or None
-    return Domain(length, J.axis_size(_B) or None, until, at - 1 if at else None, stop)
+    here = levels()[-1]
+    return Domain(length, J.axis_size(_B) or None, until, at - 1 if at else None, stop, here.names, here.by_reference)
 
 
 def widest(domain: Domain, dim: Any) -> int:

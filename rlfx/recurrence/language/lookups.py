@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
@@ -30,7 +29,7 @@ def filled(inside: Any, value: Any) -> Any:
       >>> filled(jnp.array([True, False]), jnp.array([1.0, 2.0]))
       Array([ 1., nan], dtype=float32)
     """
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if J.is_key(value):
         fill = J.zero_keys(value.shape, value.dtype)
     else:
         fill = jnp.full_like(value, jnp.nan if jnp.issubdtype(value.dtype, jnp.inexact) else 0)

@@ -14,7 +14,8 @@ from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.language.operands import type_of
 from rlfx.recurrence.language.returns import _check_step, _continues, _next, _numbers, lambda_return
-from rlfx.recurrence.language.series import series, solve
+from rlfx.recurrence.language.series import series
+from rlfx.recurrence.language.solve import solve
 
 
 def retrace(

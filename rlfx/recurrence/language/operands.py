@@ -109,7 +109,7 @@ def as_key(key: Any) -> Any:
         key = key if isinstance(key, jax.ShapeDtypeStruct) else to_array(key)
     except (TypeError, ValueError, OverflowError):
         raise _no_key(shown(key)) from None
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if J.is_key(key):
         if key.shape == ():
             return key
         raise ProgramError(

@@ -48,8 +48,9 @@ series_p = _primitive("series", _same)
 read_p = _primitive("read", _read_aval)
 #: ``declare_p(; shape, dtype, weak_type)``: the series that a ``solve`` defines, before its definition is known.
 declare_p = _primitive("declare", lambda *, shape, dtype, weak_type: J.ShapedArray(shape, dtype, weak_type=weak_type))
-#: ``define_p(declared, value)``: ties the knot. Returns the value.
-define_p = _primitive("define", lambda declared, value: _same(value))
+#: ``define_p(declared, value; outer)``: ties the knot. Returns the value. ``outer``: the series is one of the program around, to
+#: which a function that is differentiated here does not belong: reads of it are constants.
+define_p = _primitive("define", lambda declared, value, *, outer: _same(value))
 #: ``reduce_p(x; op, over)``: a reduction over timesteps and environments. ``op="any"`` is of the environments of one device:
 #: it may decide whether something is computed, never what its result is, and devices do not wait for each other.
 reduce_p = _primitive("reduce", lambda x, *, op, over: J.ShapedArray(x.shape, x.dtype))
@@ -139,6 +140,13 @@ def _series_jvp(primals, tangents, **params):
     return series_p.bind(*primals, **params), tangents[0]
 
 
+def _define_jvp(primals, tangents, *, outer):
+    if outer:
+        return define_p.bind(*primals, outer=True), tangents[1]
+    return _refuse_derivative(define_p)(primals, tangents, outer=False)
+
+
 J.define_jvp(series_p, _series_jvp)
+J.define_jvp(define_p, _define_jvp)
 for _p in (read_p, reduce_p, discounted_sum_p, across_p, inputs_p):
     J.define_jvp(_p, _refuse_derivative(_p))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._checks import POSITIVE, Kind, expect, function
 from rlfx.errors import ProgramError, located
-from rlfx.recurrence.language.domain import current_domain
+from rlfx.recurrence.language.domain import Domain, current_domain
+from rlfx.recurrence.language.names import BOTH
+from rlfx.recurrence.language.nesting import check_axis
 from rlfx.recurrence.language.operands import as_array, same_type
 from rlfx.recurrence.language.primitives import now_p, reduce_p, whole_p
 from rlfx.recurrence.language.time import without_time
@@ -22,18 +24,26 @@ tree = jax.tree_util
 
 
 def _reduction(op: str) -> Callable:
-    def reduce(x: Any, over: str | tuple[str, ...] = ("t", "b")) -> Any:
+    def reduce(x: Any, over: str | tuple[str, ...] = BOTH) -> Any:
         domain = current_domain(f"rlfx.{op}")
-        over = expect("over", over, _LAST if op == "last" else _OVER, of=f"rlfx.{op}")
-        axes = tuple(a for a in ("t", "b") if a in over)
-        if domain.batch is None:
-            axes = tuple(a for a in axes if a != "b")
-        if not axes:
-            return tree.tree_map(lambda leaf: _for(op, leaf), without_time(x))
-        return tree.tree_map(lambda leaf: reduce_p.bind(_for(op, leaf), op=op, over=axes), without_time(x))
+        axes = (
+            BOTH
+            if over is BOTH
+            else expect("over", over, _over(domain, "t" if op == "last" else "tb"), of=f"rlfx.{op}")
+        )
+        return reduced(op, x, axes)
 
     reduce.__name__ = reduce.__qualname__ = op
     return reduce
+
+
+def reduced(op: str, x: Any, over: Iterable[str]) -> Any:
+    """A reduction over some of t and b, whatever the program calls them."""
+    domain = current_domain(f"rlfx.{op}")
+    axes = tuple(a for a in over if a != "b" or domain.batch is not None)
+    if not axes:
+        return tree.tree_map(lambda leaf: _for(op, leaf), without_time(x))
+    return tree.tree_map(lambda leaf: reduce_p.bind(_for(op, leaf), op=op, over=axes), without_time(x))
 
 
 def _for(op: str, leaf: Any) -> Any:
@@ -49,18 +59,22 @@ def _for(op: str, leaf: Any) -> Any:
     return leaf.astype(like.dtype)
 
 
-def _axes(*allowed: str) -> Callable:
-    def take(over: Any) -> str:
-        axes = "".join(over) if isinstance(over, (str, tuple, list)) else None
-        if not axes or set(axes) - set(allowed):
+def _over(domain: Domain, allowed: str) -> Kind:
+    """What ``over=`` takes in a program: the names of its dimension, its parallel axis, or both."""
+
+    def take(over: Any) -> tuple[str, ...]:
+        try:
+            axes = domain.names.letters(over)
+        except ValueError:
+            check_axis(over)
+            raise
+        if set(axes) - set(allowed):
             raise ValueError
-        return axes
+        return tuple(axes)
 
-    return take
-
-
-_OVER = Kind('"t", "b" or both', '("t", "b")', _axes("t", "b"))
-_LAST = Kind('"t"', '"t"', _axes("t"))
+    if allowed == "t":
+        return Kind('"t"', '"t"', take)
+    return Kind('"t", "b" or both', '("t", "b")', take)
 
 
 sum = _reduction("sum")
@@ -69,24 +83,50 @@ max = _reduction("max")
 min = _reduction("min")
 _last = _reduction("last")
 
-for _f, _what in ((sum, "sum"), (mean, "mean"), (max, "maximum"), (min, "minimum")):
-    _f.__doc__ = f"""The {_what} of ``x`` (a pytree) over timesteps and environments: ``over`` is "t", "b" or both.
+for _f, _what, _value in ((sum, "sum", 6.0), (mean, "mean", 1.5), (max, "maximum", 3.0), (min, "minimum", 0.0)):
+    _f.__doc__ = f"""The {_what} of ``x`` (a pytree) over timesteps and environments: ``over`` is "t", "b" or both,
+    by the names that the program has for them.
 
     The result no longer varies with those dimensions. Exact in every plan, sharded or in blocks; a program without a
     batch has one environment. Under ``until=`` only the timesteps before each environment's end count.
 
+    Args:
+      x: a pytree of arrays of numbers, ``[...]`` at each point.
+      over: the dimensions that are reduced.
+
     Raises:
       DomainError: if ``over`` names another axis.
+      ProgramError: if a leaf holds no numbers.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> def f(_, carry, t):
+      ...     return carry, rlfx.{_f.__name__}(t.astype(jnp.float32), over="t")
+      >>> float(rlfx.unroll(f, length=4)(None, None)[1][0])
+      {_value}
     """
 
 
 def last(x: Any, over: str = "t") -> Any:
-    """The value of ``x`` (a pytree) at the last timestep: T - 1, or each environment's own last one under ``until=``."""
+    """The value of ``x`` (a pytree) at the last timestep: T - 1, or each environment's own last one under ``until=``.
+
+    Example:
+      >>> import rlfx
+      >>> rlfx.unroll(lambda _, carry, t: (carry, rlfx.last(t.now)), length=4)(None, None)[1].tolist()
+      [3, 3, 3, 3]
+    """
     return _last(x, over)
 
 
-def std(x: Any, over: str | tuple[str, ...] = ("t", "b")) -> Any:
-    """The standard deviation (biased, as ``jnp.std``) of ``x`` (a pytree) over ``"t"``, ``"b"`` or both."""
+def std(x: Any, over: str | tuple[str, ...] = BOTH) -> Any:
+    """The standard deviation (biased, as ``jnp.std``) of ``x`` (a pytree) over ``"t"``, ``"b"`` or both.
+
+    Example:
+      >>> import jax.numpy as jnp, rlfx
+      >>> x = jnp.array([1.0, 3.0])
+      >>> rlfx.unroll(lambda x, carry, t: (carry, rlfx.std(rlfx.inputs(x)[t])), length=2)(x, None)[1]
+      Array([1., 1.], dtype=float32)
+    """
 
     def one(leaf):
         centred = leaf - mean(leaf, over)
@@ -108,6 +148,14 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
     Raises:
       DomainError: if ``n`` is not a positive integer.
       ProgramError: if ``fn()`` and ``otherwise`` differ in structure, shapes or dtypes.
+
+    Example:
+      >>> import rlfx
+      >>> def f(_, kept, t):
+      ...     kept = rlfx.every(3, lambda: t.now, otherwise=kept)
+      ...     return kept, kept
+      >>> rlfx.unroll(f, length=7)(None, jnp.int32(0))[1].tolist()
+      [0, 0, 0, 3, 3, 3, 6]
     """
     current_domain("rlfx.every")
     n = expect("n", n, POSITIVE, of="rlfx.every")
@@ -129,6 +177,15 @@ def shared(fn: Callable, *args: Any) -> Any:
     Its results do not vary with the environment, so they may become the next value of a :class:`Shared` carry. What
     ``fn`` closes over must not vary with the environment either (a ProgramError when the program is traced): that is what
     ``args`` are for. Without a batch it is ``fn(*args)``.
+
+    Example:
+      >>> import rlfx
+      >>> def f(_, carry, t):
+      ...     state, seen = carry
+      ...     return (state, seen + rlfx.shared(lambda states: jnp.max(states), state)), None
+      >>> carry = jnp.array([1.0, 5.0]), rlfx.Shared(jnp.float32(0.0))
+      >>> rlfx.unroll(f, length=3, batch=2)(None, carry)[0][1].value
+      Array(15., dtype=float32)
     """
     domain = current_domain("rlfx.shared")
     arguments = [f"x{i}" for i in range(len(args))]
@@ -163,6 +220,18 @@ class Shared:
     """Marks a part of the carry that all environments share: it has no ``[B]`` axis.
 
     The program receives and returns the bare value; the compiled function takes and returns it wrapped.
+
+    Attributes:
+      value: a pytree of arrays. Its next value must not vary with the environment.
+
+    Example:
+      >>> import rlfx
+      >>> def f(_, carry, t):
+      ...     x, total = carry
+      ...     return (x, total + rlfx.sum(x, over="b")), None
+      >>> carry = jnp.array([1.0, 2.0]), rlfx.Shared(jnp.float32(0.0))
+      >>> rlfx.unroll(f, length=3, batch=2)(None, carry)[0][1].value
+      Array(9., dtype=float32)
     """
 
     value: Any

@@ -21,7 +21,8 @@ from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.operands import as_array, same_type, type_of
 from rlfx.recurrence.language.precision import wide
 from rlfx.recurrence.language.primitives import discounted_sum_p, reduce_p
-from rlfx.recurrence.language.series import Series, series, solve
+from rlfx.recurrence.language.series import Series, series
+from rlfx.recurrence.language.solve import solve
 
 _NEXT, _HERE = Point(TIME + 1), Point(TIME)
 
@@ -131,6 +132,24 @@ def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
     Returns:
       A value like ``value``. It is not masked at terminations: the returns below do that. At the end of the rollout it is
       the critic on the observation of the final carry.
+
+    Raises:
+      ProgramError: ``step`` is no Step, or ``critic`` is no function of an observation that gives values like ``value``.
+
+    Pardo et al. 2018: what follows a truncation has a value.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, rlfx.envs
+      >>> env = rlfx.envs.make("CartPole-v1")
+      >>> def f(_, state, t):
+      ...     critic = lambda obs: obs[0]  # the position of the cart
+      ...     value = critic(env.observe(state))
+      ...     state, step = env.step(t.key_for("env"), state, jnp.int32(1))
+      ...     return state, (value, rlfx.next_value(critic, step, value))
+      >>> key = jax.random.key(0)
+      >>> _, (value, following) = rlfx.unroll(f, length=4)(None, env.reset(key), key)
+      >>> bool(jnp.allclose(following[:-1], value[1:]))
+      True
     """
     _check_step(step, "next_value")
     fix = "Give the critic itself: lambda obs: value(params, obs)."

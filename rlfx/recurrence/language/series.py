@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx._checks import INT32, expect, function, one_of
-from rlfx.errors import BoundaryError, DomainError, ProgramError, located
+from rlfx._checks import INT32, Kind, expect
+from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.boundary import boundary
-from rlfx.recurrence.language.domain import current_domain, depth, may_be_empty
+from rlfx.recurrence.language.crossing import by_dimension, crossing_of, outer_index
+from rlfx.recurrence.language.domain import Level, current_domain, may_be_empty
 from rlfx.recurrence.language.history import History
-from rlfx.recurrence.language.index import LENGTH, Index, Lookup, Point, Slice, Window, as_index
+from rlfx.recurrence.language.index import LENGTH, TIME, Index, Lookup, Point, Slice, Window, as_index
 from rlfx.recurrence.language.lookups import check_outside, environments, filled, times
-from rlfx.recurrence.language.nesting import check_program
+from rlfx.recurrence.language.names import BOTH, Names
+from rlfx.recurrence.language.nesting import check_program, this_level
 from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
-from rlfx.recurrence.language.primitives import across_p, declare_p, define_p, inputs_p, now_p, read_p, series_p
-from rlfx.recurrence.language.settled import settled
-from rlfx.recurrence.language.time import as_integer, index_of, without_time
+from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, series_p
+from rlfx.recurrence.language.time import Time, as_integer, index_of, without_time
 
 tree = jax.tree_util
 
@@ -39,6 +39,7 @@ class Series(NoArray):
     ``x.window(lo, hi, fill=v)``          a window of fixed length, filled at the ends
     ``x[i]``, ``x[i, b]``                 random access into the past, with traced integers: absolute times
     ``x[t, b]``                           the value of another environment
+    ``x[i - 1, t + 1]``                   in a program that is called in one over i: of an earlier iteration
     ====================================  ==========================================================
 
     Attributes:
@@ -50,10 +51,16 @@ class Series(NoArray):
     _start: tuple | None
     _end: tuple | None
     history: History | None = None
-    _depth: int = field(default_factory=depth)
+    _level: Level | None = field(default_factory=this_level)
+    _around: tuple = (None, None)  # start and end along the dimension of the program around this one
+    _on_trial: bool = False  # whether solve asks for the type alone
 
     def __getitem__(self, index: Any) -> Any:
-        check_program(self._depth, index)
+        check_program(self._level)
+        outer = outer_index(index)
+        if outer is not None:
+            return self._crossed(outer, index[1])
+        check_program(self._level, index)
         if isinstance(index, slice):
             return self._slice(index)
         i, b = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
@@ -90,7 +97,7 @@ class Series(NoArray):
           >>> rlfx.unroll(f, length=3)(None, None)[1]
           (Array([nan,  0.,  1.], dtype=float32), Array([0., 0., 1.], dtype=float32))
         """
-        check_program(self._depth)
+        check_program(self._level)
         check_outside(outside)
         return self._lookup(i, b, Lookup(b is not None, outside, explicit=True))
 
@@ -107,9 +114,28 @@ class Series(NoArray):
             raise DomainError(
                 located(f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}.", where=J.here(), fix="Give both.")
             )
-        check_program(self._depth)
+        check_program(self._level)
         fills = boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
         return self._bind(Window(first, stop), stop - first, [(f,) for f in fills])
+
+    def at(self, index: Index) -> Any:
+        """The value at an index expression."""
+        return self._read(Point(_not_from_the_end(index)))
+
+    def _crossed(self, outer: Time, own: Any) -> Any:
+        """``x[i - 1, t + 1]``: what the call gave at i - 1, at t + 1."""
+        if self._on_trial or outer.expr == TIME:
+            return self[own]
+        crossing, index = crossing_of(self), index_of(outer)
+        assert index is not None
+        number, domain = crossing.read(self, index), current_domain("A read of a series")
+        if crossing.operands is None:
+            lead = (domain.length, *(() if domain.batch is None else (domain.batch,)))
+            zeros = [jnp.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+            source = tree.tree_unflatten(self._treedef, zeros)
+        else:
+            source = crossing.operands[number]
+        return replace(inputs(source), _start=self._start, _end=self._end)[own]
 
     def _slice(self, index: slice) -> Any:
         domain = current_domain("A slice of a series")
@@ -199,7 +225,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
     Args:
       value: any pytree of arrays: the value at t.
       start: what reads at indices < 0 give; a pytree prefix of ``value``, broadcast to it. A value that varies with
-        time is taken at the first timestep.
+        time is taken at the first timestep. ``{"i": 0.0}``: along the dimension of the program that calls this one.
       end: what reads at indices >= T give. Without it, a read beyond the end is evaluated from the final carry where
         the equations of ``value`` allow that (see the language's page on demand extension).
       history: a ring buffer from the carry, into which this timestep's value is written; ``x.history`` is its next
@@ -226,6 +252,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
     leaves, treedef = tree.tree_flatten(without_time(value))
     leaves = tuple(series_p.bind(as_array(leaf, "rlfx.series")) for leaf in leaves)
     avals = [leaf.aval for leaf in leaves]
+    (start, first), (end, last) = by_dimension(start, "start"), by_dimension(end, "end")
     kept = None
     if history is not None:
         kept = history.write(now_p.bind(), tree.tree_unflatten(treedef, leaves))
@@ -235,16 +262,17 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
         None if start is None else boundary(start, treedef, avals, "start"),
         None if end is None else boundary(end, treedef, avals, "end"),
         kept,
+        _around=(first, last),
     )
 
 
-def inputs(xs: Any, *, axes: str = "tb") -> Series:
+def inputs(xs: Any, *, axes: str | tuple[str, ...] = BOTH) -> Series:
     """Data given from outside, as a series: element ``(t, b)`` of every leaf.
 
     Args:
       xs: a pytree of arrays with leading axes ``[T, B]`` (``[T]`` without a batch), whole, as they come in through
         ``params`` or a closure.
-      axes: which of the axes the leaves have: ``"tb"``, ``"t"`` or ``"b"``.
+      axes: which of the axes the leaves have: ``"tb"``, ``"t"`` or ``"b"``, by the names that the program has for them.
 
     Raises:
       DomainError: if a leaf's leading axes are not those of the domain.
@@ -256,7 +284,7 @@ def inputs(xs: Any, *, axes: str = "tb") -> Series:
       Array([3., 5., 6.], dtype=float32)
     """
     domain = current_domain("rlfx.inputs")
-    expect("axes", axes, one_of("tb", "t", "b"), of="rlfx.inputs")
+    axes = "tb" if axes is BOTH else expect("axes", axes, _axes_of(domain.names), of="rlfx.inputs")
     if domain.batch is None:
         axes = axes.replace("b", "")
     expected = tuple({"t": domain.length, "b": domain.batch}[a] for a in axes)
@@ -279,61 +307,14 @@ def inputs(xs: Any, *, axes: str = "tb") -> Series:
     return Series(tuple(read), treedef, None, None)
 
 
-def solve(fn: Callable[[Series], Any], *, start: Any = None, end: Any = None) -> Any:
-    """Define a series by a recurrence; returns its value at t.
+def _axes_of(names: Names) -> Kind:
+    def take(axes: Any) -> str:
+        letters = names.letters(axes)
+        if "".join(axes) != "".join(names.of(letters)):  # in the order of the array's axes
+            raise ValueError
+        return letters
 
-    Args:
-      fn: receives the Series being defined and returns its value at t, which may read it at other times.
-      start: its value at indices < 0, for recurrences into the past: a pytree of the value's structure, each leaf
-        broadcast to the value's shape.
-      end: its value at indices >= T, for recurrences into the future.
-
-    Returns:
-      The value at t (wrap it in :func:`series` to read it at other times).
-
-    Raises:
-      ProgramError: if the shape or dtype of the value does not settle, or neither start nor end is given.
-      CausalityError: (when compiled) if values depend on each other through both the past and the future.
-
-    TimeRL section 4, "branching definitions"; here the boundary is an argument.
-
-    Example:
-      >>> import jax.numpy as jnp, rlfx
-      >>> def fibonacci(params, carry, t):
-      ...     return carry, rlfx.solve(lambda f: f[t - 1] + f[t - 2], start=1)
-      >>> rlfx.unroll(fibonacci, length=5)(None, None)[1]
-      Array([ 2,  3,  5,  8, 13], dtype=int32)
-    """
-    current_domain("rlfx.solve")
-    expect("fn", fn, function("x"), ProgramError, of="rlfx.solve", fix="Give the recurrence: lambda x: x[t - 1] + 1.")
-    if start is None and end is None:
-        raise BoundaryError(
-            located("rlfx.solve has no boundary value.", where=J.here(), fix="Give start=... or end=....")
-        )
-    guess = without_time(start if start is not None else end)
-    like = jax.eval_shape(lambda: tree.tree_map(lambda leaf: as_array(leaf, "rlfx.solve"), guess))
-    value_of = lambda like: jax.eval_shape(lambda: without_time(fn(_declare(like, start, end))))  # noqa: E731
-    value_like = settled(value_of, like)
-    declared = _declare(value_like, start, end)
-    value = without_time(fn(declared))
-    leaves = [
-        define_p.bind(d, as_array(v, "rlfx.solve"))
-        for d, v in zip(declared._leaves, tree.tree_leaves(value), strict=True)
-    ]
-    return tree.tree_unflatten(tree.tree_structure(value), leaves)
-
-
-def _declare(like: Any, start: Any, end: Any) -> Series:
-    leaves, treedef = tree.tree_flatten(like)
-    bound = tuple(
-        declare_p.bind(shape=tuple(leaf.shape), dtype=leaf.dtype, weak_type=bool(leaf.weak_type)) for leaf in leaves
-    )
-    return Series(
-        bound,
-        treedef,
-        None if start is None else boundary(start, treedef, leaves, "start"),
-        None if end is None else boundary(end, treedef, leaves, "end"),
-    )
+    return Kind('"tb", "t" or "b"', '"tb"', take)
 
 
 def _not_from_the_end(expr: Index) -> Index:

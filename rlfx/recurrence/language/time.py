@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +13,11 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._checks import Kind, expect
-from rlfx.errors import DomainError, ProgramError, located
+from rlfx.errors import DomainError, located
+from rlfx.recurrence.language.domain import Domain, Level
 from rlfx.recurrence.language.index import TIME, Index, as_index, extreme
 from rlfx.recurrence.language.python_use import NOT_PYTHON, refusal_of
 
-_SHARED = 0x7FFFFFFF  # where b would stand in the key of a value shared by all environments
 _INT32 = range(-(2**31), 2**31)
 
 
@@ -52,12 +50,39 @@ class Time:
     @property
     def length(self) -> int:
         """T, the number of timesteps."""
-        return self._context.length
+        return self._context.domain.length
+
+    @property
+    def domain(self) -> Domain:
+        """The program's."""
+        return self._context.domain
 
     @property
     def depth(self) -> int:
         """How many programs are around the one whose time this is, itself included."""
-        return self._context.depth
+        return self._context.level.depth
+
+    @property
+    def level(self) -> Level:
+        """The program whose time this is."""
+        return self._context.level
+
+    def index(self, axis: str) -> jax.Array:
+        """The position on the program's parallel axis, int32: which environment this is, ``t.index("b")``.
+
+        Args:
+          axis: its name, ``"b"`` unless ``batch={"p": 8}`` gives it another.
+
+        Raises:
+          DomainError: the program has no parallel axis of this name.
+
+        Example:
+          >>> import jax.numpy as jnp, rlfx
+          >>> f = rlfx.unroll(lambda p, c, i: (c, i.index("p")), length=1, dim="i", batch={"p": 3})
+          >>> f(None, jnp.zeros(3))[1]
+          Array([[0, 1, 2]], dtype=int32)
+        """
+        return self._context.position(axis)
 
     # -- random numbers
     @property
@@ -167,11 +192,12 @@ def _operand(time: Time, other: Any) -> Index | None:
     """The other operand as an index expression, or None."""
     if isinstance(other, Time):
         if other.depth != time.depth:
+            outer, inner = sorted((time.level, other.level), key=lambda level: level.depth)
             raise DomainError(
                 located(
-                    "The indices of two programs, one called in the other, are combined: the result is the index of neither.",
+                    f"The indices of two programs, {outer} and {inner}, are combined: the result is the index of neither.",
                     where=J.here(),
-                    fix="Combine their values, i.now * n + t.now, where a number is meant.",
+                    fix=f"Combine their values, {outer.names.dim}.now * n + {inner.names.dim}.now, where a number is meant.",
                 )
             )
         return other.expr
@@ -236,61 +262,6 @@ for _name in NOT_PYTHON:
     setattr(Time, f"__{_name}__", refusal_of(_name))
 
 
-class Context:
-    """What a Time needs of its program: its length, its keys, and how many programs are around it."""
-
-    def __init__(self, length: int, base_key: Any, b: Any, depth: int = 1):
-        self.length, self._base_key, self._b, self.depth = length, base_key, b, depth
-        self._names: dict[tuple[int, int], str | None] = {}
-
-    # Programs are traced once: two contexts are the same only if they are one object, which is what a pytree's static
-    # part needs.
-    def key(self, now: Any, name: str | None, *, shared: bool) -> jax.Array:
-        if self._base_key is None:
-            raise ProgramError(
-                located(
-                    "The program uses random keys, but no key was given.",
-                    where=J.here(),
-                    fix="Call the compiled function with a key: loss_fn(params, carry, jax.random.key(0)).",
-                )
-            )
-        if name is not None and not isinstance(name, str):
-            raise ProgramError(
-                located(f"t.key_for takes a name (str), got {name!r}.", where=J.here(), fix="Name the use.")
-            )
-        # Generators whose folds commute (unsafe_rbg) tell b and t apart as well: one is folded in as an odd number, the other
-        # as an even one. Only the last fold depends on t: the others are computed once.
-        named = functools.reduce(jax.random.fold_in, self._words(name), self._base_key)
-        at_b = jax.random.fold_in(named, _twice(_SHARED if shared else self._b) + np.uint32(1))
-        return jax.random.fold_in(at_b, _twice(now))
-
-    def _words(self, name: str | None) -> tuple[int, int]:
-        """What stands for a name in this program, and for no other."""
-        words = name_words(name)
-        known = self._names.setdefault(words, name)
-        if known != name:
-            raise ProgramError(
-                located(
-                    f"t.key_for({known!r}) and t.key_for({name!r}) would be the same key: their names have the same hash.",
-                    where=J.here(),
-                    fix="Rename one of them.",
-                )
-            )
-        return words
-
-
-def name_words(name: str | None) -> tuple[int, int]:
-    """A hash of the name of a use of keys, in two words of 32 bits; ``t.key`` has no name, which is not the empty one."""
-    text = b"t.key" if name is None else b"t.key_for:" + name.encode("utf8", "surrogatepass")
-    low, high = np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), "<u4")
-    return int(low), int(high)
-
-
-def _twice(x: Any) -> Any:
-    """``2 x`` as a word of 32 bits, for x from 0 to 2**31 - 1."""
-    return jnp.asarray(x).astype(jnp.uint32) * np.uint32(2)
-
-
 def without_time(value: Any) -> Any:
     """A pytree in which every Time is the array of its absolute time."""
     is_time = lambda x: isinstance(x, Time)  # noqa: E731
@@ -310,7 +281,14 @@ def minimum(a: Any, b: Any) -> Any:
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """The larger of two index expressions (or integers); see :func:`minimum`."""
+    """The larger of two index expressions (or integers): ``x[rlfx.maximum(t - 1, 0)]``.
+
+    Arrays are passed to ``jnp.maximum``.
+
+    Example:
+      >>> maximum(2, 3)
+      3
+    """
     return _extreme("max", a, b, jnp.maximum)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from rlfx import _jaxpr as J
 from rlfx.recurrence.memory.sizes import (
     BROADCAST,
@@ -41,25 +43,16 @@ def flatten(jaxpr: Any) -> Flat:
     """Of a jaxpr; its constants are inputs. Without what no result needs."""
     nodes: list[Node] = []
 
-    def run(jaxpr: Any, args: Sequence[Value | None], consts: Sequence[Value | None]) -> list[Value | None]:
-        env: dict[Any, Value | None] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        read = lambda atom: None if J.is_literal(atom) else env[atom]  # noqa: E731
-        for equation in jaxpr.eqns:
-            op, ins = equation.primitive, [read(v) for v in equation.invars]
-            if J.is_call(op):
-                body, _ = J.call_body(op, equation.params)
-                outs = run(body, ins, [of_aval(v.aval) for v in body.constvars])
-            elif _is_view(equation):
-                outs = ins[: len(equation.outvars)]
-            else:
-                outs = [of_aval(v.aval) for v in equation.outvars]
-                nodes.extend(_loop(equation, ins, outs) if op in LOOPS else [made(op, ins, outs, equation)])
-            env.update(zip(equation.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def visit(equation: Any, ins: list[Value | None], within: tuple) -> Sequence[Value | None]:
+        if _is_view(equation):
+            return ins[: len(equation.outvars)]
+        op, outs = equation.primitive, [of_aval(v.aval) for v in equation.outvars]
+        nodes.extend(_loop(equation, ins, outs) if op in LOOPS else [made(op, ins, outs, equation)])
+        return outs
 
-    inputs = [of_aval(v.aval) for v in jaxpr.invars]
-    outputs = run(jaxpr, inputs, [of_aval(v.aval) for v in jaxpr.constvars])
+    inputs, consts = ([of_aval(v.aval) for v in of] for of in (jaxpr.invars, jaxpr.constvars))
+    constant = lambda value: of_aval(jax.typeof(value))  # noqa: E731
+    outputs = J.walk(jaxpr, consts, inputs, visit, literal=lambda atom: None, constant=constant)
     needed, kept = {id(v) for v in outputs if v}, []
     for node in reversed(nodes):
         if any(id(v) in needed for v in node.outs):

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlfx import _jaxpr as J
+from rlfx._axes import ARGUMENTS, REDUCTIONS
 from rlfx.recurrence.memory.flat import Flat
 from rlfx.recurrence.memory.sizes import IN_PLACE, LOOPS, UPDATES, Node, Value, names
 
-_REDUCTIONS = names(
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"
-)
+_REDUCTIONS = ARGUMENTS | REDUCTIONS.keys()
 #: Computed inside the loop that reads them.
 _FUSIBLE = (J.ELEMENTWISE | J.STACKING | _REDUCTIONS | names(
     "broadcast_in_dim", "iota", "slice", "dynamic_slice", "rev", "pad", "concatenate", "transpose", "gather",

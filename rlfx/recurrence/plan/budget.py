@@ -49,7 +49,8 @@ def validate_budget(budget: Any) -> int:
 
 def expected(evaluator: PlanEvaluator, plan: Plan) -> float:
     """Temporary bytes: XLA's number, or at most the bound; of a form that was compiled, as far off as it was there."""
-    errors = [exact / max(1, evaluator.estimated(p)) for p, exact in evaluator.compiled.items() if p.form == plan.form]
+    alike = [(p, exact) for p, exact in evaluator.compiled.items() if (p.form, p.cached) == (plan.form, plan.cached)]
+    errors = [exact / max(1, evaluator.estimated(p)) for p, exact in alike]
     return evaluator.compiled.get(plan, evaluator.estimated(plan) * max(errors, default=1.0) / MARGIN)
 
 
@@ -123,7 +124,8 @@ def _if_offloaded(evaluator: PlanEvaluator, learner: Learner, smallest: Plan, bu
 
 def search(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, budget: int) -> Plan | None:
     """The first plan, from fast to slow, that is expected to fit; None if there is none."""
-    families = ([fastest], *_families(evaluator, learner, fastest))
+    less = [replace(fastest, cached=False)] if fastest.cached else []
+    families = ([fastest], less, *_families(evaluator, learner, fastest))
     found = (_largest_that_fits(functools.partial(expected, evaluator), list(plans), budget) for plans in families)
     return next((plan for plan in found if plan is not None), None)
 

@@ -8,15 +8,16 @@ from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
-from rlfx.recurrence.gradient.replay import find_replay
 from rlfx.recurrence.gradient.stream import Stream, find_stream
-from rlfx.recurrence.gradient.through_time import find_acting
+from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.language.index import Lookup
 from rlfx.recurrence.language.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
-from rlfx.recurrence.schedule.schedule import Parallel
+
+#: Rows of a product that a CPU computes about as fast as many.
+ROWS = 64
 
 #: In how many blocks, at least, values are fetched from the host.
 HOST_BLOCKS = 8
@@ -24,20 +25,7 @@ HOST_BLOCKS = 8
 
 def why_not(form: str, learner: Learner) -> str | None:
     """Why a learner has no plan of a form; None if it has."""
-    if form == "at once":
-        return None
-    if learner.program.domain.until and set(learner.targets) & set(learner.program.next_carry):
-        return "the gradient flows through the last carry, which environments leave at different timesteps"
-    equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
-    reader = next((e for e in equations if not e.is_simultaneous), None)
-    if form == "blocks" and learner.region.loops:
-        found = find_acting(learner)
-        return found if isinstance(found, str) else None
-    if reader is not None or learner.region.loops:
-        at = "" if reader is None else f" ({reader.where})"
-        return f"the gradient flows through reads of other timesteps{at}"
-    found = {"blocks": lambda _: None, "stream": find_stream, "replay": find_replay}[form](learner)
-    return found if isinstance(found, str) else None
+    return FORMS[form].why_not(learner)
 
 
 def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
@@ -94,7 +82,6 @@ def choose(
     batch: int,
     target: Target,
     in_blocks: bool,
-    devices: int = 1,
     copies: int = 1,
 ) -> Plan:
     """The plan that costs least: tiles that fit the cache, learned from while the rollout goes on where that is legal.
@@ -114,11 +101,11 @@ def choose(
             if asked or environments
             else Plan()
         )
-    block = asked or cache_block(learner, (environments or batch) * copies, target, length, devices)
+    block = asked or cache_block(learner, environments or batch, target, length, copies)
     stream = find_stream(learner) if why_not("stream", learner) is None else None  # stores nothing for all timesteps
     if isinstance(stream, Stream):
         room = length - stream.delay
-        chunk = asked or cache_block(learner, (environments or batch) * copies, target, room, devices)
+        chunk = asked or cache_block(learner, environments or batch, target, room, copies)
         if chunk < room and block < length:
             return checked(Plan("stream", chunk, environments), learner, order, batch, target)
     if hosted(learner, program.directives.offload):  # only a block of what is on the host is fetched at a time
@@ -128,17 +115,18 @@ def choose(
     return Plan()
 
 
-def cache_block(learner: Learner, batch: int, target: Target, length: int, devices: int = 1) -> int:
-    """Timesteps in a block: the divisor of ``length`` whose activations come closest to the cache.
+def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:
+    """Timesteps in a block: the divisor of ``length`` whose activations come closest to a core's own cache.
 
-    ``devices`` is how many there are; ``batch`` environments are on each.
+    Each copy of the program has products of its own, for which a block has rows enough as far as the machine's cache allows.
     """
     room = target.room.tile
     if room is None:
         return length
-    if devices > 1:  # several devices of one machine share its caches, and each runs on a core of its own
-        room //= 2 * devices
-    fitting = max(1, int(room // max(activation_bytes(learner, batch), 1)))
+    step = max(activation_bytes(learner, batch) * copies, 1)
+    fitting = max(1, int(room // step))
+    if copies > 1:
+        fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     if fitting >= length:
         return length
     return divisor_near(length, fitting)

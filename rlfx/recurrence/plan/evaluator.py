@@ -196,6 +196,6 @@ def _temp_bytes(lowered: Any, target: Target) -> int:
 
 
 def _some(struct: jax.ShapeDtypeStruct) -> jax.Array:
-    if jnp.issubdtype(struct.dtype, jax.dtypes.prng_key):
+    if J.is_key(struct):
         return J.zero_keys(struct.shape, struct.dtype)
     return jnp.full(struct.shape, 0.1 if jnp.issubdtype(struct.dtype, jnp.inexact) else 0, struct.dtype)

@@ -12,7 +12,8 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.budget import fit, within
 from rlfx.recurrence.plan.choose import checked, choose, why_not
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
-from rlfx.recurrence.plan.room import free_bytes, with_room
+from rlfx.recurrence.plan.keep import keeping
+from rlfx.recurrence.plan.room import free_on, with_room
 from rlfx.recurrence.plan.tune import tune
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.plan import Plan
@@ -36,7 +37,7 @@ class Options:
         """Whether another plan may be needed under ``jax.vmap``: one that fits, or whose tiles fit the cache."""
         if self.plan is not None:
             return False
-        limited = self.memory_budget is not None or free_bytes(rule.target, rule.split.own_devices) is not None
+        limited = self.memory_budget is not None or free_on(rule) is not None
         return limited or (rule.target.room.tile is not None and _in_blocks(rule, learner))
 
     def __call__(
@@ -51,8 +52,10 @@ class Options:
         if self.plan is not None:
             return checked(self.plan, learner, order, batch, rule.target)
         copies = math.prod(axis.size for axis in axes)
-        best = choose(learner, order, batch, rule.target, _in_blocks(rule, learner), rule.split.devices, copies)
-        free = free_bytes(rule.target, rule.split.own_devices)
+        best = choose(learner, order, batch, rule.target, _in_blocks(rule, learner), copies)
+        if _in_blocks(rule, learner) and not _asks(learner):
+            best = keeping(best, learner, rule.split.batch * copies, rule.target)
+        free = free_on(rule)
         if self.memory_budget is None and free is None and not self.autotune:
             return best
         evaluator = evaluator_of(rule, order, axes, learner)
@@ -74,6 +77,12 @@ def _in_blocks(rule: GradientRule, learner: Learner) -> bool:
     if learner.program.loss is None:
         return False
     return rule.once(("in blocks", learner), lambda: why_not("blocks", learner) is None)
+
+
+def _asks(learner: Learner) -> bool:
+    """Whether the program asks for less memory: for tiles, or for host memory."""
+    asked = learner.program.directives
+    return bool(asked.timesteps or asked.environments or asked.offload)
 
 
 def evaluator_of(

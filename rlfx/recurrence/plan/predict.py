@@ -63,17 +63,18 @@ def predict(learner: Learner, plan: Plan, batch: int, target: Target) -> Cost:
     activations = activation_bytes(learner, batch) * length
     tile = activations * (block / length) * (environments / batch)
     spilled = activations * (1.0 + _BACKWARD) if tile > target.room.cache else 0.0
+    learning = _BACKWARD + (0.0 if plan.form == "one pass" else 1.0)  # which runs the region forward no second time
     held = block if plan.form in ("stream", "replay") else length
     domain = program.domain
     whole = sum(bytes_of(v, domain) * points(program.dims_of(v), domain, batch) for v in learner.stored)
-    stored = whole * held / length
+    stored = activations if plan.form == "one pass" else whole * held / length
     parameters = sum(bytes_of(v, program.domain) for v in program.params)
     return Cost(
-        flops=sum(flops for flops, _ in forward) + (1.0 + _BACKWARD) * region[0],
-        elements=sum(elements for _, elements in forward) + (1.0 + _BACKWARD) * region[1],
+        flops=sum(flops for flops, _ in forward) + learning * region[0],
+        elements=sum(elements for _, elements in forward) + learning * region[1],
         moved=2.0 * stored + spilled + 3.0 * parameters * tiles,
         started=sum(_started(schedule, domain, 1) for schedule in acting)
-        + (1.0 + _BACKWARD) * _started(learner.region, domain, tiles),
+        + learning * _started(learner.region, domain, tiles),
     )
 
 

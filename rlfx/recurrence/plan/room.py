@@ -17,6 +17,7 @@ from rlfx._target import Target
 from rlfx.errors import TargetError
 from rlfx.recurrence.analysis.cost import bytes_of, points
 from rlfx.recurrence.execute.outputs import output_dims, outputs_of
+from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.budget import least, nearest, search
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
@@ -44,6 +45,11 @@ def free_bytes(target: Target, devices: Iterable[Any] = ()) -> int | None:
         return None
     used = max((s.get("bytes_in_use", 0) for s in known), default=0)
     return max(0, int(USABLE * min(limits)) - used)
+
+
+def free_on(rule: GradientRule) -> int | None:
+    """Bytes that are free on what a rule's program runs on; None where that is not known."""
+    return free_bytes(rule.target, rule.split.own_devices)
 
 
 def with_room(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, free: int) -> Plan:

@@ -61,6 +61,8 @@ def neighbours(learner: Learner, order: Sequence[Var], best: Plan, batch: int) -
             found += [replace(best, block=divisor_near(length, n)) for n in sizes if n < length]
         if best.environments is None and batch % 2 == 0 and why_not_environments(learner, order) is None:
             found.append(Plan("blocks", best.block or length, batch // 2))
+    if why_not("one pass", learner) is None:
+        yield Plan("one pass")
     yield from found
     if any(is_wide(e, program) for e in learner.active):
         yield from (replace(plan, cached=True) for plan in found)

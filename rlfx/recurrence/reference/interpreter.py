@@ -6,7 +6,7 @@ timestep). Every compiled program is tested against it, values and gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ir.reasons import trace_arguments
 from rlfx.recurrence.ir.trace import Signature, rewrap_shared, unwrap_shared
 from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.kept import marks, unmarked
 from rlfx.recurrence.language.precision import narrowed, widened
 from rlfx.recurrence.language.primitives import custom_p
 from rlfx.recurrence.reference.pointwise import AtPoint, Evaluation, array, stacked
@@ -35,24 +36,26 @@ def reference(
     f: Callable | Program,
     *,
     length: int | None = None,
-    batch: int | None = None,
+    batch: int | Mapping[str, int] | None = None,
     reduce: str = "mean",
     until: Callable | None = None,
     loss: bool | None = None,
+    dim: str = "t",
 ) -> Callable:
     """The reference interpreter of a per-timestep function or a Program: the meaning that every plan must have.
 
     Args:
       f: a per-timestep function, or a traced Program (then the other arguments are the program's own).
-      length, batch, reduce, until: as for :func:`compile`.
+      length, batch, reduce, until, dim: as for :func:`compile`.
       loss: whether f returns a loss, as for :func:`compile` (the default), or is unrolled, as for :func:`unroll`.
 
     Returns:
       A function with the arguments and results of the compiled one: ``run(params, carry, key=None, *, t0=0)``, leaves of
       the carry ``[B, ...]``, of aux ``[T, B, ...]`` where they vary with t and b. It runs eagerly, point by point, so that
-      ``jax.debug.print``, a debugger and NaN checks see values; it differentiates under ``jax.grad``; and it takes time and
-      memory in proportion to T * B * equations. ``jax.jit`` makes one program of it, unless ends or the times of lookups are
-      computed. Values equal those of every plan up to the order of floating-point sums.
+      a debugger and NaN checks see values; it differentiates under ``jax.grad``; and it takes time and memory in proportion to
+      T * B * equations. It computes what the results need, and nothing else: ``jax.debug.print`` of other values is silent.
+      ``jax.jit`` makes one program of it, unless ends or the times of lookups are computed. Values equal those of
+      every plan up to the order of floating-point sums.
 
     Raises:
       ProgramError, CausalityError, BoundaryError, DomainError, UnsupportedSliceOp: as :func:`compile` does.
@@ -68,35 +71,37 @@ def reference(
     """
     if isinstance(f, Program):
         return _of_program(f)
-    domain, f = validate_domain(length, batch, until), validate_program(f)
+    domain, f = replace(validate_domain(length, batch, until, dim), by_reference=True), validate_program(f)
     reduce = expect("reduce", reduce, one_of("mean", "sum"), ProgramError)
     expect("loss", loss, optional(BOOLEAN), ProgramError)
 
     def run(params: Any, carry: Any, key: Any = None, *, t0: int = 0) -> Any:
-        start, arguments = _start(t0, domain), check_arguments(params, carry, key, domain)
-        bare, shared = unwrap_shared(carry)
-        has_loss = loss is not False
+        with domain.names.spoken():
+            start, arguments = _start(t0, domain), check_arguments(params, carry, key, domain)
+            sig = signature_of(domain, loss is not False, params, carry, reduce, until)
 
-        def trace(d: Domain) -> Program:
-            trees = tree.tree_structure(params), tree.tree_structure(bare)
-            sig = Signature(d, has_loss, *trees, shared, reduce, until)
-            return trace_arguments(f, sig, arguments)
+            def program_at(t: int, stop: int) -> Program:
+                return trace_arguments(f, replace(sig, domain=replace(domain, at=t, stop=stop)), arguments)
 
-        whole = check(trace(domain))
-
-        def program_at(t: int, stop: int) -> Program:
-            return trace(Domain(domain.length, domain.batch, domain.until, t, stop))
-
-        return _run(whole, program_at, arguments, carry, start)
+            return run_points(check(trace_arguments(f, sig, arguments)), program_at, arguments, carry, start)
 
     return run
+
+
+def signature_of(
+    domain: Domain, has_loss: bool, params: Any, carry: Any, reduce: str, until: Callable | None
+) -> Signature:
+    """What a function is traced for, to be interpreted: the programs that it calls are interpreted as well."""
+    bare, shared = unwrap_shared(carry)
+    trees = tree.tree_structure(params), tree.tree_structure(bare)
+    return Signature(domain, has_loss, *trees, shared, reduce, until)
 
 
 def _of_program(program: Program) -> Callable:
     def run(params: Any, carry: Any, key: Any = None, *, t0: int = 0) -> Any:
         start, arguments = _start(t0, program.domain), check_arguments(params, carry, key, program.domain)
         check_fit(program, arguments, params, carry)
-        return _run(program, lambda t, stop: concretize(program, t, stop), arguments, carry, start)
+        return run_points(program, lambda t, stop: concretize(program, t, stop), arguments, carry, start)
 
     return run
 
@@ -147,7 +152,8 @@ def concretize(program: Program, t: int, stop: int) -> Program:
     )
 
 
-def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: Any, carry: Any, t0: int) -> Any:
+def run_points(whole: Program, program_at: Callable[[int, int], Program], arguments: Any, carry: Any, t0: int) -> Any:
+    """The results of a program, point by point; ``program_at``: the program at a timestep, for an end."""
     domain, batch = whole.domain, whole.domain.batch or 1
     cache: dict[tuple[int, int], AtPoint] = {}
 
@@ -188,10 +194,14 @@ def _run(whole: Program, program_at: Callable[[int, int], Program], arguments: A
         each = [out(lambda p, i=i: p.next_carry[i], stops[b] - 1, b) for b in range(batch)]
         latest = each[int(np.argmax(stops))]  # what environments share goes on until the last of them ends
         final.append(latest if whole.shared[i] or domain.batch is None else stacked(each))
-    aux = [_collect(run, out, whole, i) for i in range(len(whole.aux))]
+    lengths = jnp.asarray(stops if domain.batch is not None else stops[0], jnp.int32) if domain.until else None
+    aux = []
+    for i, mark in enumerate(marks(whole.trees["aux"])):
+        leaf = _collect(run, out, whole, i, mark is not None)
+        aux.append(leaf if mark is None else mark.kept_of(leaf, lengths))
     out_carry = rewrap_shared(tree.tree_unflatten(whole.trees["carry"], final), carry)
-    out_aux = tree.tree_unflatten(whole.trees["aux"], aux)
-    extra = (jnp.asarray(stops if domain.batch is not None else stops[0], jnp.int32),) if domain.until else ()
+    out_aux = unmarked(tree.tree_unflatten(whole.trees["aux"], aux))
+    extra = () if lengths is None else (lengths,)
     if whole.loss is None:
         return out_carry, out_aux, *extra
     return losses, (out_carry, out_aux, *extra)
@@ -218,11 +228,11 @@ def _stops(evaluation: Callable[[list[int]], Evaluation], domain: Domain) -> lis
     return stops
 
 
-def _collect(run: Evaluation, out: Callable, whole: Program, i: int) -> Any:
+def _collect(run: Evaluation, out: Callable, whole: Program, i: int, all_axes: bool) -> Any:
     """One leaf of aux with the axes of its domain; zeros after an environment's end."""
     dims = whole.dims_of(whole.aux[i])
     batched = whole.domain.batch is not None
-    if whole.loss is None:
+    if whole.loss is None or all_axes:
         dims = frozenset("tb" if batched else "t")
     envs = range(run.batch) if "b" in dims or whole.domain.until else (0,)
 

@@ -15,12 +15,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from rlfx import _jaxpr as J
+from rlfx._axes import REDUCTIONS
 from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, infer_dims
 from rlfx.recurrence.rewrite.lift import live
 
 _TRANSPOSE, _DOT, _BROADCAST = (J.primitive(p) for p in ("transpose", "dot_general", "broadcast_in_dim"))
-_REDUCTIONS = frozenset(J.primitive(f"reduce_{n}") for n in ("sum", "max", "min", "prod", "and", "or"))
 
 
 def absorb_transposes(program: Program) -> Program:
@@ -66,7 +66,7 @@ class _Moving:
                 return self._later(e, base, tuple(before[a] for a in order))
         if moved and e.op in J.ELEMENTWISE and len(e.outputs) == 1:
             return self._elementwise(e, self.of[moved[0]][1])
-        if moved and e.op in _REDUCTIONS:
+        if moved and e.op in REDUCTIONS:
             return self._reduction(e, *self.of[moved[0]])
         if moved and e.op is _DOT:
             return self._product(e)

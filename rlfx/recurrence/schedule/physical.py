@@ -17,7 +17,7 @@ from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.schedule.products import Joined, share_products
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
-from rlfx.recurrence.schedule.tiling import Blocked, divide
+from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
 
 
 class Iteration(Protocol):
@@ -144,12 +144,14 @@ class ExecutablePlan:
       target: the machine.
       nodes: one a stage, in order.
       differentiated: whether derivatives are taken of it.
+      first: the number of its first stage in `explain`, and so in profiles.
     """
 
     graph: Graph
     target: Target
     nodes: tuple[Node, ...]
     differentiated: bool
+    first: int = 1
 
     def __str__(self) -> str:
         lines = []
@@ -167,6 +169,7 @@ def physical(
     *,
     batch: int = 1,
     steps: int | None = None,
+    first: int = 1,
 ) -> ExecutablePlan:
     """Decide how a schedule runs.
 
@@ -175,17 +178,21 @@ def physical(
       runner: what runs loops in their place, where it applies.
       batch: environments of the execution.
       steps: its timesteps; None: all. Blocks and sections are for all of them.
+      first: the number of its first stage.
     """
     graph = schedule.graph
     whole = steps is None or steps == graph.program.domain.length
+    wide = wide_equations(graph.program) if whole else frozenset()
 
     def node(stage: Any) -> Node:
         if isinstance(stage, Loop):
             return _repeated(stage, graph.program, target, iteration, runner, whole)
-        parts = divide(stage.equations, graph, batch, target.room) if whole else [stage.equations]
+        parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
+        if whole and parts == [stage.equations] and not iteration.differentiable:
+            parts = in_tiles(stage.equations, graph, batch, target.room.tile)
         return Together(tuple(parts))
 
-    return ExecutablePlan(graph, target, tuple(map(node, schedule.stages)), iteration.differentiable)
+    return ExecutablePlan(graph, target, tuple(map(node, schedule.stages)), iteration.differentiable, first)
 
 
 def _repeated(

@@ -17,7 +17,11 @@ FORMS = {
     "blocks": "the learner runs in blocks of timesteps, gradients accumulate",
     "stream": "acting and learning alternate, chunk by chunk; the learner follows behind the actor",
     "replay": "acting keeps its state now and then; the learner runs in blocks, and acts each of them again",
+    "one pass": "the acting loop is differentiated, a recurrence runs forward once",
 }
+
+#: Those that take all timesteps at a time.
+WHOLE = ("at once", "one pass")
 
 _FIELDS = {
     "form": one_of(*FORMS),
@@ -33,8 +37,8 @@ class Plan:
     """How the gradient of a program is computed. A value: it can be saved, compared and given to ``compile(plan=)``.
 
     Attributes:
-      form: "at once", "blocks", "stream" or "replay".
-      block: timesteps at a time; None for "at once".
+      form: "at once", "blocks", "stream", "replay" or "one pass".
+      block: timesteps at a time; None for "at once" and "one pass".
       environments: environments at a time within a block; None for all of them.
       offload: stored values that take at least so many bytes, over the whole domain, are in host memory, and fetched one
         block ahead; None: only those that ``rlfx.offload`` names. Belongs to "blocks".
@@ -60,21 +64,31 @@ class Plan:
         if self.offload is not None and self.form != "blocks":
             fact = f"{self.form!r} fetches nothing from the host: offload is for 'blocks'."
             raise ScheduleError(located(fact, where=J.here(), fix='Use Plan("blocks", ...).'))
-        if (self.block is None) != (self.form == "at once"):
-            fact = f"{self!r} is no plan: a block belongs to every form but at once."
+        if (self.block is None) != (self.form in WHOLE):
+            fact = f"{self!r} is no plan: a block belongs to every form but {' and '.join(WHOLE)}."
             fix = 'Write Plan("at once"), or give the timesteps of a block: Plan("blocks", 25).'
             raise ScheduleError(located(fact, where=J.here(), fix=fix))
 
     def __str__(self) -> str:
         parts = [FORMS[self.form]]
         if self.block:
-            environments = f" x {self.environments} environments" if self.environments else ""
-            parts[0] += f" ({self.block} timesteps{environments} at a time)"
+            parts[0] += f" ({self.tile} at a time)"
         if self.cached:
             parts.append("it keeps the actor's wide products")
         if self.offload is not None:
             parts.append("what is stored is in host memory")
         return "; ".join(parts)
+
+    @property
+    def tile(self) -> str:
+        """What the learner takes at a time, in words.
+
+        Example:
+          >>> Plan("blocks", 25, environments=1).tile
+          '25 timesteps x 1 environment'
+        """
+        sizes = ((self.block, "timestep"), (self.environments, "environment"))
+        return " x ".join(f"{n} {what}" + "s" * (n > 1) for n, what in sizes if n)
 
     def to_json(self) -> str:
         """The plan as text."""

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_of, points, starts_of
+from rlfx.recurrence.analysis.cost import bytes_of, points
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Lookup, Point
+from rlfx.recurrence.schedule.fission import nested_loops, worth
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,7 @@ def _loop(
     outside -= body
     owned = {v for e in (*body, *movable) for v in e.outputs}
     wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
+    leaving = nested_loops(movable, graph)
     cut = minimum_cut(
         program,
         [e for e in program.equations if e in body or e in movable],
@@ -235,7 +237,7 @@ def _loop(
         free=(movable if "t" in program.directives.vectorize else movable & differentiated).__contains__,
         kept=lambda v: "t" not in program.dims_of(v),
         barred=barred,
-        stays=lambda e: _started(e, program) if e in movable else 0.0,
+        stays=lambda e: worth(e, program, leaving) if e in movable else 0.0,
     )
     stored = cut.stored
     for v in stored:
@@ -254,12 +256,6 @@ def _loop(
         tuple(v for e in ordered for v in e.outputs if v in last),
     )
     return loop, after
-
-
-def _started(equation: Equation, program: Program) -> float:
-    """Bytes that it is worth if an equation is started once, and not at every timestep."""
-    domain, start = program.domain, program.directives.start or 0
-    return domain.length * start * starts_of(equation.op, equation.params, domain)
 
 
 def _closed(movable: set, outside: set, graph: Graph) -> set:

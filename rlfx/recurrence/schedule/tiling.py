@@ -8,11 +8,13 @@ each of which a slice is as wide as its readers can see: the past of ``t < 1024`
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from rlfx import _jaxpr as J
 from rlfx._target import Room
-from rlfx.recurrence.analysis.cost import bytes_of, points
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, points
+from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Slice
@@ -43,7 +45,7 @@ class Blocked:
       outputs: what is needed of them elsewhere.
       block: timesteps in a block.
       stretches: the sections, each a number of blocks (the last one may end with a shorter block).
-      largest: bytes of their largest value, if it were computed for all timesteps at once.
+      largest: bytes of their largest value, if it were computed for all timesteps at once; without slices, of all of them.
     """
 
     equations: tuple[Equation, ...]
@@ -54,14 +56,21 @@ class Blocked:
 
     def __str__(self) -> str:
         slices = ", ".join(dict.fromkeys(f"x[{e.access}]" for e in self.equations if e.is_read))
+        if not slices:
+            steps = f"{self.block} timestep" + "s" * (self.block > 1)
+            return f"blocks of {steps}, their values of all would be {self.largest / 2**20:.3g} MiB"
         sections = f" in {len(self.stretches)} sections" if len(self.stretches) > 1 else ""
         size = f"{self.largest / 2**20:.3g} MiB"
         return f"{slices}: blocks of {self.block} timesteps{sections}, a value of all of them would be {size}"
 
 
-def divide(equations: Sequence[Equation], graph: Graph, batch: int, room: Room) -> list[tuple | Blocked]:
-    """The equations of a stage, in an order in which those that run in blocks stand together."""
-    wide = wide_equations(graph.program)
+def divide(
+    equations: Sequence[Equation], graph: Graph, batch: int, room: Room, wide: frozenset[Equation]
+) -> list[tuple | Blocked]:
+    """The equations of a stage, in an order in which those that run in blocks stand together.
+
+    ``wide``: the program's (``wide_equations``).
+    """
     if wide.isdisjoint(equations):
         return [tuple(equations)]
     levels = _levels(equations, wide)
@@ -72,6 +81,57 @@ def divide(equations: Sequence[Equation], graph: Graph, batch: int, room: Room) 
     if not any(isinstance(p, Blocked) for p in parts):
         return [tuple(equations)]
     return parts
+
+
+def in_tiles(equations: Sequence[Equation], graph: Graph, batch: int, room: int | None) -> list[tuple | Blocked]:
+    """The equations of a stage of which no derivative is taken: pointwise ones in blocks whose values fit the cache.
+
+    Where acting is no loop (networks on data of ``inputs``), their values for all timesteps would go to memory and back. What
+    ends in another timestep, or over all of them, stands between such parts.
+    """
+    if room is None:
+        return [tuple(equations)]
+    program = graph.program
+    tiled = frozenset(e for e in equations if e.is_pointwise and not e.is_ragged and _varies(e, program))
+    levels = _levels(equations, tiled)
+    by_level = {n: tuple(e for e in equations if levels[e] == n) for n in sorted(set(levels.values()))}
+    parts = [(_tiles(members, graph, batch, room) if n % 2 else None) or members for n, members in by_level.items()]
+    return parts if any(isinstance(p, Blocked) for p in parts) else [tuple(equations)]
+
+
+def _varies(e: Equation, program: Program) -> bool:
+    return bool(e.outputs) and all("t" in program.dims_of(v) for v in e.outputs)
+
+
+def _tiles(members: tuple[Equation, ...], graph: Graph, batch: int, room: int) -> Blocked | None:
+    """How pointwise equations run in blocks; None if all of them fit, or if there is no product among them."""
+    program, length = graph.program, graph.program.domain.length
+    sizes = (
+        bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, batch)
+        for e in members
+        for v in e.outputs
+    )
+    largest = sum(sizes)
+    if largest <= room or not any(e.op in PRODUCTS for e in members):
+        return None
+    return Blocked(
+        members,
+        _outputs(members, graph, _used(members, graph)),
+        divisor_near(length, max(1, int(room * length // largest))),
+        ((0, length),),
+        largest,
+    )
+
+
+def _used(members: tuple[Equation, ...], graph: Graph) -> set[Var]:
+    """What all other equations use."""
+    own = set(members)
+    return {v for e in graph.equations if e not in own for v in e.inputs if isinstance(v, Var)}
+
+
+def _outputs(members: tuple[Equation, ...], graph: Graph, used: AbstractSet[Var]) -> tuple[Var, ...]:
+    """What other equations use of some, or the graph is there for."""
+    return tuple(v for e in members for v in e.outputs if v in used or v in graph.complete)
 
 
 def wide_equations(program: Program) -> frozenset[Equation]:
@@ -121,8 +181,8 @@ def _blocked(
     """How equations run in blocks; None if there is no need to."""
     program, length = graph.program, graph.program.domain.length
     own = {v for e in members for v in e.outputs}
-    used = {v for e in graph.equations if e not in set(members) for v in e.inputs if isinstance(v, Var)}
-    outputs = tuple(v for e in members for v in e.outputs if v in used or v in graph.complete)
+    used = _used(members, graph)
+    outputs = _outputs(members, graph, used)
     shared = _shared(members, program)
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
     sizes = (bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, batch) for v in wide)

@@ -133,24 +133,15 @@ def flatten(jaxpr: Any) -> Flat:
     """``jaxpr`` with calls inlined and dead code removed; its constants come first among the inputs."""
     equations: list[Equation] = []
 
-    def run(jaxpr: Any, consts: Sequence[Atom], args: Sequence[Atom], within: Any) -> list[Atom]:
-        env: dict[Any, Atom] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-        read = lambda v: Const(v.val, v.aval) if J.is_literal(v) else env[v]  # noqa: E731
-        for made in jaxpr.eqns:
-            ins = [read(v) for v in made.invars]
-            if J.is_call(made.primitive):
-                body, body_consts = J.call_body(made.primitive, made.params)
-                outs = run(body, [Const(c, jax.typeof(c)) for c in body_consts], ins, within or made)
-            else:
-                outs = [Array(v.aval) for v in made.outvars]
-                equations.append(Equation(made.primitive, dict(made.params), tuple(ins), tuple(outs), made, within))
-            env.update(zip(made.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+    def visit(made: Any, ins: list[Atom], within: tuple) -> tuple[Array, ...]:
+        outs, call = tuple(Array(v.aval) for v in made.outvars), within[0] if within else None
+        equations.append(Equation(made.primitive, dict(made.params), tuple(ins), outs, made, call))
+        return outs
 
     consts = [Array(v.aval) for v in jaxpr.constvars]
     args = [Array(v.aval) for v in jaxpr.invars]
-    outputs = run(jaxpr, consts, args, None)
+    literal, constant = (lambda atom: Const(atom.val, atom.aval)), (lambda value: Const(value, jax.typeof(value)))
+    outputs = J.walk(jaxpr, consts, args, visit, literal=literal, constant=constant)
     needed = set(outputs)
     kept = []
     for equation in reversed(equations):

@@ -15,13 +15,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.transforms.blocks import gather, scan
+from rlfx.transforms.blocks import scan, scatter
 from rlfx.transforms.blocks.flat import SAME, Array, Atom, Axis, Block, Blockwise, Const, Equation, Flat
-from rlfx.transforms.blocks.rules import RULES, _replaced, repeated
+from rlfx.transforms.blocks.rules import RULES, along, loops_of
 
 #: The modules that register rules.
-RULE_MODULES = (gather, scan)
+RULE_MODULES = (scatter, scan)
 
+_BROADCAST = J.primitive("broadcast_in_dim")
 #: Computed again in every loop that needs them.
 CHEAP = (
     J.ELEMENTWISE
@@ -224,27 +225,18 @@ def _wholes(equation: Equation) -> list[Whole]:
 def _again(equation: Equation, axis: Axis, n: int) -> Blockwise | None:
     """How a block of a broadcast, an iota, or what is computed from them is made without the whole."""
     op, params = equation.op, equation.params
-    if op is J.primitive("broadcast_in_dim"):
-        dims = [int(d) for d in params["broadcast_dimensions"]]
-        demand: Axis | None = None
-        if axis.dim in dims and equation.ins[0].shape[dims.index(axis.dim)] != 1:
-            demand = axis.at(dims.index(axis.dim))
-        return Blockwise(
-            (demand,) + (None,) * (len(equation.ins) - 1),
-            (axis,),
-            lambda block, ins: equation.bind(ins, shape=_replaced(params["shape"], axis.dim, axis.size(block.size))),
-        )
+    if op is _BROADCAST or op in J.ELEMENTWISE:
+        loops = loops_of(equation)
+        found = along(equation, loops, axis.dim, axis) if loops else None  # the loops are the axes of the result
+        return found if op is _BROADCAST or (found and any(found.demands)) else None
     if op is J.primitive("iota") and (axis.dim != params["dimension"] or axis.outer == 1):
 
         def run(block: Block, ins: Sequence) -> list:
-            (made,) = equation.bind(ins, shape=_replaced(params["shape"], axis.dim, axis.size(block.size)))
+            shape = (*params["shape"][: axis.dim], axis.size(block.size), *params["shape"][axis.dim + 1 :])
+            (made,) = equation.bind(ins, shape=shape)
             if axis.dim == params["dimension"]:
                 made = made + jnp.asarray(block.start * axis.inner).astype(made.dtype)
             return [made]
 
         return Blockwise((), (axis,), run)
-    if op in J.ELEMENTWISE:
-        demands = repeated(equation, axis)
-        if any(demands):
-            return Blockwise(demands, (axis,), lambda block, ins: equation.bind(ins))
     return None

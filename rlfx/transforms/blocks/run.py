@@ -146,7 +146,7 @@ def axis_of(plan: Plan, value: Array) -> Axis:
 
 
 def _zeros(aval: Any) -> Any:
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if J.is_key(aval):
         return J.zero_keys(aval.shape, aval.dtype)
     return jnp.zeros(aval.shape, aval.dtype)
 

@@ -26,8 +26,8 @@ from rlfx.transforms.blocks.flat import (
     flatten,
     take,
 )
-from rlfx.transforms.blocks.gather import partial_scatter
 from rlfx.transforms.blocks.rules import RULES, Axes, rule
+from rlfx.transforms.blocks.scatter import partial_scatter
 
 Kind = Axis | Partial | None
 

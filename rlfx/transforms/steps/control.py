@@ -80,7 +80,7 @@ def _loop(ip: Interpreter, eqn: Any, body: Any, carry: list) -> list:
     def unpack(flat):
         out, flat = [], iter(flat)
         for shape, aval in layout:
-            words = math.prod(F.key_shape(aval)) if F.is_key(aval) else 0
+            words = math.prod(F.key_shape(aval)) if J.is_key(aval) else 0
             take = [tuple(next(flat) for _ in range(words)) if words else next(flat) for _ in range(math.prod(shape))]
             out.append(array_of(take, shape))
         return out

@@ -101,7 +101,7 @@ def _full_starts(rank: int, vector: np.ndarray, where: tuple, index_map: tuple, 
 
 
 def _filled(ip: Interpreter, eqn: Any, window: np.ndarray, starts: list, highs: list) -> np.ndarray:
-    if F.is_key(eqn.outvars[0].aval):
+    if J.is_key(eqn.outvars[0].aval):
         return window
     dtype = eqn.outvars[0].aval.dtype
     fill = eqn.params["fill_value"]

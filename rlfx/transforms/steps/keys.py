@@ -6,16 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._jaxpr import ClosedJaxpr, prng
 from rlfx._jaxpr import primitives as p
-
-
-def is_key(aval: Any) -> bool:
-    """Whether values of this type are typed keys."""
-    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def key_shape(aval: Any) -> tuple[int, ...]:

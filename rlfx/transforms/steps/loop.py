@@ -19,7 +19,7 @@ from rlfx.recurrence.ir.program import Equation, Lit, Program, Var
 from rlfx.recurrence.language.index import Point
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 from rlfx.transforms.steps.program import trace_step
-from rlfx.transforms.steps.scan import fuse_scan
+from rlfx.transforms.steps.scan import fuse_scan, kernel_of, unsupported_by
 
 
 def products_prevail(multiplications: int, n: int) -> bool:
@@ -55,10 +55,14 @@ class FusedLoops:
         if loop.direction != "forward":
             return None, None
         parts = self._parts(program, loop, target)
-        why = parts if isinstance(parts, str) else _primitives(_Body.of(program, parts[0], program.dims_of), target)
+        kernel = kernel_of(self.backend, target)
+        body = None if isinstance(parts, str) else _Body.of(program, parts[0], program.dims_of)
+        why = parts if body is None else _primitives(body, target, kernel)
         if why is not None:
             return None, f"not fused: {why}"
-        return dataclasses.replace(self, parts=parts), "fused: its steps are one scalarised program"
+        checked = ", compared with the plain scan where it first runs" if self.backend == "auto" else ""
+        form = "scalarised program" if kernel is None else f"kernel ({kernel}){checked}"
+        return dataclasses.replace(self, parts=parts), f"fused: its steps are one {form}"
 
     def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence) -> tuple:
         """The loop's final state and stacked values, as ``RunningLoop.advance`` gives them."""
@@ -203,14 +207,14 @@ def _not_pointwise(e: Equation, loop: Loop) -> str | None:
     return None if e.is_pointwise else "it reduces over the environments"
 
 
-def _primitives(body: _Body, target: Target) -> str | None:
-    """Which primitive has no scalar form, and where; or that the program is too large."""
+def _primitives(body: _Body, target: Target, kernel: str | None) -> str | None:
+    """Which primitive has no form there, and where; or that the program is too large."""
 
     def struct(v, lead=()):
         return jax.ShapeDtypeStruct((*lead, *v.shape), v.dtype)
 
     carry = [struct(v, (1,)) for v in body.own], [struct(v, (1,)) for v in body.loop.depth]
-    supported = functools.partial(_unsupported, dense_matmul=target.platform == "cpu")
+    supported = functools.partial(_unsupported, kernel=kernel, dense_matmul=target.platform == "cpu")
     why = supported(body.point, [struct(v) for v in body.shared], carry, [struct(v, (1, 1)) for v in body.moving])
     if why is None:
         return None
@@ -231,5 +235,7 @@ def _alone(e: Equation) -> tuple[Callable, Any, Any, Any]:
     return point, None, [jax.ShapeDtypeStruct((1, *v.shape), v.dtype) for v in inputs], None
 
 
-def _unsupported(point: Callable, shared: Any, carry: Any, xs: Any, dense_matmul: bool) -> str | None:
-    return trace_step(point, shared, carry, xs).unsupported(dense_matmul=dense_matmul)
+def _unsupported(
+    point: Callable, shared: Any, carry: Any, xs: Any, kernel: str | None, dense_matmul: bool
+) -> str | None:
+    return unsupported_by(trace_step(point, shared, carry, xs), kernel, dense_matmul)

@@ -16,7 +16,6 @@ from jax.experimental import pallas as pl
 
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
-from rlfx.transforms.steps import keys as F
 from rlfx.transforms.steps.program import StepProgram
 from rlfx.transforms.steps.scalarize import NARROW, Target, array_of, keys_of
 
@@ -55,33 +54,33 @@ def kernel(
     _check_widths(program, shared, target)
     vectors, places = _packed(program, shared)
     step = program.scalar_step(Target(block=(block,), rewrites=target.rewrites, widest=target.widest))
-    stored = [_storage(d) for d in program.carry.dtypes]
-    outputs = [_storage(d) for d in program.ys.dtypes]
+    stored = [storage(d) for d in program.carry.dtypes]
+    outputs = [storage(d) for d in program.ys.dtypes]
     inputs = [
         jnp.broadcast_to(t, b.shape),
         b,
         *vectors,
         *[x.astype(d) for x, d in zip(carry, stored, strict=True)],
-        *[x.astype(_storage(x.dtype)) for x in xs],
+        *[x.astype(storage(x.dtype)) for x in xs],
     ]
     sizes = np.cumsum([2, len(vectors), len(stored), len(xs), len(stored)])
 
     def run(*refs):
-        (time, index), packed, before, given, after, out = _cut(refs, sizes)
+        (time, index), packed, before, given, after, out = cut(refs, sizes)
         here = pl.ds(pl.program_id(0) * block, block)
         first, envs = time[here], index[here]
         weights = _unpacked(program, packed, places)
 
         def advance(k, state):
-            x = [_loaded(r[k, here], d) for r, d in zip(given, program.xs.dtypes, strict=True)]
+            x = [loaded(r[k, here], d) for r, d in zip(given, program.xs.dtypes, strict=True)]
             state, y = step(weights, first + k, envs, state, x)
             for r, value in zip(out, itertools.chain(*y), strict=True):
-                r[k, here] = _to_store(value, r.dtype)
+                r[k, here] = to_store(value, r.dtype)
             return state
 
-        state = [_loaded(r[here], d) for r, d in zip(before, program.carry.dtypes, strict=True)]
-        for r, value in zip(after, _counted(length, advance, state), strict=True):
-            r[here] = _to_store(value, r.dtype)
+        state = [loaded(r[here], d) for r, d in zip(before, program.carry.dtypes, strict=True)]
+        for r, value in zip(after, counted(length, advance, state), strict=True):
+            r[here] = to_store(value, r.dtype)
 
     states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
     shapes = [*states, *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
@@ -112,7 +111,7 @@ def _check_widths(program: StepProgram, shared: Flat, target: Backend) -> None:
                 raise ProgramError(located(fact, fix=NARROW))
 
 
-def _counted(length: int, advance: Callable, state: Any) -> Any:
+def counted(length: int, advance: Callable, state: Any) -> Any:
     """``advance(k, state)`` for k = 0 ... length - 1, of 32 bits: what loops of kernels count in.
 
     ``fori_loop`` counts from a Python number, which has jax's default width: under x64 a TPU's kernel would have to narrow it.
@@ -126,20 +125,20 @@ def _counted(length: int, advance: Callable, state: Any) -> Any:
     return state
 
 
-def _cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:
+def cut(refs: Sequence[Any], bounds: np.ndarray) -> list[Sequence[Any]]:
     return [refs[a:b] for a, b in zip([0, *bounds], [*bounds, len(refs)], strict=True)]
 
 
-def _storage(dtype: Any) -> np.dtype:
+def storage(dtype: Any) -> np.dtype:
     """Booleans are words in memory: Mosaic GPU converts no smaller integer to a predicate."""
     return np.dtype("int32") if np.dtype(dtype) == bool else np.dtype(dtype)
 
 
-def _loaded(x: jax.Array, dtype: Any) -> jax.Array:
+def loaded(x: jax.Array, dtype: Any) -> jax.Array:
     return x != 0 if np.dtype(dtype) == bool else x.astype(dtype)
 
 
-def _to_store(x: jax.Array, dtype: Any) -> jax.Array:
+def to_store(x: jax.Array, dtype: Any) -> jax.Array:
     return jnp.where(x, jnp.ones_like(x, dtype), jnp.zeros_like(x, dtype)) if x.dtype == bool else x.astype(dtype)
 
 
@@ -148,8 +147,8 @@ def _packed(program: StepProgram, shared: Flat) -> tuple[list[jax.Array], list[l
     parts: dict[np.dtype, list] = {}
     places, sizes = [], {}
     for x, aval, shape in zip(shared, program.shared.avals, program.shared.shapes, strict=True):
-        data = jax.random.key_data(x) if F.is_key(aval) else x
-        data = data.astype(_storage(data.dtype)).reshape(-1)
+        data = jax.random.key_data(x) if J.is_key(aval) else x
+        data = data.astype(storage(data.dtype)).reshape(-1)
         start = sizes.get(data.dtype, 0)
         parts.setdefault(data.dtype, []).append(data)
         sizes[data.dtype] = start + math.prod(shape)
@@ -162,9 +161,9 @@ def _packed(program: StepProgram, shared: Flat) -> tuple[list[jax.Array], list[l
 def _unpacked(program: StepProgram, refs: Sequence[Any], places: list[list[tuple[int, int]]]) -> list[np.ndarray]:
     out = []
     for aval, shape, at in zip(program.shared.avals, program.shared.shapes, places, strict=True):
-        dtype = np.dtype("uint32") if F.is_key(aval) else aval.dtype
-        x = array_of([_loaded(refs[which][i], dtype) for which, i in at], shape)
-        out.append(keys_of(x, aval.shape) if F.is_key(aval) else x)
+        dtype = np.dtype("uint32") if J.is_key(aval) else aval.dtype
+        x = array_of([loaded(refs[which][i], dtype) for which, i in at], shape)
+        out.append(keys_of(x, aval.shape) if J.is_key(aval) else x)
     return out
 
 

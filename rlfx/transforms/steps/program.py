@@ -37,7 +37,7 @@ class Layout:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Per leaf, the shape of its scalars: a key's words are its last axes."""
-        return [(*a.shape, *F.key_shape(a)) if F.is_key(a) else a.shape for a in self.avals]
+        return [(*a.shape, *F.key_shape(a)) if J.is_key(a) else a.shape for a in self.avals]
 
     @property
     def dtypes(self) -> list[np.dtype]:
@@ -45,7 +45,7 @@ class Layout:
         return [
             d
             for a, s in zip(self.avals, self.shapes, strict=True)
-            for d in [np.dtype("uint32") if F.is_key(a) else np.dtype(a.dtype)] * math.prod(s)
+            for d in [np.dtype("uint32") if J.is_key(a) else np.dtype(a.dtype)] * math.prod(s)
         ]
 
     @property
@@ -57,7 +57,7 @@ class Layout:
         """The scalars of arrays ``[*lead, ...]``, each ``[*lead]``."""
         out = []
         for x, aval, shape in zip(jax.tree.leaves(values), self.avals, self.shapes, strict=True):
-            x = jax.random.key_data(x) if F.is_key(aval) else x
+            x = jax.random.key_data(x) if J.is_key(aval) else x
             x = x.reshape(*x.shape[:lead], math.prod(shape))
             out.extend(x[..., i] for i in range(x.shape[-1]))
         return out
@@ -69,7 +69,7 @@ class Layout:
             columns = [next(scalars) for _ in range(math.prod(shape))]
             empty = jnp.zeros((*lead, *shape), aval.dtype) if not columns else None
             x = columns[0] if not shape else empty if not columns else jnp.stack(columns, -1).reshape(*lead, *shape)
-            leaves.append(F.wrap_key(x, aval) if F.is_key(aval) else x)
+            leaves.append(F.wrap_key(x, aval) if J.is_key(aval) else x)
         return jax.tree.unflatten(self.tree, leaves)
 
     def elements(self, flat: Sequence[Any]) -> list[np.ndarray]:
@@ -77,7 +77,7 @@ class Layout:
         out, scalars = [], iter(flat)
         for aval, shape in zip(self.avals, self.shapes, strict=True):
             x = array_of([next(scalars) for _ in range(math.prod(shape))], shape)
-            out.append(keys_of(x, aval.shape) if F.is_key(aval) else x)
+            out.append(keys_of(x, aval.shape) if J.is_key(aval) else x)
         return out
 
     def flatten(self, ip: Interpreter, outputs: Sequence[Any]) -> list[jax.Array]:
@@ -156,9 +156,8 @@ class StepProgram:
 
 def _has_products(jaxpr: Any) -> bool:
     dot = J.primitive("dot_general")
-    here = (e for e in jaxpr.eqns if e.primitive is dot)
-    large = any(max(math.prod(v.aval.shape) for v in e.invars) >= DENSE_FROM for e in here)
-    return large or any(_has_products(inner) for e in jaxpr.eqns for inner, _ in J.sub_jaxprs(e.params))
+    products = (e for e in J.equations_in({"jaxpr": jaxpr}) if e.primitive is dot)
+    return any(max(math.prod(v.aval.shape) for v in e.invars) >= DENSE_FROM for e in products)
 
 
 @contextlib.contextmanager

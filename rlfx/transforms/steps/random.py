@@ -75,11 +75,11 @@ def threefry(ip: Interpreter, eqn: Any, args: list) -> list:
     """Threefry-2x32 with 20 rounds, unrolled: jax's CPU lowering is a loop, which vectorises less well."""
     aval = eqn.outvars[0].aval
     columns = [np.broadcast_to(ip.elements(x), aval.shape).reshape(-1) for x in args]
-    pairs = [_threefry_block(ip, *row) for row in zip(*columns, strict=True)]
+    pairs = [threefry_block(ip, *row) for row in zip(*columns, strict=True)]
     return [array_of([pair[word] for pair in pairs], aval.shape) for word in (0, 1)]
 
 
-def _threefry_block(ip: Interpreter, k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
+def threefry_block(ip: Any, k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     def add(a, b):
         return ip.apply(jax.lax.add, a, b)
 

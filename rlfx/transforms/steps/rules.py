@@ -27,7 +27,7 @@ def elementwise(ip: Interpreter, eqn: Any, args: list) -> list:
     aval, op = eqn.outvars[0].aval, eqn.primitive
     if any(isinstance(x, Dense) and not x.uniform for x in args) and all(_shaped_like(x, aval.shape) for x in args):
         return [Dense(J.bind(op, eqn.params, *[_dense(ip, x, aval.shape) for x in args])[0], aval.shape)]
-    if F.is_key(aval) and op.name != "select_n":
+    if J.is_key(aval) and op.name != "select_n":
         raise unsupported(eqn, "has no meaning on keys")
     return [ip.map(lambda *xs: ip.bind(op, eqn.params, *xs), args, aval)]
 

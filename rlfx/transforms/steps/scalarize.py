@@ -83,27 +83,18 @@ class Interpreter:
 
     def run(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list:
         """The outputs of ``jaxpr``."""
-        env: dict = {}
+        known = [known_if_empty(x, v.aval) for v, x in zip(jaxpr.invars, inputs, strict=True)]
+        literal = lambda atom: np.asarray(atom.val, atom.aval.dtype)  # noqa: E731
+        consts = [self.constant(c) for c in consts]
+        return J.walk(jaxpr, consts, known, self.equation, literal=literal, constant=self.constant)
 
-        def read(atom):
-            return np.asarray(atom.val, atom.aval.dtype) if J.is_literal(atom) else env[atom]
-
-        env.update(zip(jaxpr.constvars, [self.constant(c) for c in consts], strict=True))
-        for v, x in zip(jaxpr.invars, inputs, strict=True):  # what has no element is known
-            env[v] = tidy(x, v.aval) if isinstance(x, np.ndarray) and not x.size else x
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self.equation(eqn, [read(x) for x in eqn.invars]), strict=True))
-        return [read(x) for x in jaxpr.outvars]
-
-    def equation(self, eqn: Any, args: list) -> list:
+    def equation(self, eqn: Any, args: list, within: tuple = ()) -> list:
         """The outputs of one equation."""
-        op = eqn.primitive
-        if J.is_call(op):
-            return self.run(*J.call_body(op, eqn.params), args)
-        if all(is_known(x) for x in args) and not eqn.effects and not any(F.is_key(v.aval) for v in eqn.outvars):
+        op, args = eqn.primitive, [known_if_empty(x, v.aval) for v, x in zip(eqn.invars, args, strict=True)]
+        if all(is_known(x) for x in args) and not eqn.effects and not any(J.is_key(v.aval) for v in eqn.outvars):
             return self.fold(op, eqn.params, args)
         most = self.target.widest
-        wide = [v.aval.dtype for v in eqn.outvars if not F.is_key(v.aval) and v.aval.dtype.itemsize > most]
+        wide = [v.aval.dtype for v in eqn.outvars if not J.is_key(v.aval) and v.aval.dtype.itemsize > most]
         if wide and not J.sub_jaxprs(eqn.params):  # loops and branches: what they compute is looked at
             raise unsupported(eqn, f"makes {wide[0]}, and this backend has numbers of {8 * most} bits", NARROW)
         if op in self.target.rewrites:
@@ -142,13 +133,13 @@ class Interpreter:
 
     def constant(self, x: Any) -> Any:
         """A constant of a jaxpr: known, or a traced array that is the same for every environment."""
-        if isinstance(x, jax.core.Tracer) or F.is_key(jax.typeof(x)):
+        if isinstance(x, jax.core.Tracer) or J.is_key(jax.typeof(x)):
             return self.uniform(x)
         return known(x)
 
     def uniform(self, x: jax.Array) -> Any:
         """A traced array that all environments share."""
-        if F.is_key(jax.typeof(x)):
+        if J.is_key(jax.typeof(x)):
             words = jax.random.key_data(x)
             return keys_of(self.elements(Dense(words, words.shape)), x.shape)
         return Dense(x, x.shape)
@@ -280,9 +271,14 @@ def boxed(x: np.ndarray) -> np.ndarray:
 
 def tidy(x: np.ndarray, aval: Any) -> np.ndarray:
     """An array of elements that are all known becomes a numeric one."""
-    if x.dtype == object and not F.is_key(aval) and all(isinstance(e, np.generic) for e in x.flat):
+    if x.dtype == object and not J.is_key(aval) and all(isinstance(e, np.generic) for e in x.flat):
         return np.array(list(x.flat), dtype=aval.dtype).reshape(x.shape)
     return x
+
+
+def known_if_empty(x: Any, aval: Any) -> Any:
+    """What has no element is known."""
+    return tidy(x, aval) if isinstance(x, np.ndarray) and not x.size else x
 
 
 def map_any(ip: Interpreter, fn: Any, args: list, aval: Any) -> np.ndarray:

@@ -12,9 +12,10 @@ import numpy as np
 
 from rlfx import _target
 from rlfx._checks import POSITIVE, expect, one_of, optional, scalar
+from rlfx.ahead.environment import cache_folder
 from rlfx.errors import ProgramError, located
-from rlfx.transforms.steps import xla
-from rlfx.transforms.steps.program import reporting_leaks, trace_step
+from rlfx.transforms.steps import checked, xla
+from rlfx.transforms.steps.program import StepProgram, reporting_leaks, trace_step
 
 BACKENDS = ("auto", "vmap", "scan", "tile", "triton", "mosaic_gpu", "tpu", "interpret")
 CPU_TILE = 256
@@ -36,7 +37,8 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
     Args:
       body: the step; pure, without data-dependent loops.
       length: K.
-      backend: ``"auto"`` (a loop over a structure of arrays on CPU, a Triton kernel on NVIDIA GPUs), ``"vmap"`` (plain
+      backend: ``"auto"`` (a loop over a structure of arrays on CPU; on NVIDIA GPUs a Triton kernel, if it gives what
+        ``"vmap"`` gives, sooner: both take a few steps where it first runs, and the answer is kept in a file), ``"vmap"`` (plain
         ``scan(vmap(body))``), ``"scan"``, ``"tile"``, ``"triton"``, ``"mosaic_gpu"`` (bodies without
         ``shared``; tiles of a multiple of 128), ``"tpu"`` (likewise, of 1024; all environments fit into its VMEM), or
         ``"interpret"`` (the kernel, interpreted).
@@ -56,6 +58,11 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
       >>> carry, ys.shape
       (Array([6., 6.], dtype=float32), (3, 2))
     """
+    return fused(body, length, backend, tile)
+
+
+def fused(body: Callable, length: int, backend: str, tile: int | None, example: Callable | None = None) -> Callable:
+    """:func:`fuse_scan`; ``example(carry)`` is a better carry than a made-up one, to check a kernel where it first runs."""
     length = expect("k", length, POSITIVE, ProgramError, of="fuse_steps")
     check_backend(backend, tile)
 
@@ -65,19 +72,60 @@ def fuse_scan(body: Callable, length: int, *, backend: str = "auto", tile: int |
         program = trace_step(body, shared, carry, xs)
         chosen, size = _choose(backend, tile, n, program.has_products)
         t0, b0 = (expect(name, x, _INDEX, ProgramError, of="fuse_steps") for name, x in (("t0", t0), ("b0", b0)))
+        if backend == "auto" and chosen in KERNELS and _target.target().is_here:
+            found = _checked(program, body, length, n, chosen, size, example)
+            chosen, size = (chosen, size) if found.kernel else ("vmap", 0)
         t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
-        if chosen == "vmap":
-            return _vmapped(body, length, shared, t, b, carry, xs)
-        padding = -n % size if size else 0
-        flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
-        flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
-        out, ys = _EXECUTORS[chosen](
-            program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry, flat_xs, size
-        )
-        results = jax.tree.map(lambda y: y[..., :n], ys)
-        return program.carry.join([x[:n] for x in out], (n,)), program.ys.join_leaves(results, (length, n))
+        return _run(program, body, length, chosen, size, shared, t, b, carry, xs)
 
     return run
+
+
+def _run(program: StepProgram, body: Callable, length: int, chosen: str, size: int, shared, t, b, carry, xs) -> Any:
+    """``(carry, ys)`` by one backend, in tiles of ``size`` environments."""
+    if chosen == "vmap":
+        return _vmapped(body, length, shared, t, b, carry, xs)
+    if chosen in TILED and program.has_products:
+        return _tiled(program, length, shared, t, b, carry, xs, size, name=chosen)
+    n = b.shape[0]
+    padding = -n % size if size else 0
+    flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
+    flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
+    out, ys = _EXECUTORS[chosen](
+        program, length, jax.tree.leaves(shared), t, _padded(b, padding, 0), flat_carry, flat_xs, size
+    )
+    results = jax.tree.map(lambda y: y[..., :n], ys)
+    return program.carry.join([x[:n] for x in out], (n,)), program.ys.join_leaves(results, (length, n))
+
+
+def _checked(
+    program: StepProgram, body: Callable, length: int, n: int, chosen: str, size: int, example: Callable | None
+) -> checked.Verdict:
+    """Whether the kernel is used here: a few of its steps beside those of XLA's form, on this device."""
+    if jax.process_count() > 1:  # their clocks would decide apart
+        return checked.Verdict(False, "several processes run")
+    steps, n = min(length, checked.STEPS), min(max(n, checked.LEAST), checked.MOST)
+    device = jax.devices()[0]
+    kind = f"{device.device_kind}, {device.client.platform_version}"
+
+    def form(chosen: str, size: int) -> Callable:
+        def few(shared, carry, xs):
+            t, b = jnp.int32(0), jnp.arange(n, dtype=jnp.int32)
+            return _run(program, body, steps, chosen, size, shared, t, b, carry, xs)
+
+        return few
+
+    def found() -> checked.Verdict:
+        shared, xs = checked.made_up(program.shared.structs, ()), checked.made_up(program.xs.structs, (steps, n), 1)
+        carry = checked.made_up(program.carry.structs, (n,), 2)
+        carry = carry if example is None else example(carry)
+        folder = cache_folder() / "kernels"
+        return checked.verdict(form(chosen, size), form("vmap", 0), (shared, carry, xs), kind, folder)
+
+    answer = checked.outside(found)
+    if answer.wrong:
+        checked.warn("fuse_steps", answer)
+    return answer
 
 
 def check_backend(backend: str, tile: int | None) -> None:
@@ -141,9 +189,31 @@ def _choose(backend: str, tile: int | None, n: int, has_products: bool) -> tuple
     if backend == "auto":
         machine = _target.target()
         in_tiles = machine.platform == "cpu" and n > CPU_TILE and not has_products
-        backend = "triton" if machine.has_triton else "tile" if in_tiles else "scan"
-    defaults = {"tile": _even_tile(n), "triton": 128, "mosaic_gpu": 128, "tpu": 1024, "interpret": 128}
+        backend = kernel_of(backend, machine) or ("tile" if in_tiles else "scan")
+    gpu = _with_products(n) if has_products else 128
+    defaults = {"tile": _even_tile(n), "triton": gpu, "mosaic_gpu": gpu, "tpu": 1024, "interpret": gpu}
     return backend, (tile or defaults[backend]) if backend in defaults else 0
+
+
+def kernel_of(backend: str, machine: _target.Target) -> str | None:
+    """The kernel that a backend is on a machine, or None."""
+    if backend == "auto":
+        return "triton" if machine.has_triton else None
+    return backend if backend in KERNELS else None
+
+
+def unsupported_by(program: StepProgram, kernel: str | None, dense_matmul: bool = False) -> str | None:
+    """What has no form in a kernel, or no scalar form; None if everything has. Computes nothing."""
+    if kernel not in TILED or not program.has_products:
+        return program.unsupported(dense_matmul=dense_matmul)
+    from rlfx.transforms.steps import pallas, tiled
+
+    return tiled.why_not(program, pallas.TARGETS[kernel](WARPS * 32))
+
+
+def _with_products(n: int) -> int:
+    """Environments in a tile with products: as few as a product takes, until each processor has two tiles."""
+    return next(tile for tile in (16, 32, 64) if n <= 256 * tile or tile == 64)
 
 
 def _even_tile(n: int) -> int:
@@ -158,8 +228,17 @@ def _pallas(*args, name: str):
     return pallas.kernel(*arguments, block=block, target=pallas.TARGETS[name](block))
 
 
+def _tiled(program: StepProgram, length: int, shared, t, b, carry, xs, block: int, name: str):
+    from rlfx.transforms.steps import pallas, tiled
+
+    return tiled.run(program, length, shared, t, b, carry, xs, block, pallas.TARGETS[name](WARPS * 32))
+
+
+WARPS = 8  # of a tile with products, however few environments it has
+TILED = ("triton", "interpret")  # kernels that have products
+KERNELS = ("triton", "mosaic_gpu", "tpu", "interpret")
 _EXECUTORS: dict[str, Callable] = {
     "scan": lambda *args: xla.scan(*args[:-1]),
     "tile": lambda *args: xla.tiles(*args[:-1], tile=args[-1]),
-    **{name: functools.partial(_pallas, name=name) for name in ("triton", "mosaic_gpu", "tpu", "interpret")},
+    **{name: functools.partial(_pallas, name=name) for name in KERNELS},
 }

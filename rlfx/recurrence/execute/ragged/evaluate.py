@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from rlfx import _jaxpr as J
+from rlfx._axes import REDUCTIONS
 from rlfx.errors import UnsupportedSliceOp
 from rlfx.recurrence.execute.ragged import reductions, shapes, slices
 from rlfx.recurrence.execute.ragged.attention import attend
@@ -132,7 +133,7 @@ _KEEPS_RAW = shapes.MOVES | {J.primitive(n) for n in ("rev", "slice", "dynamic_s
 _TILED = {
     **{op: tilewise_unperturbed(RULES[op]) for op in J.ELEMENTWISE},
     **{op: tilewise(RULES[op]) for op in (*shapes.MOVES, J.primitive("broadcast_in_dim"))},
-    **{op: tiled_reduction(RULES[op], both) for op, both in reductions.TWO_BY_TWO.items()},
+    **{op: tiled_reduction(RULES[op], monoid.combine) for op, monoid in REDUCTIONS.items()},
     J.primitive("dot_general"): tiled_product(RULES[J.primitive("dot_general")]),
     attend_p: attend,
 }

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx._axes import CUMULATIVE, REDUCTIONS, extreme_of
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.ragged.infinite import of_valid
 from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, align_contracted, replaced, without
@@ -17,15 +17,6 @@ from rlfx.recurrence.execute.ragged.tree_reduction import EXTREMES, by_halves, e
 from rlfx.recurrence.execute.values import discounted_total
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.primitives import discounted_sum_p
-
-
-def extreme_of(dtype: Any, largest: bool) -> Any:
-    """The largest, or smallest, value of a dtype: the identity of min and max."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.inf if largest else -np.inf
-    if dtype == jnp.bool_:
-        return largest
-    return np.iinfo(dtype).max if largest else np.iinfo(dtype).min
 
 
 def _fixed(start: Any) -> Any:
@@ -122,34 +113,9 @@ def _discounted_sum(point: Here, equation: Equation, rewards: Part, discounts: P
     return [Part(total, (None,) * total.ndim)]
 
 
-_IDENTITY: dict[str, Callable[[Any], Any]] = {
-    "sum": lambda dtype: 0,
-    "prod": lambda dtype: 1,
-    "max": lambda dtype: extreme_of(dtype, False),
-    "min": lambda dtype: extreme_of(dtype, True),
-    "and": lambda dtype: True,
-    "or": lambda dtype: False,
-    "logsumexp": lambda dtype: -np.inf,
-}
-
-#: How two results of a reduction become one.
-TWO_BY_TWO: dict[Any, Callable[[Any, Any], Any]] = {
-    **{op: both for op, (both, _) in EXTREMES.items()},
-    J.primitive("reduce_sum"): jnp.add,
-    J.primitive("reduce_prod"): jnp.multiply,
-    J.primitive("reduce_and"): jnp.bitwise_and,
-    J.primitive("reduce_or"): jnp.bitwise_or,
-}
-
 RULES: dict[Any, Callable[..., list[Part]]] = {
-    **{
-        J.primitive(f"reduce_{name}"): partial(_reduce, identity=_IDENTITY[name])
-        for name in ("sum", "prod", "max", "min", "and", "or")
-    },
-    **{
-        J.primitive(f"cum{name}"): partial(_cumulative, identity=_IDENTITY[name])
-        for name in ("sum", "prod", "max", "min", "logsumexp")
-    },
+    **{op: partial(_reduce, identity=monoid.identity) for op, monoid in REDUCTIONS.items()},
+    **{op: partial(_cumulative, identity=monoid.identity) for op, monoid in CUMULATIVE.items()},
     J.primitive("argmax"): partial(_arg, largest=False),
     J.primitive("argmin"): partial(_arg, largest=True),
     J.primitive("dot_general"): _dot,

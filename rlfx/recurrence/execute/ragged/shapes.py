@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, unsupported, without
+from rlfx._axes import nest_of, resized
+from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, unsupported
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.primitives import series_p
 
@@ -30,16 +31,23 @@ def _elementwise(point: Here, equation: Equation, *parts: Part) -> list[Part]:
     return [Part(d, starts, clean) for d in J.bind(equation.op, dict(equation.params), *(p.data for p in aligned))]
 
 
-def _broadcast(point: Here, equation: Equation, *parts: Part) -> list[Part]:
-    operand, params = parts[0], equation.params
-    shape, where = params["shape"], params["broadcast_dimensions"]
-    starts: list = [ANYWHERE if J.is_symbolic(d) else None for d in shape]
-    sizes = [point.width(d) for d in shape]
-    for axis, target in enumerate(where):
-        if operand.starts[axis] is not None:
-            starts[target], sizes[target] = operand.starts[axis], operand.data.shape[axis]
-    data = lax.broadcast_in_dim(operand.data, sizes, where)
-    return [Part(data, tuple(starts), operand.clean)]
+def _by_axes(point: Here, equation: Equation, *parts: Part) -> list[Part]:
+    """What moves elements, repeats them or puts them side by side: axes of the results are those of the operands."""
+    ins, outs = ([v.shape for v in side] for side in (equation.inputs, equation.outputs))
+    loops = nest_of(equation.op, equation.params, ins, outs)
+    assert loops is not None
+    if any(axes[i] is None for part, axes in zip(parts, loops.operands, strict=True) for i in part.ragged):
+        raise unsupported(equation, f"{equation.op.name} along an axis whose length depends on t")
+    aligned, found = align_all(point, parts, len(ins[0]))
+    starts = {loop: ANYWHERE for loop, n in enumerate(loops.sizes) if J.is_symbolic(n)}
+    sizes = {loop: point.width(loops.sizes[loop]) for loop in starts}
+    for loop, start, size in zip(loops.operands[0], found, aligned[0].data.shape, strict=True):
+        if loop is not None and start is not None:
+            starts[loop], sizes[loop] = start, size
+    params = resized(equation.op, equation.params, loops, sizes)
+    results = J.bind(equation.op, params, *(p.data for p in aligned))
+    clean = all(p.clean for p in aligned)
+    return [Part(x, tuple(map(starts.get, of)), clean) for x, of in zip(results, loops.results, strict=True)]
 
 
 def _reshape(point: Here, equation: Equation, operand: Part, *_: Part) -> list[Part]:
@@ -83,49 +91,12 @@ def _products(shape: Sequence, symbolic: Sequence[int]) -> list[int]:
     return [*out, current]
 
 
-def _squeeze(point: Here, equation: Equation, operand: Part) -> list[Part]:
-    dropped = {d % operand.data.ndim for d in equation.params["dimensions"]}
-    starts = tuple(s for i, s in enumerate(operand.starts) if i not in dropped)
-    return [Part(lax.squeeze(operand.data, tuple(dropped)), starts, operand.clean)]
-
-
-def _transpose(point: Here, equation: Equation, operand: Part) -> list[Part]:
-    order = equation.params["permutation"]
-    return [Part(lax.transpose(operand.data, order), tuple(operand.starts[i] for i in order), operand.clean)]
-
-
 def _reverse(point: Here, equation: Equation, operand: Part) -> list[Part]:
     starts, shape = list(operand.starts), equation.inputs[0].shape
     for axis in equation.params["dimensions"]:
         if starts[axis] is not None and starts[axis] != ANYWHERE:
             starts[axis] = operand.data.shape[axis] - starts[axis] - shape[axis]
     return [Part(lax.rev(operand.data, equation.params["dimensions"]), tuple(starts), operand.clean)]
-
-
-def _stack(point: Here, equation: Equation, *parts: Part) -> list[Part]:
-    axis, rank = equation.params["axis"], len(equation.inputs[0].shape)
-    aligned, starts = align_all(point, parts, rank)
-    (out,) = J.bind(equation.op, dict(equation.params), *(p.data for p in aligned))
-    return [Part(out, (*starts[:axis], None, *starts[axis:]), all(p.clean for p in aligned))]
-
-
-def _unstack(point: Here, equation: Equation, operand: Part) -> list[Part]:
-    outs = J.bind(equation.op, dict(equation.params), operand.data)
-    return [Part(out, without(operand.starts, equation.params["axis"]), operand.clean) for out in outs]
-
-
-def _split(point: Here, equation: Equation, operand: Part) -> list[Part]:
-    if operand.starts[equation.params["axis"]] is not None:
-        raise unsupported(equation, "A split of an axis whose length depends on t")
-    outs = J.bind(equation.op, dict(equation.params), operand.data)
-    return [Part(out, operand.starts, operand.clean) for out in outs]
-
-
-def _tile(point: Here, equation: Equation, operand: Part) -> list[Part]:
-    if any(equation.params["reps"][axis] != 1 for axis in operand.ragged):
-        raise unsupported(equation, "A repetition of an axis whose length depends on t")
-    (out,) = J.bind(equation.op, dict(equation.params), operand.data)
-    return [Part(out, operand.starts, operand.clean)]
 
 
 def _iota(point: Here, equation: Equation, *_: Part) -> list[Part]:
@@ -139,20 +110,16 @@ def _dim(point: Here, equation: Equation) -> list[Part]:
     return [Part(jnp.asarray(point.value(equation.params["dim"]), equation.outputs[0].dtype), ())]
 
 
-_STACKING = {"stack": _stack, "unstack": _unstack, "tile": _tile}
+_MOVING = J.STACKING | {J.SPLIT, J.primitive("transpose"), J.primitive("squeeze")}
 
 RULES: dict[Any, Callable[..., list[Part]]] = {
     **dict.fromkeys((*J.ELEMENTWISE, series_p, J.primitive("name")), _elementwise),
-    J.primitive("broadcast_in_dim"): _broadcast,
     J.primitive("reshape"): _reshape,
-    J.primitive("squeeze"): _squeeze,
-    J.primitive("transpose"): _transpose,
     J.primitive("rev"): _reverse,
     J.primitive("iota"): _iota,
     J.DIM_AS_VALUE: _dim,
-    J.SPLIT: _split,
-    **{p: _STACKING[p.name] for p in J.STACKING},
+    **dict.fromkeys((*_MOVING, J.primitive("broadcast_in_dim")), _by_axes),
 }
 
 #: What moves data or changes its type, and nothing else.
-MOVES = _HARMLESS | {J.SPLIT, *J.STACKING, *(J.primitive(n) for n in ("transpose", "squeeze", "reshape"))}
+MOVES = _HARMLESS | _MOVING | {J.primitive("reshape")}

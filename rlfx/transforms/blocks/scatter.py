@@ -1,4 +1,4 @@
-"""Rules for gathers and scatters: shuffles, embeddings and their gradients, ``take_along_axis``."""
+"""Rules for scatters: the gradients of shuffles, embeddings and ``take_along_axis``."""
 
 from __future__ import annotations
 
@@ -6,48 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlfx import _jaxpr as J
-from rlfx.transforms.blocks.flat import PARTIAL, Axis, Block, Blockwise, Equation, Fold
-from rlfx.transforms.blocks.rules import Axes, _replaced, rule
-
-
-@rule("gather")
-def gather(equation: Equation, axes: Axes, n: int) -> Blockwise | None:
-    """``operand[indices]``: a block of the indices reads all of the operand, which is in memory as a whole."""
-    numbers = equation.params["dimension_numbers"]
-    operand, indices = axes
-    batching = [*zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)]
-    if indices is None and operand is not None:
-        pair = next((i for o, i in batching if o == operand.dim), None)
-        if pair is None:
-            return _whole_window(equation, operand)
-        indices = operand.at(pair)
-    assert indices is not None
-    if indices.dim == len(equation.ins[1].shape) - 1:
-        return None
-    results = [d for d in range(len(equation.outs[0].shape)) if d not in numbers.offset_dims]
-    out = indices.at(results[indices.dim])
-    run = lambda block, ins: equation.bind(ins)  # noqa: E731
-    along = next((o for o, i in batching if i == indices.dim), None)
-    if along is not None:
-        return Blockwise((indices.at(along), indices), (out,), run)
-    return Blockwise((None, indices), (out,), run)
-
-
-def _whole_window(equation: Equation, axis: Axis) -> Blockwise | None:
-    """The batch is a dimension that every slice contains as a whole."""
-    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    dim = axis.dim
-    if dim in numbers.collapsed_slice_dims or dim in numbers.start_index_map:
-        return None
-    window = [
-        d for d in range(len(sizes)) if d not in numbers.collapsed_slice_dims and d not in numbers.operand_batching_dims
-    ]
-    out = axis.at(int(numbers.offset_dims[window.index(dim)]))
-
-    def run(block: Block, ins: Sequence) -> list:
-        return equation.bind(ins, slice_sizes=_replaced(sizes, dim, axis.size(block.size)))
-
-    return Blockwise((axis, None), (out,), run)
+from rlfx.transforms.blocks.flat import PARTIAL, Axis, Blockwise, Equation, Fold
+from rlfx.transforms.blocks.rules import Axes, rule
 
 
 @rule("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")

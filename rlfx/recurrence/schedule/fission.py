@@ -1,0 +1,57 @@
+"""What a loop over t does not need leaves it, if that gains more than it costs to keep what it reads.
+
+An inner ``lax.scan`` from the state of every timestep (imagination, lookahead) takes T times as many steps inside the loop as
+after it, of 1/T of the rows. Its work is the same in either place; what is gained is what it starts, T times or once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import bytes_inside, bytes_of, is_counted_loop, points, starts_of
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, work_of
+from rlfx.recurrence.ir.program import Equation, Program, Var
+
+
+def worth(equation: Equation, program: Program, leaving: AbstractSet[Equation]) -> float:
+    """Bytes of memory traffic that it is worth if a loop does not evaluate an equation.
+
+    It is started once, and not at every timestep. The work of what leaves together is no reason to stay: it is the same there.
+    """
+    domain, asked = program.domain, program.directives
+    start = asked.start or 0
+    if asked.nested is not None and equation in leaving and equation.op is J.SCAN:
+        start = max(start, asked.nested.start)
+    started = domain.length * start * starts_of(equation.op, equation.params, domain)
+    return started + (work_of(equation, program) * BYTES_PER_FLOP if equation in leaving else 0.0)
+
+
+def nested_loops(movable: AbstractSet[Equation], graph: Graph) -> frozenset[Equation]:
+    """Of the equations that a loop does not need: nested loops and what follows from them, where all of that fits the room."""
+    program, asked = graph.program, graph.program.directives.nested
+    if asked is None:
+        return frozenset()
+    ordered = [e for e in program.equations if e in movable]
+    large: set[Equation] = set()
+    read: set[Var] = set()  # by what is too large, or by what leads to it
+    for e in reversed(ordered):
+        if not read.isdisjoint(e.outputs) or _bytes_at_once(e, program) > asked.room:
+            large.add(e)
+            read |= {v for v in e.inputs if isinstance(v, Var)}
+    found: set[Equation] = set()
+    for e in ordered:
+        follows = any(graph.definition.get(v) in found for v in e.inputs if isinstance(v, Var))
+        if follows or (e not in large and is_counted_loop(e)):
+            found.add(e)
+    return frozenset(found)
+
+
+def _bytes_at_once(equation: Equation, program: Program) -> int:
+    """Bytes that an equation reads, computes and gives for all timesteps at once."""
+    domain = program.domain
+    around = {v for v in (*equation.inputs, *equation.outputs) if isinstance(v, Var)}
+    moving = {v: program.dims_of(v) for v in around if "t" in program.dims_of(v)}
+    inside = bytes_inside(equation, domain) * max((points(dims, domain) for dims in moving.values()), default=1)
+    return inside + sum(bytes_of(v, domain) * points(dims, domain) for v, dims in moving.items())

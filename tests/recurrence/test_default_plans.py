@@ -1,0 +1,129 @@
+"""Default plans on a CPU: wide products kept where memory allows it, data in blocks that fit a core's cache while acting, too."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import rlfx
+from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.plan.choose import ROWS, cache_block
+from rlfx.recurrence.plan.planner import Options
+from rlfx.recurrence.schedule.learner import activation_bytes
+
+T, B, WIDTH = 16, 4, 131
+CPU = rlfx.target("cpu")
+KEYS = jax.random.split(jax.random.key(0), 4)
+PARAMS = {
+    "pi": jax.random.normal(KEYS[0], (WIDTH, 3)) / 11.0,
+    "in": jax.random.normal(KEYS[1], (5, WIDTH)),
+    "hidden": jax.random.normal(KEYS[2], (WIDTH, WIDTH)) / 11.0,
+}
+X = jax.random.normal(KEYS[3], (T, B, 5))
+
+
+def with_room(**room):
+    return replace(CPU, room=replace(CPU.room, **room))
+
+
+def acts(p, x, t):
+    """A wide policy that acts: its products are in the loop."""
+    logits = jnp.tanh(jnp.tanh(x @ p["in"]) @ p["hidden"]) @ p["pi"]
+    action = jax.random.categorical(t.key, jax.lax.stop_gradient(logits))
+    moved = jax.lax.stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * action.astype(x.dtype))
+    returns = jax.lax.stop_gradient(rlfx.discounted_sum(rlfx.series(moved[0])[t:], 0.9))
+    return -jax.nn.log_softmax(logits)[action] * returns, moved
+
+
+def recurrent(p, h, t):
+    """A wide recurrence that the learner runs again."""
+    h = jnp.tanh(h @ p["hidden"] + p["in"][0])
+    return jnp.sum(h @ p["pi"]) ** 2, h
+
+
+def off_policy(params, last, t):
+    """V-trace on data: acting is no loop, but for the sums over its own results."""
+    p, data = params
+    x = rlfx.inputs(data)[t]
+    out = jnp.tanh(jnp.tanh(x @ p["in"]) @ p["hidden"]) @ p["pi"]
+    value = rlfx.series(out[0], end=last)
+    target = jax.lax.stop_gradient(rlfx.discounted_sum(value[t:], 0.9) + value[t + 1])
+    return (out[0] - target) ** 2 + jnp.sum(out**2), last
+
+
+def planned(f, carry, target, **options):
+    fn = rlfx.compile(options.pop("with_", lambda f: f)(f), length=T, batch=B, target=target, **options)
+    return fn.plan(PARAMS, carry, KEYS[0])
+
+
+def test_wide_products_are_kept_while_the_memory_for_it_is_there():
+    x, h = jnp.ones((B, 5)), jnp.zeros((B, WIDTH))
+    assert planned(acts, x, CPU).cached
+    for unmapped, kept in (
+        (2**20, True),
+        (2**15, False),
+        (2**10, False),
+        (None, False),
+    ):  # with it they take about 70 KiB
+        assert planned(acts, x, with_room(tile=2**12, unmapped=unmapped)).cached == kept
+    assert planned(
+        acts, x, with_room(unmapped=2**10)
+    ).cached  # activations were above it, and are most of what there is
+    assert not planned(recurrent, h, CPU).cached
+    assert not planned(acts, x, CPU, with_=lambda f: rlfx.incrementalize(f, over="t", block_size=4)).cached
+
+
+def test_kept_products_give_way_to_a_budget():
+    x = jnp.ones((B, 5))
+    target = with_room(tile=2**12)
+    free = rlfx.compile(acts, length=T, batch=B, target=target)
+    kept, again = (
+        free.explain(PARAMS, x, KEYS[0]).evaluator.measured(replace(free.plan(PARAMS, x, KEYS[0]), cached=c))
+        for c in (True, False)
+    )
+    assert again < kept
+    fn = rlfx.compile(acts, length=T, batch=B, target=target, memory_budget=(again + kept) // 2)
+    assert not fn.plan(PARAMS, x, KEYS[0]).cached
+
+
+def test_acting_on_data_runs_in_blocks_that_fit_the_cache():
+    small, last = with_room(tile=2**14, unmapped=0), jnp.ones(B)
+
+    def gradient(make, **options):
+        fn = make(off_policy, length=T, batch=B, **options)
+        run = jax.value_and_grad(lambda p: fn((p, X), last)[0])
+        return (jax.jit(run) if make is rlfx.compile else run)(PARAMS)
+
+    expected = gradient(rlfx.reference)
+    for target in (CPU, small):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5),
+            gradient(rlfx.compile, target=target),
+            expected,
+        )
+    passes = [
+        str(
+            rlfx.compile(off_policy, length=T, batch=B, target=target)
+            .physical((PARAMS, X), last, wrt=(True, False))
+            .acting
+        )
+        for target in (CPU, small)
+    ]
+    assert [("blocks of 1 timestep, their values of all would be" in text) for text in passes] == [False, True], passes
+
+
+def test_copies_of_a_program_have_rows_enough():
+    """One copy's blocks fit the cache of a core; with several, each still multiplies enough rows at a time."""
+    program = rlfx.trace(acts, PARAMS, jnp.ones((B, 5)), KEYS[0], length=1024, batch=B)
+    learner = GradientRule(program, Options(), CPU).learner(frozenset(program.params))
+    step = activation_bytes(learner, B)
+    target = with_room(tile=8 * step, cache=80 * step)
+    blocks = {copies: cache_block(learner, B, target, 1024, copies) for copies in (1, 2, 4, 8, 80)}
+    assert blocks == {1: 8, 2: ROWS // B, 4: ROWS // B, 8: 8, 80: 1}
+
+
+def test_the_cache_of_a_core_is_within_bounds():
+    assert LEAST_CACHE <= core_cache() <= MOST_CACHE
+    assert CPU.room.tile == core_cache()
