@@ -9,8 +9,9 @@ from rlfx._target import Target
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.one_pass import find_one_pass, one_pass, one_pass_of
 from rlfx.recurrence.gradient.replay import Replay, acting_kept, find_replay, replayed
-from rlfx.recurrence.gradient.stream import find_stream, streamed
+from rlfx.recurrence.gradient.stream import find_stream
 from rlfx.recurrence.gradient.through_time import acting_in_blocks, find_acting, through_time
+from rlfx.recurrence.gradient.turns import streamed
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan
 from rlfx.recurrence.schedule.plan import Plan
