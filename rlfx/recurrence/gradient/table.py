@@ -33,13 +33,6 @@ class Form:
     acting: Callable[[Learner, Plan, Target, int], ExecutablePlan]
 
 
-def _at_one_end(learner: Learner) -> str | None:
-    """Parts of the timesteps have one end in common: not of a carry that environments leave apart."""
-    if learner.program.domain.until and set(learner.targets) & set(learner.program.next_carry):
-        return "the gradient flows through the last carry, which environments leave at different timesteps"
-    return None
-
-
 def _timesteps_apart(learner: Learner) -> str | None:
     """Timesteps have gradients of their own, in any order."""
     equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
@@ -100,8 +93,8 @@ def _acting_in_one_pass(learner: Learner, plan: Plan, target: Target, batch: int
 
 FORMS: dict[str, Form] = {
     "at once": Form(at_once, lambda learner: None, _acting),
-    "blocks": Form(_blocks, _all(_at_one_end, _why_no_blocks), _acting_for_blocks),
-    "stream": Form(streamed, _all(_at_one_end, _timesteps_apart, _found(find_stream)), _acting),
-    "replay": Form(replayed, _all(_at_one_end, _timesteps_apart, _found(find_replay)), _acting_for_replay),
+    "blocks": Form(_blocks, _why_no_blocks, _acting_for_blocks),
+    "stream": Form(streamed, _all(_timesteps_apart, _found(find_stream)), _acting),
+    "replay": Form(replayed, _all(_timesteps_apart, _found(find_replay)), _acting_for_replay),
     "one pass": Form(one_pass, _found(find_one_pass), _acting_in_one_pass),
 }
