@@ -6,7 +6,7 @@
     python benchmarks/profile_cases.py survey            # 4.2 and B.1: algorithms x simulators
     python benchmarks/profile_cases.py scale             # 4.3: several rollout workers
 
-Each prints a table and writes benchmarks/results/profile_<name>.json; `profile_tables.py` makes the tables of
+Each prints a table and writes benchmarks/results/profile_<name>.json; `benchmarks/tables.py` makes the tables of
 docs/profile-case-studies.md from them.
 """
 

@@ -1,51 +1,18 @@
-"""Write the tables of docs/profile.md and docs/profile-case-studies.md from benchmarks/results/profile_*.json.
-
-    python benchmarks/profile_tables.py            # rewrites what stands between the markers
-    python benchmarks/profile_tables.py --check    # says whether the pages are up to date, with status 1 if not
-
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; figures in running text are written by hand from it.
-"""
+"""The tables of docs/profile.md and docs/profile-case-studies.md, from benchmarks/results/profile_*.json."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
-import re
 import statistics
-import sys
-from collections.abc import Callable
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = ("docs/profile.md", "docs/profile-case-studies.md")
-TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+from benchmarks.tables_markdown import RESULTS, markdown, number, percent, read, rows, table
 
 
 def rows_of(name: str) -> list[dict]:
-    return json.loads((ROOT / "benchmarks/results" / f"profile_{name}.json").read_text())["rows"]
+    return rows(f"profile_{name}")
 
 
 def part_of(name: str) -> dict:
-    return json.loads((ROOT / "benchmarks/results/profile_overhead.json").read_text())[name]
-
-
-def markdown(header: list[str], body: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *body]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.1 or share < 0.0005 else f"{share:.1%}"
-
-
-def number(value: float) -> str:
-    """Three digits: 2,987; 55.1; 6.3; 0.395."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def table(rows: list[dict], columns: dict[str, Callable[[dict], str]]) -> str:
-    """One line for each row: what each column's function says of it."""
-    return markdown([*columns], [[cell(r) for cell in columns.values()] for r in rows])
+    return read("profile_overhead")[name]
 
 
 #: What names a workload.
@@ -192,7 +159,7 @@ def findings() -> str:
     """The ratios that the statements about F.1 to F.12 rest on."""
     by = {r["mode"]: r for r in rows_of("implementations")}
     surveyed, workers = rows_of("survey"), rows_of("scale")
-    eager_rows = rows_of("eager") if (ROOT / "benchmarks/results/profile_eager.json").exists() else []
+    eager_rows = rows_of("eager") if (RESULTS / "profile_eager.json").exists() else []
     few, *_, many = rows_of("consecutive")
     back, recompiled = by["eager"], by["eager"]["compiled"][:2]
 
@@ -260,35 +227,3 @@ TABLES = {
     "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
     "findings": findings,
 }  # fmt: skip
-
-
-def page(text: str) -> str:
-    """The page with all its tables made anew."""
-
-    def made(name: str) -> str:
-        try:
-            return TABLES[name]()
-        except FileNotFoundError as missing:
-            return f"Not measured yet: no {pathlib.Path(missing.filename).name}.\n"
-
-    return TABLE.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", text)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    stale = []
-    for name in PAGES:
-        old = (ROOT / name).read_text()
-        new = page(old)
-        if new != old:
-            stale.append(name)
-            if not arguments.check:
-                (ROOT / name).write_text(new)
-    if arguments.check and stale:
-        sys.exit(f"{', '.join(stale)}: not what benchmarks/profile_tables.py writes; run it")
-
-
-if __name__ == "__main__":
-    main()

@@ -105,3 +105,9 @@ def test_values_on_the_way_to_a_name_are_said_to_be_inside():
 def test_verbose_is_a_bool():
     with pytest.raises(ProgramError, match="verbose"):
         LOSS.explain(W, CARRY, jax.random.key(0), verbose=1.5)
+
+
+def test_scopes_call_an_associative_scan_so():
+    there = rlfx.compile(loss, length=6, batch=3, target="a100")
+    text = jax.jit(there).lower(W, CARRY, jax.random.key(0)).as_text(debug_info=True)
+    assert re.search(r"rlfx\.stage/\d+ backward associative scan", text)

@@ -317,8 +317,7 @@ def _uses_after(plan: ExecutablePlan) -> list[set[Var]]:
 
 def _kind(node: Node, program: Program) -> str:
     if isinstance(node, Repeated):
-        how = str(node.iteration)
-        return f"{node.loop.direction} {how if node.runner is None else 'scan'}"
+        return node.kind
     return (
         f"all {program.domain.names.dim}"
         if any("t" in program.dims_of(v) for e in node.equations for v in e.outputs)

@@ -64,7 +64,7 @@ class Execution:
     def run(self) -> Execution:
         for number, node in enumerate(self.plan.nodes, self.plan.first):
             names = self.domain.names
-            kind = f"all {names.dim}" if isinstance(node, Together) else node.loop.direction + " scan"
+            kind = f"all {names.dim}" if isinstance(node, Together) else node.kind
             kind += "" if names.dim == "t" or isinstance(node, Together) else f" over {names.dim}"
             with jax.named_scope(f"rlfx.stage/{number} {kind}"):
                 if isinstance(node, Together):

@@ -110,6 +110,11 @@ class Repeated:
     said: str | None = None
 
     @property
+    def kind(self) -> str:
+        """``forward scan``, ``backward associative scan``: what ``explain`` and the profiler's scopes call it."""
+        return f"{self.loop.direction} {self.iteration if self.runner is None else 'scan'}"
+
+    @property
     def equations(self) -> tuple[Equation, ...]:
         """The body of the loop."""
         return self.loop.body

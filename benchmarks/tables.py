@@ -1,0 +1,76 @@
+"""Write the tables of the documentation from benchmarks/results/*.json.
+
+    python -m benchmarks.tables            # rewrites what stands between the markers
+    python -m benchmarks.tables --check    # says whether the pages are up to date, with status 1 if not
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; figures in running text are written by hand from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+
+from benchmarks import (
+    profile_tables,
+    tables_envs,
+    tables_index,
+    tables_learning,
+    tables_memory,
+    tables_place,
+    tables_speed,
+    tables_untuned,
+)
+from benchmarks.tables_markdown import ROOT
+
+SUBJECTS = (
+    profile_tables,
+    tables_envs,
+    tables_index,
+    tables_learning,
+    tables_memory,
+    tables_place,
+    tables_speed,
+    tables_untuned,
+)
+TABLES = {name: made for subject in SUBJECTS for name, made in subject.TABLES.items()}
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[pathlib.Path]:
+    """The pages that have tables."""
+    return [p for p in sorted((ROOT / "docs").rglob("*.md")) if MARKED.search(p.read_text())]
+
+
+def page(text: str) -> str:
+    """The page with all its tables made anew."""
+
+    def made(name: str) -> str:
+        try:
+            return TABLES[name]()
+        except FileNotFoundError as missing:
+            return f"Not measured yet: no {pathlib.Path(missing.filename).name}.\n"
+
+    return MARKED.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    stale = []
+    for path in pages():
+        old = path.read_text()
+        new = page(old)
+        if new != old:
+            stale.append(str(path.relative_to(ROOT)))
+            if not arguments.check:
+                path.write_text(new)
+    if arguments.check and stale:
+        sys.exit(f"{', '.join(stale)}: not what `python -m benchmarks.tables` writes; run it")
+
+
+if __name__ == "__main__":
+    main()

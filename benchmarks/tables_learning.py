@@ -1,0 +1,52 @@
+"""The table of docs/training.md: what the recipes learn."""
+
+from __future__ import annotations
+
+from benchmarks.tables_markdown import RESULTS, markdown, read
+
+#: The example and what is said of the task beyond the environment's name, by recipe, in the order of the page.
+RECIPES = {
+    "ppo_continuous": ("ppo_continuous.py", ""), "sac": ("sac.py", ""), "dqn": ("dqn_family.py dqn", ""),
+    "double_dqn": ("dqn_family.py double", ""), "dueling_dqn": ("dqn_family.py dueling", ""),
+    "prioritised_dqn": ("dqn_family.py prioritised", ""), "n_step_dqn": ("dqn_family.py n_step", ""),
+    "distributional_dqn": ("dqn_family.py distributional", ""), "pqn": ("pqn.py", ""),
+    "recurrent_ppo": ("recurrent_ppo.py", ", velocities hidden"), "td3": ("td3.py td3", ""), "ddpg": ("td3.py ddpg", ""),
+    "grpo": ("grpo.py", " six digits"),
+}  # fmt: skip
+UNITS = {"sorting": ("tokens", " of the digits")}
+
+
+def interquartile_mean(values: list[float]) -> float:
+    """Of three seeds the middle half: each outer one counts a quarter as much as the middle one."""
+    low, middle, high = sorted(values)
+    return (0.25 * low + middle + 0.25 * high) / 1.5
+
+
+def learning() -> str:
+    recorded = {path.stem.removeprefix("learning_") for path in RESULTS.glob("learning_*.json")}
+    if recorded != set(RECIPES):
+        raise ValueError(f"RECIPES and the files learning_*.json differ: {sorted(recorded ^ set(RECIPES))}")
+    body = []
+    for name, (example, more) in RECIPES.items():
+        r = read(f"learning_{name}")
+        unit, of = UNITS.get(r["env"], ("steps", ""))
+        last = r["returns"][-1]
+        digits = 1 if r["bar"] > 1 or r["bar"] < 0 else 2
+        least, mean, most = (round(v, digits) for v in (min(last), interquartile_mean(last), max(last)))
+        curves = zip(*r["returns"], strict=True)
+        first = [next((n for n, y in zip(r["steps"], c, strict=True) if y >= r["bar"]), None) for c in curves]
+        body.append(
+            [
+                f"`{example}`",
+                r["env"] + more,
+                f"{r['bar']:g}{of}",
+                f"{r['steps'][-1]:,}" + (f" {unit}" if unit != "steps" else ""),
+                f"{mean} ({least} to {most})",
+                "never" if None in first else f"{max(first):,} {unit}",
+            ]
+        )
+    title = "interquartile mean at the end (range)"
+    return markdown(["recipe", "task", "bar", "steps", title, "bar first reached by all after"], body)
+
+
+TABLES = {"learning": learning}

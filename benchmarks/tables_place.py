@@ -1,0 +1,258 @@
+"""The tables of docs/place.md and place_replay.md: simulated and measured makespans, replay, the composed learner."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.tables_markdown import listed, markdown, read, rows, table
+
+GRAPHS = ("chainmm", "ffnn", "llama-block", "llama-layer")
+TITLES = {"chainmm": "ChainMM", "ffnn": "FFNN", "llama-block": "Llama-block", "llama-layer": "Llama-layer"}
+
+
+def linked(r: dict) -> str:
+    return f"{r['graph']}, {r['link_GB_s']:g} GB/s"
+
+
+def found(name: str) -> list[dict]:
+    """The simulated rows, the faster links first; a policy's makespans of the ablation where it was not run again."""
+    ablation = {(r["graph"], r["link_GB_s"]): r["ms"]["both"] for r in rows("place_ablation")}
+    made = []
+    for r in sorted(rows(name), key=lambda r: (-r["link_GB_s"], GRAPHS.index(r["graph"]))):
+        policy = r["ms"].get("policy") or ablation.get((r["graph"], r["link_GB_s"]))
+        made.append(r | {"ms": r["ms"] | ({"policy": policy} if policy else {})})
+    return made
+
+
+METHODS = ("critical-path", "heft", "enumerate", "placeto", "local-search", "anneal", "policy", "polish")
+
+
+def simulated() -> str:
+    def median(m):
+        return lambda r: f"{statistics.median(r['ms'][m]):.2f}" if m in r["ms"] else "-"
+
+    return table(
+        found("place_simulated"),
+        {
+            "graph, links": linked,
+            "calls": lambda r: str(r["budget"]),
+            "bound": lambda r: f"{r['lower_bound_ms']:.1f}",
+            **{m: median(m) for m in METHODS},
+            "doppler": lambda r: f"**{statistics.median(r['ms']['doppler']):.2f}**",
+            "doppler / bound": lambda r: f"{statistics.median(r['ms']['doppler']) / r['lower_bound_ms']:.3f}",
+            "best seed / bound": lambda r: f"{min(r['ms']['doppler']) / r['lower_bound_ms']:.3f}",
+            "paper": lambda r: f"{4 * r['paper_ms']['doppler'] / r['paper_ms']['one-device']:.2f}",
+        },
+    )
+
+
+def speed() -> str:
+    return table(
+        rows("place_speed"),
+        {
+            "graph": lambda r: r["graph"],
+            "episodes": lambda r: str(r["episodes"]),
+            "training, s": lambda r: f"{r['training_seconds']:.1f}",
+            "CPU s": lambda r: f"{r['training_cpu_seconds']:.1f}",
+            "episodes/s, compiled": lambda r: f"{r['episodes_per_s']:.0f}",
+            "per CPU second": lambda r: f"{r['episodes_per_cpu_s']:.0f}",
+        },
+    )
+
+
+def synchronous() -> str:
+    return table(
+        rows("place_synchronous"),
+        {
+            "graph, links": linked,
+            "assignment": lambda r: r["method"],
+            "work-conserving": lambda r: f"{r['work_conserving_ms']:.1f}",
+            "synchronous": lambda r: f"{r['synchronous_ms']:.1f}",
+            "ratio": lambda r: f"{r['ratio']:.2f}",
+        },
+    )
+
+
+PANELS = {"panels": "panels, [2048, 256] x [256, 256]", "panels, another run": "the same, an earlier run"}
+
+
+def real() -> str:
+    def spread(r):
+        low, median, high = r["calibrated"]["real_over_simulated"]
+        return f"{low:.2f} to {high:.2f}, median {median:.2f}"
+
+    return table(
+        [r for r in rows("place_real") if r["graph"] in PANELS],
+        {
+            "graph": lambda r: PANELS[r["graph"]],
+            "Pearson, kernels": lambda r: f"**{r['calibrated']['pearson']:.2f}**",
+            "Spearman, kernels": lambda r: f"**{r['calibrated']['spearman']:.2f}**",
+            "Pearson, roofline": lambda r: f"{r['roofline']['pearson']:.2f}",
+            "real over simulated, kernels": spread,
+            "one device, ms": lambda r: f"{r['one_device_ms']:.1f}",
+            "best found, ms": lambda r: f"{r['polish_ms']:.1f}",
+            "under barriers, ms": lambda r: f"{r['synchronous_ms']:.1f}",
+        },
+    )
+
+
+COMPARED = {
+    "one device": "one-device", "critical path": "critical-path", "heft": "heft", "enumerate": "enumerate",
+    "local-search": "local-search", "doppler": "doppler",
+}  # fmt: skip
+
+
+def compared(digits: int) -> dict:
+    def cell(m):
+        return lambda r: "does not fit" if r["ms"][m] is None else f"{r['ms'][m]:.{digits}f}"
+
+    return {title: cell(m) for title, m in COMPARED.items()}
+
+
+#: The paper's table 9, in ms: critical path, EnumerativeOptimizer, Doppler. Of the paper, and not measured here.
+PAPER_V100 = {
+    "chainmm": (69.6, 33.5, 32.1), "ffnn": (50.0, 20.0, 16.2), "llama-block": (117.6, 109.6, 109.7),
+    "llama-layer": (105.4, 97.5, 90.6),
+}  # fmt: skip
+
+
+def v100() -> str:
+    named = {"graph": lambda r: r["graph"], "bound": lambda r: f"{r['lower_bound_ms']:.1f}"}
+    paper = {"paper: critical path, enumerate, doppler": lambda r: listed(PAPER_V100[r["graph"]])}
+    return table(rows("place_v100"), named | compared(2) | paper)
+
+
+def memory() -> str:
+    sizes = {
+        "all values, GB": lambda r: f"{r['all_values_GB']:.1f}",
+        "limit, GB": lambda r: f"{r['limit_GB']:.2f}",
+    }
+    return table(rows("place_memory"), {"graph": lambda r: r["graph"]} | sizes | compared(1))
+
+
+def transfer() -> str:
+    seeds: dict[tuple[str, str], list[dict]] = {}
+    for r in rows("place_transfer"):
+        seeds.setdefault((r["target"], r["source"]), []).append(r)
+    times = {
+        "zero-shot": "zero_shot_ms", "2k episodes": "2k_ms", "4k episodes": "4k_ms", "from scratch": "full_4k_ms",
+    }  # fmt: skip
+    shown = {title: lambda of, k=k: listed(r[k] for r in of) for title, k in times.items()}
+    heuristic = {"critical path": "critical-path", "enumerate": "enumerate"}
+    shown |= {title: lambda of, m=m: f"{of[0]['heuristics_ms'][m]:.1f}" for title, m in heuristic.items()}
+    body = [[TITLES[s], TITLES[t], *[cell(of) for cell in shown.values()]] for (t, s), of in seeds.items()]
+    return markdown(["from", "to", *shown], body)
+
+
+def equal_time() -> str:
+    def search(k):
+        return lambda r: f"{r[k]['ms']:.1f} ({r[k]['calls']}, {1e3 * r[k]['seconds']:.0f} ms)"
+
+    starts = {
+        "search from random": "search_from_random",
+        "search from a list schedule": "search_from_one_list_schedule",
+    }
+    columns = {}
+    for title, k in starts.items():
+        columns[f"{title} (calls, time)"] = search(k)
+        columns[f"{title}, 1024 calls"] = lambda r, k=k: f"{r[k]['1024_calls_ms']:.1f}"
+    return table(
+        rows("place_equal_time"),
+        {
+            "graph, seed": lambda r: f"{r['target']}, {r['seed']}",
+            "zero-shot, ms (time)": lambda r: f"{r['zero_shot_ms']:.1f} ({1e3 * r['zero_shot_seconds']:.0f} ms)",
+        }
+        | columns,
+    )
+
+
+def ablation() -> str:
+    medians = {(r["graph"], r["link_GB_s"]): r["ms"] for r in rows("place_simulated")}
+
+    def search(m):
+        return lambda r: f"{statistics.median(medians[r['graph'], r['link_GB_s']][m]):.1f}"
+
+    return table(
+        sorted(rows("place_ablation"), key=lambda r: GRAPHS.index(r["graph"])),
+        {
+            "graph": lambda r: TITLES[r["graph"]],
+            "episodes": lambda r: str(r["episodes"]),
+            **{m: lambda r, m=m: listed(r["ms"][m]) for m in ("both", "SEL only", "PLC only")},
+            "critical path": lambda r: f"{r['heuristics_ms']['critical-path']:.1f}",
+            "search alone": search("polish"),
+            "policy and search": search("doppler"),
+        },
+    )
+
+
+def messages() -> str:
+    titles = {"per episode": "once an episode (ours: once a batch of 32)", "per step": "once a step"}
+    of = {m: [r for r in rows("place_messages") if r["messages"] == m] for m in titles}
+    columns = {
+        "best, ms": ("ms", 1), "found after episodes": ("found_after_episodes", 0),
+        "message passings until then": ("message_passings", 0), "seconds (the first compiles)": ("seconds", 1),
+    }  # fmt: skip
+    body = [[titles[m], *[listed((r[k] for r in of[m]), d) for k, d in columns.values()]] for m in titles]
+    return markdown(["messages", *columns], body)
+
+
+def replay() -> str:
+    return table(
+        rows("replay_peer"),
+        {
+            "capacity": lambda r: f"{r['capacity']:,}",
+            "drawn": lambda r: str(r["drawn"]),
+            "how": lambda r: r["how"],
+            "rlfx": lambda r: f"{r['iterations_per_s']['rlfx']:.0f}",
+            "flashbax": lambda r: f"{r['iterations_per_s']['flashbax']:.0f}",
+            "ratio": lambda r: f"{r['ratio']:.2f}",
+        },
+    )
+
+
+def composed() -> str:
+    r = read("place_pearl_learning")
+    both = zip(r["steps"], r["returns"], r["recipe_returns"], strict=True)
+    body = [[f"{n:,}", listed(ours, 0), listed(theirs, 0)] for n, ours, theirs in both]
+    return markdown(["timesteps", "composed, seeds 0 to 4", "recipe, seeds 0 to 2"], body)
+
+
+def host() -> str:
+    """Medians of the processor's time: of all; of the replay and the learner; of an actor with its share of the processes."""
+
+    def together(cell):
+        return lambda r: f"{statistics.median(cell(x) for x in r['processor_ms']['together']):.1f}"
+
+    def actor(x):
+        ran = [ms for name, ms in x.items() if name.startswith("actor")]
+        return (sum(ran) + x["processes"]) / len(ran)
+
+    return table(
+        read("place_pearl_host")["an iteration"],
+        {
+            "": lambda r: r["case"],
+            "sequential, ms": lambda r: listed(r["ms"]["sequential"]),
+            "together, ms": lambda r: listed(r["ms"]["together"]),
+            "ratios": lambda r: listed(r["ratio"], 2),
+            "processor, ms: sequential": lambda r: (
+                f"{statistics.median(x['program'] for x in r['processor_ms']['sequential']):.1f}"
+            ),
+            "learner with replay": together(lambda x: x["replay and learner"]),
+            "an actor with its processes": together(actor),
+        },
+    )
+
+
+def predicted() -> str:
+    where = {"batch": "batch", "replay on": "replay", "learner on": "learner"}
+    times = {"predicted": "predicted_ms", "median": "median_ms", "fastest": "fastest_ms"}
+    shown = {title: lambda r, k=k: str(r[k]) for title, k in where.items()}
+    return table(rows("place_pearl_predicted"), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
+
+
+TABLES = {
+    "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
+    "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
+    "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-predicted": predicted,
+    "place-v100": v100, "place-host": host,
+}  # fmt: skip

@@ -1,0 +1,49 @@
+"""The tables of the workloads that nobody tuned for, in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from benchmarks.tables_markdown import read, table
+from benchmarks.untuned.measure import interval, memory_ratio, ratios, resampled_medians
+
+
+def workloads(name: str) -> list[dict]:
+    return [{"workload": n} | r for n, r in read(f"untuned_{name}")["workloads"].items()]
+
+
+def beside(r: dict, to: str) -> str:
+    found = ratios(r, to)
+    low, high = interval(resampled_medians(found))
+    return f"{np.median(found):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def compiled(r: dict) -> str:
+    return f"{r['forms']['rlfx']['compile_s'] / r['forms']['plain']['compile_s']:.2f}"
+
+
+TIMES = {
+    "workload": lambda r: r["workload"],
+    "rlfx / plain": functools.partial(beside, to="plain"),
+    "rlfx / best": functools.partial(beside, to="best"),
+    "the best by hand": lambda r: r["best"],
+}
+MEMORY = {
+    "memory of plain, best": lambda r: f"{memory_ratio(r, 'plain'):.2f}, {memory_ratio(r, 'best'):.2f}",
+    "compile of plain": compiled,
+}
+
+
+def tuning() -> str:
+    return table(workloads("tuning"), TIMES | MEMORY)
+
+
+def tuning_after() -> str:
+    before = {r["workload"]: np.median(ratios(r, "best")) for r in workloads("tuning")}
+    shown = {"rlfx / best before": lambda r: f"{before[r['workload']]:.2f}"}
+    return table(workloads("tuning_after"), TIMES | shown | MEMORY)
+
+
+TABLES = {"untuned-tuning": tuning, "untuned-tuning-after": tuning_after}
