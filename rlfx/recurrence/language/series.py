@@ -13,7 +13,7 @@ from rlfx._checks import INT32, Kind, expect
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.boundary import boundary
 from rlfx.recurrence.language.crossing import by_dimension, crossing_of, outer_index
-from rlfx.recurrence.language.domain import Level, current_domain, may_be_empty
+from rlfx.recurrence.language.domain import Level, current_domain
 from rlfx.recurrence.language.history import History
 from rlfx.recurrence.language.index import LENGTH, TIME, Index, Lookup, Point, Slice, Window, as_index
 from rlfx.recurrence.language.lookups import check_outside, environments, filled, times
@@ -21,6 +21,7 @@ from rlfx.recurrence.language.names import BOTH, Names
 from rlfx.recurrence.language.nesting import check_program, this_level
 from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
 from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, series_p
+from rlfx.recurrence.language.steps import step_of, stepped, strided
 from rlfx.recurrence.language.time import Time, as_integer, index_of, without_time
 
 tree = jax.tree_util
@@ -34,6 +35,7 @@ class Series(NoArray):
     ``x[t]``, ``x[t + c]``, ``x[t - c]``  the value at one other timestep
     ``x[t:]``, ``x[:t + 1]``              all future, all past values: a leading axis of length T - t, t + 1
     ``x[t:t + n]``                        a sliding window, clipped to [0, T)
+    ``x[t:t + n:k]``                      every k-th of a slice, from its first bound on: t, t + k, ...
     ``x[t - t % n:t - t % n + n]``        the block that contains t
     ``x[:]``                              every timestep
     ``x.window(lo, hi, fill=v)``          a window of fixed length, filled at the ends
@@ -152,11 +154,11 @@ class Series(NoArray):
                 )
             # T and N are the same bound of the domain: print and compare them as one.
             bounds.append(LENGTH if expr.is_constant and expr.constant == domain.length else _not_from_the_end(expr))
-        access = Slice(*bounds)
+        step = step_of(index)
+        access = stepped(Slice(*bounds), step)
         size = domain.size_of(access)
-        if index.step is not None:
-            raise _no_step(index, may_be_empty(domain, size))
-        return self._read(access, size)
+        every = self._read(access, size)
+        return every if step == 1 else tree.tree_map(lambda leaf: strided(leaf, step, domain), every)
 
     def _read(self, access: Any, size: Any = None) -> Any:
         n = len(self._leaves)
@@ -328,19 +330,3 @@ def _not_from_the_end(expr: Index) -> Index:
             )
         )
     return as_index(expr)
-
-
-def _no_step(index: slice, may_be_empty: bool) -> DomainError:
-    text = ":".join("" if i is None else str(index_of(i) or i) for i in (index.start, index.stop))
-    fix = f"Read them, and step through what was read: x[{text}][::{index.step}]."
-    if may_be_empty:  # jax steps through what has an element
-        fix = f"Read them, and reverse what was read: jnp.flip(x[{text}])."
-        if index.step != -1:
-            fix = f"A slice that may be empty has no step, a window has: x.window(lo, hi, fill=v)[::{index.step}]."
-    return DomainError(
-        located(
-            f"A slice of a series has no step (got {index.step}): it is all timesteps between its bounds.",
-            where=J.here(),
-            fix=fix,
-        )
-    )
