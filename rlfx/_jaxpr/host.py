@@ -21,7 +21,8 @@ from jax.interpreters import batching, mlir
 class HostEffect(effects.Effect):
     """That of a call on the host."""
 
-    __str__ = lambda _: "Host"  # noqa: E731
+    def __str__(self) -> str:
+        return "Host"
 
 
 HOST_EFFECT = HostEffect()
