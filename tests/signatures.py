@@ -262,6 +262,7 @@ LANGUAGE = [
       for name in ("sum", "mean", "max", "min", "std")),
     Signature("last", rlfx.last, lambda t: {"x": 1.0 * t}, {"x": KEYED, "over": NOTHING}),
     Signature("Every", rlfx.Every, {"n": 2, "value": 0.0}, {"n": COUNT, "value": takes(" | ".join(WRONG), "wraps anything")}),
+    Signature("effect", rlfx.effect, lambda t: {"fn": lambda: None, "every": 2}, {"fn": FUNCTION, "every": COUNT}),
     Signature("every", rlfx.every, lambda t: {"n": 2, "fn": lambda: 1.0, "otherwise": 0.0},
               {"n": COUNT, "fn": FUNCTION, "otherwise": FLOATS}),
     Signature("shared", rlfx.shared, lambda t: {"fn": lambda x: 0.0, "x": 1.0 * t}, {"fn": FUNCTION, "x": KEYED}, ("fn", "x")),

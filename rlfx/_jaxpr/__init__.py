@@ -40,6 +40,7 @@ from rlfx._jaxpr.dims import (
     symbolic_axes,
     time_dims,
 )
+from rlfx._jaxpr.host import HOST_EFFECT, host_call
 from rlfx._jaxpr.jaxprs import (
     body_of,
     call_body,

@@ -15,12 +15,17 @@ def new_primitive(
     abstract_eval: Callable,
     *,
     multiple_results: bool = False,
+    effectful: bool = False,
     outside: Callable[[], Exception] | None = None,
 ) -> Primitive:
-    """A primitive that has meaning while a program is traced, and raises ``outside()`` when it is executed elsewhere."""
+    """A primitive that has meaning while a program is traced, and raises ``outside()`` when it is executed elsewhere.
+
+    ``effectful``: whether ``abstract_eval`` gives ``(avals, effects)``.
+    """
     primitive = Primitive(name)
     primitive.multiple_results = multiple_results
-    primitive.def_abstract_eval(abstract_eval)
+    define = primitive.def_effectful_abstract_eval if effectful else primitive.def_abstract_eval
+    define(abstract_eval)
     if outside is not None:
 
         def refuse(*_args, **_params):

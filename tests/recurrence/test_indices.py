@@ -610,7 +610,7 @@ def test_the_fix_at_the_ends_says_what_was_written():
     assert len(far) + len(before) >= 50
 
 
-def test_a_slice_with_a_step_says_what_to_write():
+def test_a_slice_with_a_negative_step_says_what_to_write():
     bounds = {
         ":": lambda t: (None, None),
         "t:": lambda t: (t, None),
@@ -622,18 +622,14 @@ def test_a_slice_with_a_step_says_what_to_write():
         "2:": lambda t: (2, None),
         ":3": lambda t: (None, 3),
     }
-    members = [*itertools.product(bounds, (-1, 2, 3, -2, 5, 7))]
+    members = [*itertools.product(bounds, (-1, -2, -3, -5, -7, -11))]
     assert len(members) >= 50
     for text, step in members:
         cut = bounds[text]
         message = refused(DomainError, lambda p, c, t: rlfx.series(1.0 * t)[slice(*cut(t), step)])
-        stepped, fix = (lambda x, t: x[slice(*cut(t))][::step]), f"x[{text}][::{step}]"
-        if text in (":t", "t - 3:t", "t + 1:"):  # they may be empty
-            stepped, fix = (lambda x, t: x.window(-3, 0)[::step]), f"x.window(lo, hi, fill=v)[::{step}]"
-            if step == -1:
-                stepped, fix = (lambda x, t: jnp.flip(x[slice(*cut(t))])), f"jnp.flip(x[{text}])"
-        assert fix in message
-        traced(lambda p, c, t: jnp.sum(stepped(rlfx.series(1.0 * t), t)))  # the fix works
+        assert f"jnp.flip(x[{text}{'' if step == -1 else f':{-step}'}])" in message
+        fixed = lambda x, t: jnp.flip(x[slice(*cut(t), -step)])  # noqa: E731
+        traced(lambda p, c, t: jnp.sum(fixed(rlfx.series(1.0 * t), t)))  # the fix works
 
 
 FITS = {

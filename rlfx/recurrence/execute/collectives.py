@@ -60,6 +60,8 @@ def _whole(run: Any, equation: Equation, values: list[Value], env, t: Value) -> 
     n, jaxpr = equation.params["num_consts"], equation.params["jaxpr"]
     args = [*values[:n], *(run.extent.gathered(expand(v, v.dims | {"b"}, run.sizes)) for v in values[n:])]
     fn = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)
+    if equation.has_effects:
+        fn = run.extent.on_the_first(fn)
     dims = frozenset().union(*(v.dims for v in args)) - {"b"} if args else NO_DIMS
     outs = map_over(fn, dims, [v.dims for v in args])(*(v.data for v in args))
     return [Value(o, dims) for o in outs]

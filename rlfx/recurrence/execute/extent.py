@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,17 @@ class Extent:
             return value
         data = jax.lax.all_gather(value.data, self.mesh_axis, axis=axis_of(value.dims, "b"), tiled=True)
         return Value(data, value.dims)
+
+    def on_the_first(self, fn: Callable) -> Callable:
+        """An effect that is the same on every device, on the first of them; the others have zeros."""
+        if self.mesh_axis is None:
+            return fn
+
+        def once(*args: Any) -> Any:
+            nothing = [jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(fn, *args)]
+            return jax.lax.cond(jax.lax.axis_index(self.mesh_axis) == 0, fn, lambda *_: nothing, *args)
+
+        return once
 
 
 def over_devices(mesh_axis: str | None, op: str, x: Any) -> Any:

@@ -274,7 +274,7 @@ class RunningLoop:
             source = Value(stored.data, stored.dims | {"t"})
             source = run.extent.gathered(source) if access.across_batch else source
             operands = [of_atom(a, env) for a in equation.operands]
-            return reads.lookup(source, equation, operands, Value(t), run.t0, run.domain, run.sizes)
+            return reads.lookup(source, equation, operands, Value(t), run.t0, run.domain, run.sizes, depth)
         if self.section is not None and equation.source in self.section.complete:
             return self.section.read(equation, stored)
         if isinstance(access, Slice):

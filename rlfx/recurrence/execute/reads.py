@@ -161,8 +161,20 @@ def _filled(value: Value, positions: Any, dims: frozenset, fill: Value, domain: 
     return Value(jnp.where(mask_like(inside, wide), wide, pad), all_dims)
 
 
-def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t0: Any, domain: Domain, sizes) -> Value:
-    """``x[i]``, ``x[i, b]`` with absolute times i: what has happened, and outside of it as the access says."""
+def lookup(
+    source: Value,
+    equation: Equation,
+    operands: list[Value],
+    t: Value,
+    t0: Any,
+    domain: Domain,
+    sizes,
+    depth: int | None = None,
+) -> Value:
+    """``x[i]``, ``x[i, b]`` with absolute times i: what has happened, and outside of it as the access says.
+
+    ``depth``: of the ring that the source is; None: it has all timesteps.
+    """
     if "t" not in source.dims:
         source = expand(source, source.dims | {"t"}, sizes)
     access = equation.access
@@ -172,11 +184,13 @@ def lookup(source: Value, equation: Equation, operands: list[Value], t: Value, t
 
     def at(x, steps, i, *b):
         now = t0 + steps
-        row = jnp.clip(i, t0, now) - t0  # in this order: i - t0 may be no int32
+        oldest = t0 if access.back is None else jnp.maximum(now - np.int32(access.back - 1), t0)
+        row = jnp.clip(i, oldest, now) - t0  # in this order: i - t0 may be no int32
+        row = row if depth is None else ring_slot(row, depth, domain.length)
         found = x[row, jnp.clip(b[0], 0, x.shape[1] - 1)] if across else x[row]
         if access.outside == "clip":
             return found
-        inside = (i >= t0) & (i <= now)
+        inside = (i >= oldest) & (i <= now)
         return filled(inside & (b[0] >= 0) & (b[0] < (domain.batch or 1)) if b else inside, found)
 
     dims = own | t.dims | frozenset().union(*(v.dims for v in operands))

@@ -14,6 +14,7 @@ from rlfx.errors import ProgramError, UnsupportedSliceOp, located
 from rlfx.recurrence.ir.derivatives import Custom, Function
 from rlfx.recurrence.ir.hoist import hoist, why_not
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Var
+from rlfx.recurrence.language.effects import effect_p, inside
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import (
     ACCESS_PRIMITIVES,
@@ -80,6 +81,8 @@ class Flattener:
             return [inputs[0]]  # its length is that of its own timestep: it is kept for no other
         if self._is_custom(eqn):
             return self._custom(eqn, inputs, where, scope)
+        if any(e.primitive is effect_p for e in J.equations_in(params)):
+            raise inside(f"{op.name} of jax", where)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
         return self.emit(op, J.with_own_cotangents(op, params), inputs, avals, where, scope, bool(eqn.effects))

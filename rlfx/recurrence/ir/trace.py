@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from rlfx.recurrence.ir.provenance import check_lookups, known_values
 from rlfx.recurrence.ir.returned import as_returned, check_carry, check_loss, split_result, stop_of
 from rlfx.recurrence.language.context import Context
 from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.effects import SCOPE, effect_p, together
 from rlfx.recurrence.language.explained import explained
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, reduce_p, series_p, whole_p
@@ -145,6 +147,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     ends = alive = None
     if sig.until is not None:
         next_carry, ends, alive = _freeze(flat, carried, next_carry, outputs[-1], sig)
+    _put_in_order(flat, alive, sig.domain)
     named = [flat.emit(series_p, {}, [v], [_aval_of(c)])[0] for v, c in zip(next_carry, carried, strict=True)]
     first = [
         Equation(read_p, _previous, (source, start), (var,), "carry")
@@ -235,6 +238,32 @@ def _freeze(flat: Flattener, carried: list, proposed: list, stop: Atom, sig: Sig
             0, Equation(read_p, _previous, (named, Lit(value)), (var,), "until")
         )  # a read may look ahead
     return frozen, count, alive
+
+
+def _put_in_order(flat: Flattener, alive: Var | None, domain: Domain) -> None:
+    """The effects of a timestep become one equation, which reads what it gave one timestep before."""
+    effects = [e for e in flat.equations if e.op is effect_p]
+    if not effects:
+        return
+    flat.equations[:] = [e for e in flat.equations if e.op is not effect_p]
+    int32, going = J.ShapedArray((), jnp.dtype("int32")), Lit(np.bool_(True)) if alive is None else alive
+    order, leaves = flat.var(int32), [v for e in effects for v in e.inputs]
+    operands, lead = [going, *leaves], () if domain.batch is None else (domain.batch,)
+    structs = [jax.ShapeDtypeStruct((*lead, *jnp.shape(_value_of(v))), _value_of(v).dtype) for v in operands]
+    calls = partial(together, [e.params for e in effects])
+    jaxpr, consts = J.make_jaxpr(calls)(*(jax.ShapeDtypeStruct((), jnp.int32) for _ in range(2)), *structs)
+    given, args, where = [Lit(c) for c in consts], [order, flat.now, *operands], effects[0].where
+    if lead:
+        params = {"jaxpr": J.lift_consts(jaxpr), "num_consts": len(given) + 2}
+        (after,) = flat.emit(whole_p, params, [*given, *args], [int32], where, SCOPE, True)
+    else:
+        (after,) = flat.run(jaxpr, given, args, where)
+    (named,) = flat.emit(series_p, {}, [after], [int32])
+    flat.equations.insert(0, Equation(read_p, _previous, (named, Lit(np.int32(0))), (order,), "rlfx.effect"))
+
+
+def _value_of(atom: Atom) -> Any:
+    return atom.value if isinstance(atom, Lit) else atom
 
 
 def _check_lengths(equations: Sequence[Equation]) -> None:

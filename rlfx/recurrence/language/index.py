@@ -290,11 +290,13 @@ class Lookup:
     Attributes:
       outside: "fill" or "clip", for what is not in the past or no environment.
       explicit: whether it was written ``x.lookup(i)``: then ``i`` may depend on t alone.
+      back: how many timesteps there are to look at, this one included; None: all since the first.
     """
 
     across_batch: bool
     outside: str = "fill"
     explicit: bool = False
+    back: int | None = None
 
     def __str__(self) -> str:
         return "i, b" if self.across_batch else "i"

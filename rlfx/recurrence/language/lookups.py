@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx._checks import expect, one_of
+from rlfx._checks import POSITIVE, expect, one_of, optional
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.index import Index
 from rlfx.recurrence.language.time import Time, as_integer
 
 _LEAST, _LARGEST = -(2**31), 2**31 - 1
@@ -34,6 +36,28 @@ def filled(inside: Any, value: Any) -> Any:
     else:
         fill = jnp.full_like(value, jnp.nan if jnp.issubdtype(value.dtype, jnp.inexact) else 0)
     return jnp.where(inside.reshape(inside.shape + (1,) * (value.ndim - inside.ndim)), value, fill)
+
+
+def check_window(window: Any, history: Any) -> None:
+    """Raise a DomainError unless it is a promise how far back a series is read."""
+    expect("window", window, optional(POSITIVE), of="rlfx.series")
+    if window is not None and history is not None:
+        fact = "rlfx.series(v, window=, history=) says twice how far back it is read."
+        raise DomainError(located(fact, where=J.here(), fix="Give the History alone: its capacity says it."))
+
+
+def check_promise(window: int, lo: Index, hi: Index, read: str, domain: Domain) -> None:
+    """Raise a DomainError if a read of [lo, hi) reaches further back than ``window`` timesteps, this one included."""
+    first, stop = np.maximum(domain.evaluate(lo), 0), np.minimum(domain.evaluate(hi), domain.length)
+    back = int(np.max(domain.times() - first, where=first < stop, initial=0))
+    if back >= window:
+        raise DomainError(
+            located(
+                f"A read {read} reaches {back} timesteps back, and the series was promised to be read at most {window - 1} back.",
+                where=J.here(),
+                fix=f"Name it with rlfx.series(v, window={back + 1}), or without window=.",
+            )
+        )
 
 
 def times(i: Any) -> Any:

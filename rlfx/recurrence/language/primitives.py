@@ -58,7 +58,10 @@ reduce_p = _primitive("reduce", lambda x, *, op, over: J.ShapedArray(x.shape, x.
 inputs_p = _primitive("inputs", lambda xs, *, axes: J.ShapedArray(xs.shape[len(axes) :], xs.dtype))
 #: ``whole_p(*args; jaxpr, num_consts)``: one call on the whole batch; its results do not vary with b.
 whole_p = _primitive(
-    "shared", lambda *_, jaxpr, num_consts: [_same(v.aval) for v in jaxpr.jaxpr.outvars], multiple_results=True
+    "shared",
+    lambda *_, jaxpr, num_consts: ([_same(v.aval) for v in jaxpr.jaxpr.outvars], jaxpr.effects),
+    multiple_results=True,
+    effectful=True,
 )
 #: ``across_p(data, i, b)``: ``data[i]`` of environment ``b``.
 across_p = _primitive("across", lambda data, i, b: J.ShapedArray(i.shape + data.shape[1:], data.dtype))

@@ -13,14 +13,15 @@ from rlfx._checks import INT32, Kind, expect
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.boundary import boundary
 from rlfx.recurrence.language.crossing import by_dimension, crossing_of, outer_index
-from rlfx.recurrence.language.domain import Level, current_domain, may_be_empty
+from rlfx.recurrence.language.domain import Level, current_domain
 from rlfx.recurrence.language.history import History
 from rlfx.recurrence.language.index import LENGTH, TIME, Index, Lookup, Point, Slice, Window, as_index
-from rlfx.recurrence.language.lookups import check_outside, environments, filled, times
+from rlfx.recurrence.language.lookups import check_outside, check_promise, check_window, environments, filled, times
 from rlfx.recurrence.language.names import BOTH, Names
 from rlfx.recurrence.language.nesting import check_program, this_level
 from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
 from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, series_p
+from rlfx.recurrence.language.steps import step_of, stepped, strided
 from rlfx.recurrence.language.time import Time, as_integer, index_of, without_time
 
 tree = jax.tree_util
@@ -34,6 +35,7 @@ class Series(NoArray):
     ``x[t]``, ``x[t + c]``, ``x[t - c]``  the value at one other timestep
     ``x[t:]``, ``x[:t + 1]``              all future, all past values: a leading axis of length T - t, t + 1
     ``x[t:t + n]``                        a sliding window, clipped to [0, T)
+    ``x[t:t + n:k]``                      every k-th of a slice, from its first bound on: t, t + k, ...
     ``x[t - t % n:t - t % n + n]``        the block that contains t
     ``x[:]``                              every timestep
     ``x.window(lo, hi, fill=v)``          a window of fixed length, filled at the ends
@@ -53,6 +55,7 @@ class Series(NoArray):
     history: History | None = None
     _level: Level | None = field(default_factory=this_level)
     _around: tuple = (None, None)  # start and end along the dimension of the program around this one
+    _back: int | None = None  # how far back it may be read
     _on_trial: bool = False  # whether solve asks for the type alone
 
     def __getitem__(self, index: Any) -> Any:
@@ -66,7 +69,7 @@ class Series(NoArray):
         i, b = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
         position = index_of(i)
         if position is None:
-            return self._lookup(i, b, Lookup(b is not None))
+            return self._lookup(i, b, Lookup(b is not None, back=self._back))
         value = self._read(Point(_not_from_the_end(position)))
         return value if b is None else _of_environment(value, b)
 
@@ -99,7 +102,7 @@ class Series(NoArray):
         """
         check_program(self._level)
         check_outside(outside)
-        return self._lookup(i, b, Lookup(b is not None, outside, explicit=True))
+        return self._lookup(i, b, Lookup(b is not None, outside, True, self._back))
 
     def window(self, lo: int, hi: int, *, fill: Any = 0) -> Any:
         """The window ``t + lo, ..., t + hi - 1``: a leading axis of fixed length ``hi - lo``.
@@ -115,6 +118,7 @@ class Series(NoArray):
                 located(f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}.", where=J.here(), fix="Give both.")
             )
         check_program(self._level)
+        self._promised(TIME + first, TIME + stop, f"window({first}, {stop})")
         fills = boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
         return self._bind(Window(first, stop), stop - first, [(f,) for f in fills])
 
@@ -152,18 +156,24 @@ class Series(NoArray):
                 )
             # T and N are the same bound of the domain: print and compare them as one.
             bounds.append(LENGTH if expr.is_constant and expr.constant == domain.length else _not_from_the_end(expr))
-        access = Slice(*bounds)
+        step = step_of(index)
+        access = stepped(Slice(*bounds), step)
         size = domain.size_of(access)
-        if index.step is not None:
-            raise _no_step(index, may_be_empty(domain, size))
-        return self._read(access, size)
+        every = self._read(access, size)
+        return every if step == 1 else tree.tree_map(lambda leaf: strided(leaf, step, domain), every)
 
     def _read(self, access: Any, size: Any = None) -> Any:
+        lo, hi = (access.index, access.index + 1) if isinstance(access, Point) else (access.first, access.stop)
+        self._promised(lo, hi, f"[{access}]")
         n = len(self._leaves)
         operands = list(zip(*(side for side in (self._start, self._end) if side is not None), strict=True)) or [()] * n
         if not isinstance(access, Point):
             operands = [()] * n
         return self._bind(access, size, operands)
+
+    def _promised(self, lo: Index, hi: Index, read: str) -> None:
+        if self._back is not None:
+            check_promise(self._back, lo, hi, read, current_domain("A read of a series"))
 
     def _bind(self, access: Any, size: Any, operands: list[tuple]) -> Any:
         edges = isinstance(access, Point)
@@ -219,7 +229,9 @@ for _op in (*_BINARY, *(f"r{op}" for op in _BINARY), "neg", "pos", "abs", "inver
     setattr(Series, f"__{_op}__", _raise_not_an_array)
 
 
-def series(value: Any, *, start: Any = None, end: Any = None, history: History | None = None) -> Series:
+def series(
+    value: Any, *, start: Any = None, end: Any = None, history: History | None = None, window: int | None = None
+) -> Series:
     """Name a value, so that it can be read at other timesteps.
 
     Args:
@@ -230,12 +242,15 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
         the equations of ``value`` allow that (see the language's page on demand extension).
       history: a ring buffer from the carry, into which this timestep's value is written; ``x.history`` is its next
         value, and ``x[i]`` and ``x.lookup(t - n)`` then reach ``history.capacity`` steps back, across calls.
+      window: a promise how far back it is read: of this and the ``window - 1`` timesteps before. A loop then keeps so many, and
+        not all, for ``x[i]`` with computed times. What is older is outside, as in a History: NaN, or the nearest there is.
 
     Returns:
       The Series.
 
     Raises:
       ProgramError: outside of a per-timestep program.
+      DomainError: ``window`` is no positive integer, stands beside ``history``, or an index expression reads further back.
 
     TimeRL section 4: its tensors are series by themselves; here only what is named can be read at other times, which
     keeps ordinary JAX values ordinary.
@@ -249,6 +264,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
       Array([ 2.,  2., -4.], dtype=float32)
     """
     current_domain("rlfx.series")
+    check_window(window, history)
     leaves, treedef = tree.tree_flatten(without_time(value))
     leaves = tuple(series_p.bind(as_array(leaf, "rlfx.series")) for leaf in leaves)
     avals = [leaf.aval for leaf in leaves]
@@ -263,6 +279,7 @@ def series(value: Any, *, start: Any = None, end: Any = None, history: History |
         None if end is None else boundary(end, treedef, avals, "end"),
         kept,
         _around=(first, last),
+        _back=window,
     )
 
 
@@ -328,19 +345,3 @@ def _not_from_the_end(expr: Index) -> Index:
             )
         )
     return as_index(expr)
-
-
-def _no_step(index: slice, may_be_empty: bool) -> DomainError:
-    text = ":".join("" if i is None else str(index_of(i) or i) for i in (index.start, index.stop))
-    fix = f"Read them, and step through what was read: x[{text}][::{index.step}]."
-    if may_be_empty:  # jax steps through what has an element
-        fix = f"Read them, and reverse what was read: jnp.flip(x[{text}])."
-        if index.step != -1:
-            fix = f"A slice that may be empty has no step, a window has: x.window(lo, hi, fill=v)[::{index.step}]."
-    return DomainError(
-        located(
-            f"A slice of a series has no step (got {index.step}): it is all timesteps between its bounds.",
-            where=J.here(),
-            fix=fix,
-        )
-    )

@@ -24,6 +24,7 @@ from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.ir.reasons import trace_arguments
 from rlfx.recurrence.ir.trace import Signature, rewrap_shared, unwrap_shared
 from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.effects import is_effect
 from rlfx.recurrence.language.kept import marks, unmarked
 from rlfx.recurrence.language.precision import narrowed, widened
 from rlfx.recurrence.language.primitives import custom_p
@@ -126,7 +127,7 @@ def concretize(program: Program, t: int, stop: int) -> Program:
         params = {k: J.evaluate_dims(p, t + 1, stop) for k, p in e.params.items() if k != "rlfx_static_indices"}
         if e.op is custom_p:
             params = {"custom": params["custom"].mapped(function)}
-        return Equation(e.op, params, tuple(map(var, e.inputs)), tuple(map(var, e.outputs)), e.where, e.scope)
+        return Equation(e.op, params, tuple(map(var, e.inputs)), tuple(map(var, e.outputs)), e.where, e.scope, e.has_effects)
 
     many = lambda vs: tuple(map(var, vs))  # noqa: E731
 
@@ -184,6 +185,9 @@ def run_points(whole: Program, program_at: Callable[[int, int], Program], argume
     def out(get: Callable[[Program], Atom], t: int, b: int) -> Any:
         return array(run.value(get(run.at(t, b).program), t, b))
 
+    longest = int(np.argmax(stops))
+    for effects in (e for e in run.at(stops[longest] - 1, longest).program.equations if is_effect(e)):
+        run.value(effects.outputs[0], stops[longest] - 1, longest)
     points = [(t, b) for b in range(batch) for t in range(stops[b])]
     losses = None
     if whole.loss is not None:
@@ -192,7 +196,7 @@ def run_points(whole: Program, program_at: Callable[[int, int], Program], argume
     final = []
     for i in range(len(whole.next_carry)):
         each = [out(lambda p, i=i: p.next_carry[i], stops[b] - 1, b) for b in range(batch)]
-        latest = each[int(np.argmax(stops))]  # what environments share goes on until the last of them ends
+        latest = each[longest]  # what environments share goes on until the last of them ends
         final.append(latest if whole.shared[i] or domain.batch is None else stacked(each))
     lengths = jnp.asarray(stops if domain.batch is not None else stops[0], jnp.int32) if domain.until else None
     aux = []

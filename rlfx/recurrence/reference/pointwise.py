@@ -185,8 +185,9 @@ class Evaluation:
         """The points of a lookup, the nearest that are there: [..., (s, b)]; and whether they are the ones asked for."""
         i = np.asarray(self._get(e.inputs[1], t, b), np.int64) - self.t0
         other = np.asarray(self._get(e.inputs[2], t, b)) if e.access.across_batch else np.full_like(i, b)
-        inside = (i >= 0) & (i <= t) & (other >= 0) & (other < self.batch)
-        return np.stack([np.clip(i, 0, t), np.clip(other, 0, self.batch - 1)], -1), inside
+        oldest = 0 if e.access.back is None else max(0, t - e.access.back + 1)
+        inside = (i >= oldest) & (i <= t) & (other >= 0) & (other < self.batch)
+        return np.stack([np.clip(i, oldest, t), np.clip(other, 0, self.batch - 1)], -1), inside
 
     # -- its value
 

@@ -330,7 +330,8 @@ def _depth(var: Var, reads: Iterable[Equation], program: Program) -> int:
     distances = []
     for e in mine:
         if isinstance(e.access, Lookup):
-            return program.domain.length
+            distances.append((e.access.back or program.domain.length) - 1)
+            continue
         found = reach_in(e.access, program.domain)
         distances.append(max(found.behind, found.ahead))
     return min(max(distances) + 1, program.domain.length)
