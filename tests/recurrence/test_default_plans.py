@@ -156,7 +156,7 @@ def test_learners_that_read_windows_take_environments_that_fit_the_cache():
     learner_bytes = 2**18  # of 4 environments, about
     small = with_room(unmapped=2**12, cache=learner_bytes)
     chosen = plan(small)
-    assert chosen in (rlfx.Plan(environments=1), rlfx.Plan(environments=2))
+    assert chosen == rlfx.Plan(environments=2)
     assert "environment" in str(chosen)
 
     def gradient(fn):

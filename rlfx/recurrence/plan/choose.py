@@ -130,10 +130,10 @@ def resident_environments(
     if room.tile is None or room.unmapped is None or 2 * each * batch <= room.unmapped:
         return None
     ragged = any(e.is_ragged for e in learner.region.equations)  # these run in blocks of timesteps
-    if ragged or why_not_environments(learner, order) is not None:
+    if ragged or learner.region.loops or why_not_environments(learner, order) is not None:
         return None
     count = divisor_up_to(batch, max(1, int(room.cache // each)))
-    return count if count < batch else None
+    return count if 1 < count < batch else None  # one at a time may be slower than all: 5x for a sum over 16 timesteps
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:
