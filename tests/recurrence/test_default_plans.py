@@ -127,3 +127,42 @@ def test_copies_of_a_program_have_rows_enough():
 def test_the_cache_of_a_core_is_within_bounds():
     assert LEAST_CACHE <= core_cache() <= MOST_CACHE
     assert CPU.room.tile == core_cache()
+
+
+def attends(params, carry, t):
+    """Attention over a window of other timesteps, on data: blocks of timesteps are not legal."""
+    p, data = params
+    x = jnp.tanh(rlfx.inputs(data)[t] @ p["in"])
+    past = rlfx.series(x).window(-2, 2)
+    return jnp.sum((jax.nn.softmax(past @ x) @ past @ p["pi"]) ** 2), carry
+
+
+def test_acting_evaluates_nothing_for_the_learner_that_the_learner_evaluates_anyway():
+    learners = rlfx.compile(attends, length=T, batch=B, target=CPU).physical(
+        (PARAMS, X), jnp.zeros(B), wrt=(True, False)
+    )
+    acting = [e.op.name for node in learners.acting.nodes for e in node.equations]
+    assert "dot_general" not in acting, acting  # the maximum of the softmax is smaller than the scores, and needs them
+    assert "dot_general" in [e.op.name for node in learners.learning.nodes for e in node.equations]
+
+
+def test_learners_that_read_windows_take_environments_that_fit_the_cache():
+    zero = jnp.zeros(B)
+
+    def plan(target):
+        return rlfx.compile(attends, length=T, batch=B, target=target).plan((PARAMS, X), zero, wrt=(True, False))
+
+    assert plan(CPU) == rlfx.Plan()
+    learner_bytes = 2**18  # of 4 environments, about
+    small = with_room(unmapped=2**12, cache=learner_bytes)
+    chosen = plan(small)
+    assert chosen == rlfx.Plan(environments=2)
+    assert "environment" in str(chosen)
+
+    def gradient(fn):
+        return jax.value_and_grad(lambda p: fn((p, X), zero)[0])(PARAMS)
+
+    want = gradient(rlfx.reference(attends, length=T, batch=B))
+    for options in ({"target": small}, {"plan": rlfx.Plan(environments=2)}, {"plan": rlfx.Plan(environments=1)}):
+        got = gradient(rlfx.compile(attends, length=T, batch=B, **options))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * np.abs(b).max()), got, want)

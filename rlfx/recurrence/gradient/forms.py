@@ -177,7 +177,8 @@ def at_once(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     acted = p.act()
     stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
     stored = hold(p.learner.region.graph, stored, p.extent)
-    return returned(acted), *p.gradient(stored, p.tails(acted), p.extent, p.objective.share(acted))
+    share = p.objective.share(acted)
+    return returned(acted), *p.tile_gradient(stored, p.tails(acted), p.extent.times, share, plan.environments)
 
 
 def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:

@@ -102,7 +102,7 @@ def choose(
         return (
             checked(Plan("blocks", length, environments), learner, order, batch, target)
             if asked or environments
-            else Plan()
+            else Plan(environments=resident_environments(learner, order, batch, target, copies))
         )
     block = asked or cache_block(learner, environments or batch, target, length, copies)
     stream = find_stream(learner) if why_not("stream", learner) is None else None  # stores nothing for all timesteps
@@ -116,6 +116,24 @@ def choose(
     if block < length or environments is not None:
         return checked(Plan("blocks", block, environments), learner, order, batch, target)
     return Plan()
+
+
+def resident_environments(
+    learner: Learner, order: Sequence[Var], batch: int, target: Target, copies: int = 1
+) -> int | None:
+    """Environments at a time of a learner that reads other timesteps; None: all of them.
+
+    Windows of other timesteps are many times as large as what they read. If the activations of all environments and their
+    cotangents are more than the memory that calls have again, as many are taken at a time as the machine's cache holds.
+    """
+    room, each = target.room, activation_bytes(learner, 1) * learner.program.domain.length * copies
+    if room.tile is None or room.unmapped is None or 2 * each * batch <= room.unmapped:
+        return None
+    ragged = any(e.is_ragged for e in learner.region.equations)  # these run in blocks of timesteps
+    if ragged or learner.region.loops or why_not_environments(learner, order) is not None:
+        return None
+    count = divisor_up_to(batch, max(1, int(room.cache // each)))
+    return count if 1 < count < batch else None  # one at a time may be slower than all: 5x for a sum over 16 timesteps
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:

@@ -11,7 +11,7 @@ from rlfx import _jaxpr as J
 from rlfx._lazy import nx
 from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.analysis.graph import Graph
-from rlfx.recurrence.analysis.storage import minimum_cut
+from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var, users_of
 from rlfx.recurrence.language.index import Point, Window
@@ -89,6 +89,7 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     active = active_equations(program, perturbed, targets)
     recurrent = _recurrent(whole)
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
+    twice = active - set(outputs.equations)  # if acting evaluates them, for what it stores: the learner does anyway
 
     def fixed(e: Equation) -> bool:
         return (
@@ -102,6 +103,7 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
         fixed=fixed,
         free=active.__contains__,
         kept=lambda v: v in data or "t" not in program.dims_of(v),
+        stays=lambda e: work_of(e, program) * BYTES_PER_FLOP if e in twice else 0.0,
     )
     given = set(cut.stored) | ({program.alive} if program.alive is not None else set())
     region = Graph(program, frozenset(targets) - last, last, given=frozenset(given))

@@ -39,7 +39,7 @@ class Plan:
     Attributes:
       form: "at once", "blocks", "stream", "replay" or "one pass".
       block: timesteps at a time; None for "at once" and "one pass".
-      environments: environments at a time within a block; None for all of them.
+      environments: environments at a time, within a block or for all timesteps ("at once"); None for all of them.
       offload: stored values that take at least so many bytes, over the whole domain, are in host memory, and fetched one
         block ahead; None: only those that ``rlfx.offload`` names. Belongs to "blocks".
       cached: whether the acting pass keeps the values of wide products (256 operations an element or more), so that the
@@ -71,7 +71,7 @@ class Plan:
 
     def __str__(self) -> str:
         parts = [FORMS[self.form]]
-        if self.block:
+        if self.tile:
             parts[0] += f" ({self.tile} at a time)"
         if self.cached:
             parts.append("it keeps the actor's wide products")
