@@ -96,26 +96,17 @@ def evaluate(
 def _evaluate(env, policy, episodes, max_steps, params, memory, key):
     reset_key, play_key = jax.random.split(key)
 
-    def act(memory, obs, key):
-        if memory is None:
-            return policy(params, obs, key), None
-        given = policy(params, memory, obs, key)
-        if not (isinstance(given, tuple) and len(given) == 2):
-            fact = f"evaluate: a policy with memory returned {type(given).__name__}."
-            raise EnvError(located(fact, fix="Return (action, memory)."))
-        return given
+    act = acting("evaluate", policy, params)
 
     def play(keys, state, memory, result):
         """One step of one environment, unless its episode has ended."""
         action, remembered = act(memory, env.observe(state), keys[0])
-        if _types(remembered) != _types(memory):
-            fact = f"evaluate: the policy was given memory {_types(memory)} and returned {_types(remembered)}."
-            raise EnvError(located(fact, fix="Return memory like it, in structure, shapes and dtypes."))
         after, step = env.step(keys[1], state, action)
         following = Evaluation(
             result.returns + step.reward.astype(jnp.float32), result.lengths + 1, step.terminated | step.truncated
         )
-        return select(result.ended, (state, memory, result), (after, _strong(remembered, memory), following))
+        # The environment plays on, uncounted: one on the host can't be held at a state that it has left.
+        return after, *select(result.ended, (memory, result), (remembered, following))
 
     many = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, (episodes, *jnp.shape(x))), tree)  # noqa: E731
     nothing = many(Evaluation(jnp.float32(0), jnp.int32(0), jnp.bool_(False)))
@@ -133,10 +124,29 @@ def _evaluate(env, policy, episodes, max_steps, params, memory, key):
     return jax.lax.while_loop(some_goes_on, step_all, begin)[3]
 
 
+def acting(of: str, policy: Callable, params: Any) -> Callable[[Any, Any, jax.Array], tuple[Any, Any]]:
+    """``policy`` as a function of memory, observation and key to the action and the next memory, which is None without one.
+
+    Raises:
+      EnvError: of the function of this name (``of``): the policy returned no pair, or other memory than it was given.
+    """
+
+    def act(memory: Any, obs: Any, key: jax.Array) -> tuple[Any, Any]:
+        if memory is None:
+            return policy(params, obs, key), None
+        given = policy(params, memory, obs, key)
+        if not (isinstance(given, tuple) and len(given) == 2):
+            fact = f"{of}: a policy with memory returned {type(given).__name__}."
+            raise EnvError(located(fact, fix="Return (action, memory)."))
+        action, remembered = given
+        if _types(remembered) != _types(memory):
+            fact = f"{of}: the policy was given memory {_types(memory)} and returned {_types(remembered)}."
+            raise EnvError(located(fact, fix="Return memory like it, in structure, shapes and dtypes."))
+        return action, jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), remembered, memory)
+
+    return act
+
+
 def _types(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     return [f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in leaves], structure
-
-
-def _strong(tree: Any, like: Any) -> Any:
-    return jax.tree.map(lambda x, ref: jnp.asarray(x, ref.dtype), tree, like)

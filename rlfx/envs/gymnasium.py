@@ -36,7 +36,8 @@ class GymnasiumEnvironment(Environment):
 
     Host environments have state that jax does not see, so a state can be stepped once: stepping an old one (a
     recomputation, a second rollout from the same states) is an error and not a silently wrong trajectory. A reset
-    begins a new batch and closes the last one of this object.
+    begins a new batch and closes the last one of this object. Without ``resets`` an episode that has ended stays so: steps
+    after its end give its last observation again, with no reward.
 
     Args:
       name: a registered gymnasium name.
@@ -62,6 +63,7 @@ class GymnasiumEnvironment(Environment):
         one.close()
         self._envs: list = []
         self._clocks: np.ndarray = np.zeros(0, np.int64)
+        self._ends: dict[int, tuple] = {}
         self._batch = 0
         spaces = self.observation_space
         leaves = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), spaces, is_leaf=is_space)
@@ -93,20 +95,20 @@ class GymnasiumEnvironment(Environment):
             env.close()
         self._batch += 1
         self._envs = [self._make() for _ in seeds]
-        self._clocks = np.zeros(len(seeds), np.int64)
+        self._clocks, self._ends = np.zeros(len(seeds), np.int64), {}
         first = [env.reset(seed=int(seed))[0] for env, seed in zip(self._envs, seeds, strict=True)]
         slots = np.arange(len(seeds), dtype=np.int32)
         return np.full_like(slots, self._batch), slots, self._stack(first)
 
     def _host_step(self, batches: np.ndarray, slots: np.ndarray, clocks: np.ndarray, actions: Any):
-        stale = (batches != self._batch) | (clocks != self._clocks[np.minimum(slots, len(self._clocks) - 1)])
-        if stale.any():
+        slots = np.minimum(slots, len(self._clocks) - 1)  # those of an earlier, larger batch are stale
+        over = np.isin(slots, list(self._ends)) & (clocks >= self._clocks[slots])
+        if ((batches != self._batch) | ((clocks != self._clocks[slots]) & ~over)).any():
             fact = f"gymnasium/{self.name}: a state that was stepped before, or of an earlier reset, is stepped again."
             raise EnvError(located(fact, fix="Host environments cannot go back: step the newest states, once each."))
-        self._clocks[slots] += 1
         results = [
-            self._one(self._envs[slot], jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
-            for i, slot in enumerate(slots)
+            self._ends[slot] if ended else self._one(slot, jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
+            for i, (slot, ended) in enumerate(zip(slots.tolist(), over, strict=True))
         ]
         obs, final, *scalars = zip(*results, strict=True)
         return (
@@ -115,10 +117,15 @@ class GymnasiumEnvironment(Environment):
             *(np.asarray(x, d) for x, d in zip(scalars, (np.float32, bool, bool), strict=True)),
         )
 
-    def _one(self, env: Any, action: Any):
+    def _one(self, slot: int, action: Any):
+        """One step of one environment; what steps after the end of its episode give is kept."""
         action = int(action) if isinstance(self.action_space, Discrete) else action
-        final, reward, terminated, truncated, _ = env.step(action)
-        obs = env.reset()[0] if self.resets and (terminated or truncated) else final
+        final, reward, terminated, truncated, _ = self._envs[slot].step(action)
+        self._clocks[slot] += 1
+        ended = terminated or truncated
+        obs = self._envs[slot].reset()[0] if self.resets and ended else final
+        if ended and not self.resets:
+            self._ends[slot] = final, final, 0.0, terminated, truncated
         return obs, final, reward, terminated, truncated
 
     def _stack(self, observations: Any):

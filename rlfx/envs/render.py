@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx._checks import KEY, PATH, POSITIVE, Kind, expect, function, installed, number, optional
 from rlfx.envs.base import Environment, checked_environment
+from rlfx.envs.evaluation import acting
 from rlfx.envs.spaces import sample
 from rlfx.errors import EnvError
 
 _FPS = number(above=0)
-_POLICY = optional(function("key", "obs"))
 
 
 def _pictures(value: Any) -> list[np.ndarray]:
@@ -76,16 +77,29 @@ def save_gif(
     key: jax.Array,
     *,
     policy: Callable | None = None,
+    params: Any = None,
+    memory: Any = None,
     steps: int = 200,
     fps: int = 30,
     size: int = 240,
 ) -> Path:
-    """Run ``policy(key, obs) -> action`` (random actions if None) for ``steps`` steps and save an animated GIF.
+    """Run a policy for ``steps`` steps and save an animated GIF; a path that ends in ``.png`` gets the last picture.
 
-    A path that ends in ``.png`` gets the last picture.
+    Args:
+      env: an environment.
+      path: where to save; it ends in ``.gif``, ``.webp`` or ``.png``.
+      key: a typed key.
+      policy: as :func:`evaluate` takes it: ``policy(params, obs, key) -> action``, or with ``memory``
+        ``policy(params, memory, obs, key) -> (action, memory)``; None acts at random.
+      params: what the policy takes.
+      memory: what a recurrent policy begins with. It goes through the ends of episodes.
+      steps: how many steps, and pictures.
+      fps: pictures a second.
+      size: height and width, pixels.
 
     Raises:
-      EnvError: an argument is not of its kind, or matplotlib or pillow is not installed.
+      EnvError: an argument is not of its kind, ``policy`` returned something else than an action (and memory like
+        ``memory``), or matplotlib or pillow is not installed.
 
     Example:
       >>> import tempfile
@@ -98,25 +112,31 @@ def save_gif(
     checked_environment("save_gif", env)
     expect("path", path, _PICTURE, EnvError, of="save_gif")
     expect("key", key, KEY, EnvError, of="save_gif")
-    expect("policy", policy, _POLICY, EnvError, of="save_gif")
+    takes = ("params", "obs", "key") if memory is None else ("params", "memory", "obs", "key")
+    expect("policy", policy, optional(function(*takes)), EnvError, of="save_gif")
     steps, size = (expect(k, v, POSITIVE, EnvError, of="save_gif") for k, v in (("steps", steps), ("size", size)))
     fps = expect("fps", fps, _FPS, EnvError, of="save_gif")
     installed("save_gif", "PIL", "plots", EnvError)
-    states = _played(env, key, policy or (lambda key, obs: sample(env.action_space, key)), steps)
+    if policy is None:
+        policy, memory = (lambda params, obs, key: sample(env.action_space, key)), None
+    states = _played(env, key, acting("save_gif", policy, params), memory, steps)
     frames = [render(env, jax.tree.map(lambda x, t=t: x[t], states), size=size) for t in range(steps)]
     return save_frames(frames, path, fps=fps)
 
 
-def _played(env: Environment, key: jax.Array, act: Callable, steps: int) -> Any:
+def _played(env: Environment, key: jax.Array, act: Callable, memory: Any, steps: int) -> Any:
     """The states that a policy leads through, leaves ``[steps, ...]``."""
 
-    def body(state, key):
+    def body(carry, key):
+        state, memory = carry
         key_action, key_step = jax.random.split(key)
-        state, _ = env.step(key_step, state, act(key_action, env.observe(state)))
-        return state, state
+        action, memory = act(memory, env.observe(state), key_action)
+        state, _ = env.step(key_step, state, action)
+        return (state, memory), state
 
     first, keys = jax.random.split(key)
-    return jax.lax.scan(body, env.reset(first), jax.random.split(keys, steps))[1]
+    begin = jax.tree.map(jnp.asarray, memory)
+    return jax.lax.scan(body, (env.reset(first), begin), jax.random.split(keys, steps))[1]
 
 
 def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30) -> Path:

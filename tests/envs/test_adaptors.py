@@ -78,6 +78,58 @@ def test_gymnasium_refuses_to_go_back():
         jax.block_until_ready(env.step(jax.random.key(1), state, jnp.int32(0)))
 
 
+def _lengths_by_gymnasium(keys, act, limit=200):
+    """The lengths of episodes that gymnasium itself plays."""
+    import gymnasium
+
+    env, lengths = gymnasium.make("CartPole-v1"), []
+    for key in keys:
+        obs, _ = env.reset(seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+        lengths.append(0)
+        ended = False
+        while not ended and lengths[-1] < limit:
+            obs, _, terminated, truncated, _ = env.step(int(act(obs)))
+            ended = terminated or truncated
+            lengths[-1] += 1
+    return lengths
+
+
+@pytest.mark.filterwarnings("error:.*calling.*step:UserWarning")  # what gymnasium warns of an episode that has ended
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_gymnasium_is_evaluated_by_whole_episodes(auto_reset):
+    env, key = rlfx.envs.make("gymnasium/CartPole-v1", auto_reset=auto_reset), jax.random.key(0)
+    result = rlfx.envs.evaluate(env, lambda _, obs, key: jnp.int32(obs[2] > 0), None, key, 6)
+    lengths = _lengths_by_gymnasium(jax.random.split(jax.random.split(key)[0], 6), lambda obs: obs[2] > 0)
+    assert result.lengths.tolist() == lengths
+    assert len(set(lengths)) > 2
+    assert bool(result.ended.all())
+
+
+@pytest.mark.filterwarnings("error:.*calling.*step:UserWarning")
+def test_gymnasium_ends_episodes_apart_under_until():
+    env, keys = rlfx.envs.make("gymnasium/CartPole-v1", auto_reset=False), jax.random.split(jax.random.key(0), 4)
+
+    def act(params, carry, t):
+        after, step = env.step(t.key_for("env"), carry["state"], jnp.int32(env.observe(carry["state"])[2] > 0))
+        return {"state": after, "ended": step.terminated | step.truncated}, step.reward
+
+    run = rlfx.unroll(act, length=100, batch=4, until=lambda carry: carry["ended"])
+    carry = {"state": jax.vmap(env.reset)(keys), "ended": jnp.zeros(4, bool)}
+    _, reward, lengths = run(None, carry, jax.random.key(1))
+    assert lengths.tolist() == _lengths_by_gymnasium(keys, lambda obs: obs[2] > 0)
+    np.testing.assert_array_equal(reward.sum(0), lengths)
+
+
+def test_gymnasium_goes_on_after_the_end_with_no_reward():
+    env = rlfx.envs.make("gymnasium/CartPole-v1", auto_reset=False)
+    _, (obs, step) = rollout(env, 1, 14, lambda o: jnp.ones(1, jnp.int32))
+    end = int(step.terminated.argmax())
+    assert 5 < end < 13
+    assert bool(step.terminated[end:].all())
+    np.testing.assert_array_equal(step.reward[:, 0], np.arange(14) <= end)
+    np.testing.assert_array_equal(obs[end:], np.broadcast_to(obs[end], obs[end:].shape))
+
+
 def test_gymnasium_nested_vmap():
     env = rlfx.envs.make("gymnasium/CartPole-v1")
     keys = jax.random.split(jax.random.key(0), (2, 3))

@@ -1,6 +1,7 @@
 """Wrappers against plain Python references; the protocol's checks; rollouts; pictures."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -543,6 +544,26 @@ def test_render(name):
         assert not np.array_equal(image, other)
 
 
+def test_a_gif_of_a_policy_with_memory(tmp_path):
+    """The pictures are of the states that the policy leads through."""
+    from PIL import Image
+
+    env, seen = rlfx.envs.make("CartPole-v1"), []
+    seeing = lambda env, state, size: (seen.append(state.x), np.zeros((2, 2, 3), np.uint8))[1]  # noqa: E731
+    alternate = lambda params, memory, obs, key: (memory % 2, memory + 1)  # noqa: E731
+    with mock.patch("rlfx.envs.render.render", seeing):
+        path = rlfx.envs.save_gif(env, tmp_path / "a.gif", jax.random.key(0), policy=alternate, memory=0, steps=6)
+    with Image.open(path) as image:
+        assert image.format == "GIF"
+    key, keys = jax.random.split(jax.random.key(0))
+    state = env.reset(key)
+    for i, k in enumerate(jax.random.split(keys, 6)):
+        state, _ = env.step(jax.random.split(k)[1], state, jnp.int32(i % 2))
+        np.testing.assert_allclose(seen[i], state.x, rtol=1e-6)
+    with pytest.raises(EnvError, match=r"save_gif: a policy with memory returned int"):
+        rlfx.envs.save_gif(env, path, key, policy=lambda params, memory, obs, key: 0, memory=0)
+
+
 def test_gif_and_png(tmp_path):
     from PIL import Image
 
@@ -553,7 +574,8 @@ def test_gif_and_png(tmp_path):
         jax.random.key(0),
         steps=5,
         size=40,
-        policy=lambda key, obs: (obs[2] > 0).astype(jnp.int32),
+        policy=lambda params, obs, key: (obs[2] > params).astype(jnp.int32),
+        params=0.0,
     )
     with Image.open(path) as image:
         assert image.n_frames == 5

@@ -236,19 +236,65 @@ def test_a_budget_of_other_outputs_is_counted_under_vmap():
         jax.eval_shape(jax.vmap(jax.grad(lambda p: jnp.sum(tight(p, h)[1][1] ** 2))), jnp.linspace(0.5, 0.9, 50))
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
+# -- the last carry of environments that end apart -----------------------------------------------------------------------
+
+APART = {"left": jnp.asarray([3.0, 1.0, 7.0, 5.0]), "x": jnp.linspace(0.5, 1.5, 4), "s": rlfx.Shared(jnp.float32(0.3))}
 
 
-def test_the_last_carry_of_environments_that_end_apart_has_no_blocks():
-    def f(p, c, t):
-        return p * c, c * p
+def direct(p, c, t):
+    """The next carry depends on the parameters at its own timestep alone: through the others it is kept after an end."""
+    x = jax.lax.stop_gradient(c["x"])
+    after = {"left": c["left"] - 1.0, "x": jnp.tanh(p * x + 0.2 / c["left"]), "s": p * rlfx.mean(x, "b")}
+    return p * x / c["left"], after, p * x
 
-    fn = rlfx.compile(f, length=5, batch=2, until=lambda c: c > 3.0, plan=rlfx.Plan("blocks", 2))
-    carry = jnp.array([1.0, 2.0])
-    jax.eval_shape(jax.grad(lambda p: fn(p, carry)[0]), 1.1)
-    text = "the gradient flows through the last carry, which environments leave at different timesteps"
+
+def through_time(p, c, t):
+    """It goes through all of them."""
+    after = {
+        "left": c["left"] - 1.0,
+        "x": jnp.sin(p * c["x"]) + 0.2 / c["left"],
+        "s": 0.9 * c["s"] + p * rlfx.mean(jax.lax.stop_gradient(c["x"]), "b"),
+    }
+    return p * c["x"] / c["left"], after, p * c["x"]
+
+
+@pytest.mark.parametrize("f", [direct, through_time])
+def test_the_last_carry_of_environments_that_end_apart(f):
+    """Blocks pass each environment's cotangent to where it ended; all infinite derivatives are behind the ends."""
+    options = {"length": 6, "batch": 4, "until": lambda c: c["left"] <= 0}
+
+    def gradient(make, some=False, **plan):
+        """The pullback; ``some`` environments at a time have none of what is theirs, and no carry that all share."""
+        fn = make(f, **options, **plan)
+
+        def outputs(p, x):
+            loss, (carry, aux, _) = fn(p, {**APART, "x": x})
+            return loss, jnp.cos(carry["x"]), jnp.float32(0.0) if some else carry["s"].value, aux
+
+        of = functools.partial(outputs, x=APART["x"]) if some else outputs
+        given = (jnp.float32(0.7), *([] if some else [APART["x"]]))
+        pulled = lambda *cotangents: jax.vjp(of, *given)[1](cotangents)  # noqa: E731
+        return pulled if make is rlfx.reference else jax.jit(pulled)
+
+    x, aux = jnp.asarray([1.0, -2.0, 3.0, 0.5]), jnp.cos(jnp.arange(24.0)).reshape(6, 4)
+    for cotangents in ((1.0, 0 * x, 0.0, 0 * aux), (0.0, x, 0.0, 0 * aux), (0.3, x, 2.0, aux)):
+        given = jax.tree.map(jnp.float32, cotangents)
+        expected = {some: gradient(rlfx.reference, some)(*given) for some in (False, True)}
+        for plan in (rlfx.Plan(), rlfx.Plan("blocks", 1), rlfx.Plan("blocks", 4), rlfx.Plan("blocks", 2, 2)):
+            some = plan.environments is not None
+            got = gradient(rlfx.compile, some, plan=plan)(*given)
+            for g, e in zip(got, expected[some], strict=True):
+                np.testing.assert_allclose(g, e, rtol=2e-5, atol=1e-6, err_msg=f"{plan} {cotangents[:3]}")
+
+
+def test_some_environments_do_not_know_when_the_last_of_all_ends():
+    fn = rlfx.compile(through_time, length=6, batch=4, until=lambda c: c["left"] <= 0, plan=rlfx.Plan("blocks", 2, 2))
+    text = "the gradient flows through a last carry that environments share, which the last of all leaves"
     with pytest.raises(ScheduleError, match=text):
-        jax.eval_shape(jax.grad(lambda p: fn(p, carry)[1][0].sum()), 1.1)
+        jax.eval_shape(jax.grad(lambda p: fn(p, APART)[1][0]["s"].value), 1.1)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------------
 
 
 def test_unroll_says_what_is_no_plan():

@@ -1,30 +1,17 @@
-"""Streaming: the learner follows some timesteps behind the actor, inside the rollout, over buffers of a few points.
+"""Which learners can follow some timesteps behind the actor, inside the rollout, over buffers of a few points.
 
-TimeRL section 5.2 (a consumer that reads at most n steps ahead is fused with a delay of n). Here a chunk of timesteps is
-acted, and then a chunk is learned from: products stay large, and memory does not grow with T.
+TimeRL section 5.2 (a consumer that reads at most n steps ahead is fused with a delay of n). How it runs: ``turns.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
-
-from rlfx.recurrence.analysis.divisors import divisor_near
-from rlfx.recurrence.execute.executor import Execution, prepared
-from rlfx.recurrence.execute.loops import RunningLoop
-from rlfx.recurrence.execute.outputs import returned
-from rlfx.recurrence.execute.values import Value, cut_times, zeros
-from rlfx.recurrence.gradient.forms import Pass, accumulate
 from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.schedule.learner import Learner
-from rlfx.recurrence.schedule.physical import Repeated
-from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Loop, Parallel
 
 
@@ -53,8 +40,6 @@ def find_stream(learner: Learner) -> Stream | str:
     """The streaming form of a learner without reads, or why there is none."""
     program, stages = learner.program, learner.acting.stages
     loops = [s for s in stages if isinstance(s, Loop)]
-    if program.domain.until:
-        return "environments end at different timesteps"
     if len(loops) != 1 or loops[0].direction != "forward":
         return "there is more than one loop over time" if loops else "there is no loop over time"
     (loop,) = loops
@@ -63,6 +48,8 @@ def find_stream(learner: Learner) -> Stream | str:
     at = stages.index(loop)
     before = [e for s in stages[:at] if isinstance(s, Parallel) for e in s.equations]
     early = {*program.inputs, *(v for e in before for v in e.outputs)}
+    if program.domain.until:  # what is returned of a timestep is zero where the environment has ended
+        early = {v for v in early if "t" not in program.dims_of(v)}
     if not all(v in early for v in program.aux if isinstance(v, Var)):
         return "aux is returned for every timestep"
     after = [e for s in stages[at + 1 :] if isinstance(s, Parallel) for e in s.equations]
@@ -75,6 +62,8 @@ def find_stream(learner: Learner) -> Stream | str:
     delay = _delay(delayed, program)
     if delay >= program.domain.length:
         return f"what is learned from is {delay} timesteps ahead, and there are {program.domain.length}"
+    if program.domain.until and (why := _unknown_before_the_end(learner, delayed)):
+        return why
     prompt = tuple(e for e in after if e not in delayed)
     produced = {*loop.stacked, *(v for e in prompt for v in e.outputs)}
     used = {v for e in delayed for v in e.inputs if isinstance(v, Var)} | set(learner.stored)
@@ -99,6 +88,16 @@ def _refused(equation: Equation, program: Program) -> str | None:
     if not equation.is_simultaneous or equation.has_effects:
         return f"{equation.op.name} needs all timesteps ({equation.where})"
     return None
+
+
+def _unknown_before_the_end(learner: Learner, delayed: Iterable[Equation]) -> str | None:
+    """Under ``until=``, why an environment's end can't be learned from while others go on; None if it can."""
+    program, graph = learner.program, learner.acting.graph
+    if program.reduce == "mean" and set(learner.targets) - {program.loss}:
+        return "aux is differentiated beside a mean over timesteps whose number is not known yet"
+    tails = [*learner.tails, *(e.source for e in delayed if extends(e, program))]
+    late = [v for var in tails for v in graph.extension(var, None).last if program.ends_apart(v)]
+    return "what is read beyond an end needs more of the last timestep than the carry" if late else None
 
 
 def _delayed(after: Iterable[Equation], program: Program) -> frozenset[Equation]:
@@ -131,96 +130,7 @@ def _delay(delayed: frozenset[Equation], program: Program) -> int:
     return longest
 
 
-def streamed(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
-    """``(what a call returns, loss on this device, gradient)``, acting and learning in turns."""
-    stream = find_stream(p.learner)
-    assert isinstance(stream, Stream)
-    assert plan.block is not None
-    length, delay, chunk = p.extent.times.shape[0], stream.delay, plan.block
-    acting = p.acting
-    run = prepared(acting, p.env, p.t0, extent=p.extent)
-    run.sequence(stream.before, run.env, run.times, run.read_complete)
-    running = RunningLoop(run, next(node for node in acting.nodes if isinstance(node, Repeated)))
-    run.join(running.node)
-    moving, _ = running.operands
-    given = {v: run.now() if v is run.program.now else run.env[v] for v in moving}
-    share = p.objective.share(run)
-
-    def act(state, first, count):
-        """Act ``count`` timesteps; the new state, and the values to buffer."""
-        times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
-        state, ys = running.advance(state, times, [cut_times(x, first, count).data for x in given.values()])
-        part = part_of(run, first, count)
-        part.env |= {v: run.stacked(v, y) for v, y in zip(stream.loop.stacked, ys, strict=True)}
-        part.sequence(stream.prompt, part.env, part.times, part.read_complete)
-        return state, [part.env[v].data for v in stream.buffered]
-
-    def learn(first, window, count, tails, beyond):
-        """The gradient of ``count`` timesteps from ``first`` on; ``window`` has ``delay`` more, or ends at T."""
-        part = part_of(run, first, window[0].shape[0] if window else count)
-        part.env |= {v: run.stacked(v, x) for v, x in zip(stream.buffered, window, strict=True)}
-        part.tails |= beyond
-        part.sequence(stream.delayed, part.env, part.times, part.read_complete)
-
-        def tile(begin, size, _):
-            stored = {v: cut_times(part.env[v], begin, size) for v in p.learner.stored}
-            times = jax.lax.dynamic_slice_in_dim(p.extent.times, first + begin, size)
-            return p.tile_gradient(stored, tails, times, share, plan.environments)
-
-        # What is left at the end is longer than a chunk if the delay is.
-        return tile(0, count, []) if count <= chunk else accumulate(tile, count, divisor_near(count, chunk), p.zero)
-
-    extended = [e.source for e in stream.delayed if _extends(e, run.program)]
-    # In the middle the points beyond a window belong to readers that are not learned from yet: any value will do.
-    anything = {v: nothing_at_end(v, run) for v in extended}
-
-    def step(total, first):
-        state, buffer, sums = total
-        state, fresh = act(state, first + delay, chunk)
-        window = [jnp.concatenate([x, y]) for x, y in zip(buffer, fresh, strict=True)]
-        sums = jax.tree.map(jnp.add, sums, learn(first, window, chunk, {}, anything))
-        return (state, [x[chunk:] for x in window], sums), None
-
-    state, buffer = act(running.initial(), 0, delay) if delay else (running.initial(), None)
-    if buffer is None:
-        shapes = jax.eval_shape(lambda s: act(s, 0, 1)[1], state)
-        buffer = [jnp.zeros((0, *x.shape[1:]), x.dtype) for x in shapes]
-    whole, rest = divmod(length - delay, chunk)
-    sums = p.zero
-    if whole:  # else the first window would reach beyond T
-        firsts = jnp.arange(whole, dtype=jnp.int32) * chunk
-        (state, buffer, sums), _ = jax.lax.scan(step, (state, buffer, sums), firsts)
-    if rest:
-        state, fresh = act(state, length - rest, rest)
-        buffer = [jnp.concatenate([x, y]) for x, y in zip(buffer, fresh, strict=True)]
-    for v in stream.loop.last:
-        run.finals[v] = running.last_of(v, state)
-    if rest + delay:
-        beyond = {v: run.tail(v) for v in extended}
-        last = learn(length - rest - delay, buffer, rest + delay, p.tails(run), beyond)
-        sums = jax.tree.map(jnp.add, sums, last)
-    return returned(run), *sums
-
-
-def part_of(run: Execution, first: Any, count: int) -> Execution:
-    """Consecutive timesteps as an execution of their own: the same program, started later, and shorter.
-
-    Reads a fixed number of timesteps away mean the same there, wherever they stay inside.
-    """
-    program = replace(run.program, domain=replace(run.domain, length=count))
-    extent = run.extent.at(jnp.arange(count, dtype=jnp.int32))
-    env = {v: cut_times(x, first, count) for v, x in run.env.items()}
-    plan = replace(run.plan, graph=replace(run.graph, program=program), nodes=())
-    return prepared(plan, env, run.t0 + first, extent=extent)
-
-
-def _extends(equation: Equation, program: Program) -> bool:
+def extends(equation: Equation, program: Program) -> bool:
     """Whether a read beyond the end needs its source at t = T."""
     ahead = equation.is_read and isinstance(equation.access, Point) and equation.end is None
     return ahead and reach_in(equation.access, program.domain).after_end
-
-
-def nothing_at_end(var: Var, run: Execution) -> Value:
-    """Stands for a value at t = T that nobody uses."""
-    dims = run.program.dims_of(var) - {"t"}
-    return Value(zeros((*(run.sizes[d] for d in dims), *var.shape), var.dtype), dims)

@@ -9,8 +9,9 @@ from rlfx._target import Target
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.one_pass import find_one_pass, one_pass, one_pass_of
 from rlfx.recurrence.gradient.replay import Replay, acting_kept, find_replay, replayed
-from rlfx.recurrence.gradient.stream import find_stream, streamed
+from rlfx.recurrence.gradient.stream import find_stream
 from rlfx.recurrence.gradient.through_time import acting_in_blocks, find_acting, through_time
+from rlfx.recurrence.gradient.turns import streamed
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan
 from rlfx.recurrence.schedule.plan import Plan
@@ -30,13 +31,6 @@ class Form:
     evaluate: Callable[[Pass, Plan], tuple]
     why_not: Callable[[Learner], str | None]
     acting: Callable[[Learner, Plan, Target, int], ExecutablePlan]
-
-
-def _at_one_end(learner: Learner) -> str | None:
-    """Parts of the timesteps have one end in common: not of a carry that environments leave apart."""
-    if learner.program.domain.until and set(learner.targets) & set(learner.program.next_carry):
-        return "the gradient flows through the last carry, which environments leave at different timesteps"
-    return None
 
 
 def _timesteps_apart(learner: Learner) -> str | None:
@@ -99,8 +93,8 @@ def _acting_in_one_pass(learner: Learner, plan: Plan, target: Target, batch: int
 
 FORMS: dict[str, Form] = {
     "at once": Form(at_once, lambda learner: None, _acting),
-    "blocks": Form(_blocks, _all(_at_one_end, _why_no_blocks), _acting_for_blocks),
-    "stream": Form(streamed, _all(_at_one_end, _timesteps_apart, _found(find_stream)), _acting),
-    "replay": Form(replayed, _all(_at_one_end, _timesteps_apart, _found(find_replay)), _acting_for_replay),
+    "blocks": Form(_blocks, _why_no_blocks, _acting_for_blocks),
+    "stream": Form(streamed, _all(_timesteps_apart, _found(find_stream)), _acting),
+    "replay": Form(replayed, _all(_timesteps_apart, _found(find_replay)), _acting_for_replay),
     "one pass": Form(one_pass, _found(find_one_pass), _acting_in_one_pass),
 }

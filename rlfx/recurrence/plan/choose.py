@@ -35,6 +35,9 @@ def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
         return "there is no batch"
     if any("b" in program.dims_of(v) for v in order):
         return "the gradient with respect to the carry is asked for"
+    shared = {v for v, is_shared in zip(program.next_carry, program.shared, strict=True) if is_shared}
+    if program.domain.until and shared & set(learner.targets):
+        return "the gradient flows through a last carry that environments share, which the last of all leaves"
     coupled = next((e for e in learner.region.equations if _couples(e)), None)
     return None if coupled is None else f"{coupled.op.name} needs all environments ({coupled.where})"
 
