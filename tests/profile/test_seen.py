@@ -66,16 +66,19 @@ def test_a_program_that_uses_the_signal_itself_keeps_it(tmp_path):
 
 
 def test_in_another_thread_ticks_are_of_the_main_one():
-    seen = collections.Counter()
+    seen, begun, done = collections.Counter(), threading.Event(), threading.Event()
 
     def side():
         with ticks.ticking(lambda frame: seen.update([frame.f_code.co_name])):
-            time.sleep(0.3)
+            begun.set()
+            done.wait()
 
     with ticks.handling():
         thread = threading.Thread(target=side)
         thread.start()
+        begun.wait()
         burn(0.2)
+        done.set()
         thread.join()
     assert seen["burn"] > 3
 
