@@ -1,14 +1,15 @@
 """Gains that the profiler predicts for programs written by others, against those that the change has.
 
-    python benchmarks/profile_gains.py --checkouts DIR [--rounds 7] [--captures 3] [NAME...]
+    python benchmarks/profile_gains.py [--checkouts DIR] [--rounds 7] [--captures 5] [NAME...]
 
-DIR holds git clones `purejaxrl`, `rlax` and `cleanrl` (commits in `COMMITS`; torch and tensorboard for CleanRL, whose
-replay buffer uses them, haiku and bsuite for rlax); rejax comes from its package. Each case says which line is changed
-and how. A capture of the program as it is gives the gains of `rlfx.profile.gains`; the one at that line is the prediction.
-By turns with the captures the program runs as it is and changed, without a capture: the measured gain is the ratio of the
-medians of CPU times. Run it on one core (`taskset -c 0`): there that is the time of a machine without others. `paid_in` gets
-the median of the runs as they are, so that what profiling costs is not taken for the program's own.
-Writes benchmarks/results/profile_gains.json.
+Five programs are in `gain_programs/`, written as others write them: PureJaxRL's, CleanRL's and Stable-Baselines3's
+shapes, a callback in a scan, a loop that compiles again. The others need `--checkouts`: DIR holds git clones `purejaxrl`,
+`rlax` and `cleanrl` (commits in `COMMITS`; torch and tensorboard for CleanRL, whose replay buffer uses them, haiku and bsuite
+for rlax); rejax comes from its package. Each case says which line is changed and how. A capture of the program as it is
+gives the gains of `rlfx.profile.gains`; the one at that line is the prediction. By turns with the captures the program runs
+as it is and changed, without a capture: the measured gain is the ratio of the medians of CPU times. Run it on one core
+(`taskset -c 0`): there that is the time of a machine without others. `paid_in` gets the median of the runs as they are, so
+that what profiling costs is not taken for the program's own. Writes benchmarks/results/profile_gains.json.
 """
 
 from __future__ import annotations
@@ -111,6 +112,19 @@ def jitted(train: Callable) -> Callable[[Around], None]:
     return once
 
 
+def shape(script: str) -> Callable[[pathlib.Path, Edits], Callable[[Around], None]]:
+    def build(checkouts: pathlib.Path, edits: Edits) -> Callable[[Around], None]:
+        found = module(pathlib.Path(__file__).parent / "gain_programs" / script, edits, pathlib.Path(script).stem)
+
+        def once(around: Around) -> None:
+            with around():
+                found.once()
+
+        return once
+
+    return build
+
+
 class Clocked:
     """Numbers of a range; from one of them to another, the loop's body runs inside of a context."""
 
@@ -181,6 +195,22 @@ LEARN = "agent.learner_step("
 CRITIC = "if global_step % args.policy_frequency == 0:"
 DDPG = cleanrl("ddpg_continuous_action_jax.py", "Pendulum-v1", 400, 1000, ("--exploration-noise", "0.1"))
 DQN = cleanrl("dqn_jax.py", "CartPole-v1", 1000, 4000, ("--start-e", "0.05"))
+EPOCH = "jax.lax.scan(epoch, (params, key), None, EPOCHS)"
+GAE = "last = rewards[t]"
+SHAPES = (
+    Case("PureJaxRL's shape: one jitted training", "2 epochs, not 4", "device", EPOCH, 0.5,
+         ((EPOCH, EPOCH.replace("EPOCHS", "EPOCHS // 2")),), shape("whole_training.py")),
+    Case("CleanRL's shape: advantages in eager jax", "advantages in NumPy", "call of jax", GAE, 1.0,
+         (("    out, last = [], jnp.zeros(4)", "    out, last, values = [], np.zeros(4), np.asarray(jnp.stack(values))"),
+          ("jnp.stack(out[::-1])", "np.stack(out[::-1]).astype(np.float32)")), shape("eager_loop.py")),
+    Case("Stable-Baselines3's shape: environments in Python", "observations not normalised", "python",
+         "inputs = normalised(observed)", 1.0,
+         (("inputs = normalised(observed)", "inputs = observed"),), shape("vec_env_loop.py")),
+    Case("a callback in a scan", "no callback", "callback", "jax.debug.callback(", 1.0,
+         (("jax.debug.callback(record, reward * jnp.ones(ENVS), done)", "pass"),), shape("callback_in_scan.py")),
+    Case("a loop that compiles again", "batches of one length", "compile", "params = learn(", 1.0,
+         (("batch = episode", "batch = np.resize(episode, (200, 4))"),), shape("recompiling.py")),
+)  # fmt: skip
 CASES = (
     Case("PureJaxRL ppo.py, CartPole-v1", "DEBUG off: no callback", "callback", "jax.debug.callback(callback, metric)", 1.0,
          (("jax.debug.callback(callback, metric)", "pass"),), purejaxrl),
@@ -262,15 +292,15 @@ def measure(case: Case, checkouts: pathlib.Path, rounds: int, captures: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--checkouts", type=pathlib.Path, required=True)
+    parser.add_argument("--checkouts", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--captures", type=int, default=3)
+    parser.add_argument("--captures", type=int, default=5)
     parser.add_argument("--out", type=pathlib.Path, default=RESULT)
     parser.add_argument("names", nargs="*", help="parts of the cases' names")
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     rows = []
-    for case in CASES:
+    for case in (*SHAPES, *(CASES if arguments.checkouts else ())):
         if arguments.names and not any(n in f"{case.name} {case.change}" for n in arguments.names):
             continue
         rows.append(measure(case, arguments.checkouts, arguments.rounds, arguments.captures))

@@ -36,10 +36,12 @@ def parser() -> argparse.ArgumentParser:
         default=0.0,
         help="begin the capture after so many seconds (default: at jax's first trace)",
     )
-    run.add_argument("--duration", type=float, help="end it after so many seconds (default: one second after the last "
-                     "compilation; 0: when the script ends)")  # fmt: skip
+    run.add_argument("--duration", type=float, help="end it after so many seconds (default: the first second of work "
+                     "after a second without compilation; 0: when the script ends)")  # fmt: skip
     run.add_argument("--memory", type=int, default=2048, metavar="MB",
-                     help="end it when the process has grown by so much: it holds the trace (default: %(default)s)")  # fmt: skip
+                     help="end it before it takes so much memory to write (default: %(default)s)")  # fmt: skip
+    run.add_argument("--events", type=int, default=1_000_000, metavar="N",
+                     help="end it at about so many events; an instruction of XLA has two (default: %(default)s)")  # fmt: skip
     run.add_argument("--steps", type=int, default=0, help="environment steps done in the capture")
     run.add_argument("--python-tracer", action="store_true", help="record every Python call (inflates Python 1.7-2x)")
     run.add_argument("script")
@@ -86,7 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMMAND_BUFFERS}".strip()
 
-    from rlfx.profile import read
     from rlfx.profile.capture import capturing
 
     thread = threading.get_ident()
@@ -98,7 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = getattr(jax.config, key)
     jax.config.update(key, True)
     try:
-        with Window(captured, arguments.start, arguments.duration, arguments.memory << 20) as window:
+        limits = arguments.memory << 20, arguments.events
+        with Window(captured, arguments.start, arguments.duration, *limits) as window:
             status = execute(script, arguments.arguments)
     finally:
         jax.config.update(key, before)
@@ -109,14 +111,21 @@ def run(arguments: argparse.Namespace) -> int:
                 fix="Run it with `python` alone, and read its own directory with `python -m rlfx.profile report`.",
             )
         )
-    if not window.begun:
+    if not window.sessions:
         never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
         fact = f"The script ended before the capture began: it {never}."
-        raise ProfileError(located(fact, fix="Give a smaller --start, or a script that computes with jax."))
+        fix = "Give a smaller --start; with one, a script without jax is captured, too."
+        raise ProfileError(located(fact, fix=fix))
     if window.cut:
         cut = f"the capture ended {window.cut}, and the script went on"
-        print(f"rlfx.profile: {cut}; --start, --duration and --memory choose others.", file=sys.stderr)
-    found = read(arguments.out)
+        print(f"rlfx.profile: {cut}; --start, --duration, --events and --memory choose others.", file=sys.stderr)
+    if len(window.sessions) > 1:
+        print(
+            "rlfx.profile: this is what the script repeated after a second without a compilation; what was before, with "
+            f"what it compiled: python -m rlfx.profile report {window.sessions[0].folder}",
+            file=sys.stderr,
+        )
+    found = window.sessions[-1].report()
     print(found)
     if found.one_call:
         print(f"\n{ONE_CALL}")

@@ -103,7 +103,7 @@ def mark(timeline: Timeline, notes: dict[str, Any], start_ns: int) -> None:
 
 
 def _clocked(timeline: Timeline, notes: dict[str, Any], start_ns: int) -> list[Clocked]:
-    waits = [bool(of_jax) for _, _, of_jax in notes.get("places", [])]
+    waits = [bool(of_jax) for _, _, of_jax, *_ in notes.get("places", [])]
     tracks = {t.line.thread: at for at, t in enumerate(timeline.tracks) if t.line.thread}
     out = []
     for thread in notes.get("threads", []):

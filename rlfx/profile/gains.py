@@ -18,7 +18,8 @@ from rlfx.profile.attributed import Attributed, Process
 from rlfx.profile.lines import Frame, Stack
 from rlfx.profile.replay import Replay
 from rlfx.profile.rows import named
-from rlfx.profile.rules import BACKEND, BLOCKED, CALLBACK, COMPILE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
+from rlfx.profile.rules import BACKEND, BLOCKED, CALLBACK, COMPILE, DISPATCH, WAIT
+from rlfx.profile.seen import CALL, PYTHON_KIND, SAMPLES, seen, seen_at
 from rlfx.profile.timeline import HOST, TASK, THUNK
 
 #: Less than this of the window is no finding.
@@ -27,14 +28,8 @@ LEAST = 0.03
 MOST = 0.95
 #: So many of the largest costs are replayed.
 TRIED = 12
-#: Samples of a line without which nothing is said of it.
-SAMPLES = 8
 
-CALL, PYTHON_KIND, DEVICE_KIND, PROGRAM, OPERATION = "call of jax", "python", "device", "program", "operation"
-#: What a sample of a thread says, by its state.
-KINDS = {
-    PYTHON: PYTHON_KIND, BACKEND: CALL, DISPATCH: CALL, TRANSFER: CALL, WAIT: WAIT, FETCH: WAIT, BLOCKED: BLOCKED,
-}  # fmt: skip
+DEVICE_KIND, PROGRAM, OPERATION = "device", "program", "operation"
 #: What to do, by kind.
 CHANGES = {
     CALL: "jit these calls as one, or put them into the program around them",
@@ -103,7 +98,7 @@ def gains(report: Attributed, count: int = 3, paid: Mapping[str, float] | None =
         if whole <= 0:
             continue
         weight = _weights(process)
-        for candidate in sorted(_candidates(process), key=lambda c: -float((1 - c.cost) @ weight))[:TRIED]:
+        for candidate in sorted(_candidates(process, paid or {}), key=lambda c: -float((1 - c.cost) @ weight))[:TRIED]:
             left = replay.lasts(candidate.cost)
             # A function that is all of the program says nothing.
             if whole - left >= LEAST * whole and not (candidate.kind == PROGRAM and left < 0.02 * whole):
@@ -165,11 +160,11 @@ def paid_in(report: Attributed, plain_ns: float) -> dict[str, float]:
     return {kind: low * weight for kind, weight in relative.items()}
 
 
-def _candidates(process: Process) -> Iterator[Cost]:
+def _candidates(process: Process, paid: Mapping[str, float]) -> Iterator[Cost]:
     yield from _sampled(process)
     yield from _callbacks(process)
     yield from _compilations(process)
-    yield from _instructions(process)
+    yield from _instructions(process, paid.get(THUNK, 0.0))
     yield from _programs(process)
     yield from _operations(process)
 
@@ -180,19 +175,11 @@ def _ones(process: Process) -> np.ndarray:
 
 def _sampled(process: Process) -> Iterator[Cost]:
     """Lines at which threads of Python were seen: their share of what a context took, for each context apart."""
-    hits: dict[tuple[str, Frame], collections.Counter] = collections.defaultdict(collections.Counter)
-    total: collections.Counter = collections.Counter()
-    contexts = process.sweep.contexts
-    for frame, of_jax, context in _seen(process):
-        kind = KINDS.get(contexts[context].state or "")
-        if kind is not None:
-            total[context] += 1
-            hits[CALL if kind == PYTHON_KIND and of_jax else kind, frame][context] += 1
-    often = sorted(hits.items(), key=lambda item: -item[1].total())
-    for (kind, frame), seen in often[:12]:
-        if seen.total() >= SAMPLES:
+    total = collections.Counter(at.context for at in seen(process) if at.kind)
+    for (kind, frame), hits in seen_at(process)[:12]:
+        if hits.total() >= SAMPLES:
             cost = _ones(process)
-            for context, n in seen.items():
+            for context, n in hits.items():
                 cost[context] = 1 - n / total[context]
             yield Cost(kind, frame, _WORDS[kind].format(frame), cost)
 
@@ -203,17 +190,9 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _seen(process: Process) -> Iterator[tuple[Frame, bool, int]]:
-    """`(line, is the call there one of jax's, context)` of every sample in the window."""
-    tracks = {t.line.thread: t for t in process.timeline.tracks if t.line.thread and t.line.kind != "own"}
-    start, stop = process.sweep.window
-    for seen in lines.samples(process.notes, process.epoch_ns):
-        track = tracks.get(seen.thread)
-        if track is None or not len(track.times) or not start <= seen.at < stop:
-            continue
-        at = int(np.searchsorted(track.times, seen.at, "right")) - 1
-        if at >= 0:
-            yield seen.frame, seen.of_jax, int(track.context[at])
+def _most(process: Process, contexts: set[int]) -> Frame | None:
+    """The line that was seen most in these contexts."""
+    return lines.most(at.frame for at in seen(process) if at.context in contexts)
 
 
 def _callbacks(process: Process) -> Iterator[Cost]:
@@ -247,20 +226,25 @@ def _compilations(process: Process) -> Iterator[Cost]:
                 cost[i] = 1 - part
             elif not mine and context.state == COMPILE:
                 cost[i] = 1 - part * c.seconds / all_of_it
-        frame = lines.most(f for f, _, at in _seen(process) if at in mine)
+        frame = _most(process, mine)
         where = f" at {frame}" if frame else ""
         yield Cost(COMPILE, frame, f"compiling {c.function} {len(again)} times again{where} ({again[0]})", cost)
 
 
-def _instructions(process: Process) -> Iterator[Cost]:
-    """Lines of compiled programs with all that they call, which share no instruction with one another."""
+def _instructions(process: Process, paid: float) -> Iterator[Cost]:
+    """Lines of compiled programs with all that they call, which share no instruction with one another.
+
+    `paid`: ns that capturing an instruction costs, which is in the time between instructions, too.
+    """
     weights: collections.Counter = collections.Counter()
-    for kernel in process.timeline.kernels.values():
-        if kernel.copy or (kernel.op is not None and kernel.op.kind != hlo.LEAF):
-            continue
+    leaves = [k for k in process.timeline.kernels.values() if not k.copy and (k.op is None or k.op.kind == hlo.LEAF)]
+    count = sum(k.count for k in leaves) or 1
+    between = max(0.0, (sum(process.sweep.device.values()) - sum(k.ns for k in leaves)) / count)
+    for kernel in leaves:
+        taken = max(kernel.ns + kernel.count * (between - paid), 0.05 * kernel.ns)
         sources = kernel.op.sources if kernel.op is not None else ()
         for stack, weight in sources or (((), 1),):
-            weights[stack] += kernel.ns * weight / sum(w for _, w in sources or (((), 1),))
+            weights[stack] += taken * weight / sum(w for _, w in sources or (((), 1),))
     total = weights.total()
     for _ in range(4):
         fits = _fitting(weights, lines.own, MOST) or _fitting(weights, lambda stack: stack, 1.0)
@@ -296,7 +280,7 @@ def _programs(process: Process) -> Iterator[Cost]:
         }
         cost = _ones(process)
         cost[list(mine)] = 0.0
-        frame = lines.most(f for f, _, at in _seen(process) if at in mine and contexts[at].state in (BACKEND, DISPATCH))
+        frame = _most(process, {i for i in mine if contexts[i].state in (BACKEND, DISPATCH)})
         where = f", called at {frame}," if frame else ""
         yield Cost(PROGRAM, frame, f"{function}{where} and what it computes", cost)
 
@@ -318,6 +302,6 @@ def _operations(process: Process) -> Iterator[Cost]:
             shares = contexts[i].shares
             inside = sum(s.weight for s in shares if s.path[: len(path)] == path)
             cost[i] = 1 - inside / sum(s.weight for s in shares)
-        frame = lines.most(f for f, _, at in _seen(process) if at in mine)
+        frame = _most(process, mine)
         where = f" (most of it at {frame})" if frame else ""
         yield Cost(OPERATION, frame, f"operation {'/'.join(path)}{where}", cost)

@@ -87,21 +87,34 @@ def own(stack: Stack) -> Stack:
 
 
 class Seen(NamedTuple):
-    """A thread was at a line of the user's: `line` of the trace, ns, and whether the call there is one of jax's."""
+    """A thread was at a line of the user's: `line` of the trace, ns, and whether the call there is one of jax's.
+
+    `tick`: it was interrupted there, at any instant in which the process computes; else another thread looked at it, which
+    is where it has let go of Python's lock.
+    """
 
     thread: int
     at: int
     frame: Frame
     of_jax: bool
+    callers: tuple[Frame, ...] = ()
+    tick: bool = False
 
 
 def samples(notes: dict[str, Any], start_ns: int) -> list[Seen]:
     """Where the sampler saw Python's threads, from the notes of a capture; times as in its trace."""
-    places = [(Frame(file, line), bool(of_jax)) for file, line, of_jax in notes.get("places", [])]
+    places = [
+        (Frame(file, line), bool(of_jax), tuple(Frame(*caller) for around in callers for caller in around))
+        for file, line, of_jax, *callers in notes.get("places", [])
+    ]
     return [
         Seen(thread["line"], at - start_ns, *places[place])
         for thread in notes.get("threads", [])
         for at, _, _, place in thread["samples"]
+        if 0 <= place < len(places)
+    ] + [
+        Seen(thread, at - start_ns, *places[place], tick=True)
+        for thread, at, place in notes.get("ticks", [])
         if 0 <= place < len(places)
     ]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import os
 import pathlib
 import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -19,12 +21,17 @@ import jax
 import jax.monitoring
 
 from rlfx.errors import ProfileError
-from rlfx.profile import compilations
-from rlfx.profile.capture import not_ready
+from rlfx.profile import compilations, ticks
+from rlfx.profile.capture import Session, not_ready
 
 SETTLED = 1.0  # s without a compilation
 WORKED = 0.05  # s of work of jax in them
+WARM = 1.0  # s of a program that compiles no more
+LEAST = 0.1  # s that say something
 PERIOD = 0.01
+AFTER = "a second after the last compilation"
+RECORDED = 272  # bytes that jax's profiler keeps of an event; an instruction of XLA:CPU has two
+WRITTEN = 4  # times as much memory when a capture ends
 
 
 def execute(script: pathlib.Path, arguments: list[str]) -> int:
@@ -61,25 +68,37 @@ class Window:
 
     Without `start`, it begins when jax first traces a function: a capture initializes jax's backends, and the script
     may have to choose its devices before. Without `duration`, it ends when there was no compilation for `SETTLED`
-    seconds and jax worked for `WORKED` of them: a program that compiles no more repeats itself, millions of instructions
-    a second. 0: it ends with the script. It also ends when the process has grown by `memory` bytes, and when the script
+    seconds and jax worked for `WORKED` of them. A second capture follows, of `WARM` seconds of what the script repeats
+    from then on; it takes the place of the first, unless the script ends before it says something. 0: it ends with the
+    script. A capture also ends before it holds more than `events`, or takes more than `memory` bytes, and when the script
     captures itself.
     """
 
     def __init__(
-        self, captured: Callable[[], AbstractContextManager], start: float, duration: float | None, memory: int
+        self,
+        captured: Callable[[], AbstractContextManager[Session]],
+        start: float,
+        duration: float | None,
+        memory: int,
+        events: int = 1 << 40,
     ):
-        self._captured, self._start, self._duration, self._memory = captured, start, duration, memory
+        self._captured, self._start, self._duration = captured, start, duration
+        self._memory, self._events = memory, events
         self._asked, self._begun, self._leave = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="rlfx.profile.run", daemon=True)
         self._cleanup = contextlib.ExitStack()
         self._compiled, self._worked = time.monotonic(), 0.0
-        self.begun = self.refused = False
+        self._arrays: set[int] = set()
+        self.refused = False
+        self.sessions: list[Session] = []  # until the script settled, and after that
         self.cut = ""  # why it ended before the script
+        self._sizes: list[tuple[float, int]] = []  # when, and bytes of the process
+        self._programs, self._until = 0, 0.0  # bytes that compilers took, and until when they are counted
         self.failed: BaseException | None = None
 
     def __enter__(self) -> Window:
         self._cleanup.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _terminated))
+        self._cleanup.enter_context(ticks.handling())
         jax.monitoring.register_event_duration_secs_listener(self._traced)
         self._cleanup.callback(jax.monitoring.unregister_event_duration_listener, self._traced)
         original = jax.profiler.start_trace
@@ -107,6 +126,11 @@ class Window:
     def _traced(self, event: str, seconds: float, **tags: object) -> None:
         if event in compilations.STAGES:
             self._compiled, self._worked = time.monotonic(), 0.0
+            if self._sizes:  # what programs take is not the profiler's; a stage may be inside of another one
+                begin = max(self._compiled - seconds, self._until)
+                at = bisect.bisect_right(self._sizes, begin, key=lambda size: size[0])
+                self._programs += max(0, _resident() - self._sizes[max(0, at - 1)][1])
+                self._until = self._compiled
             if not self._start and not self._asked.is_set() and threading.current_thread() is threading.main_thread():
                 self._asked.set()
                 self._begun.wait(30)  # so that the first compilation is seen
@@ -125,7 +149,9 @@ class Window:
         self._asked.wait()
         try:
             if not self._leave.is_set():
-                self._capture()
+                self._capture(self._duration)
+            if self._duration is None and self.cut and self._settles():
+                self._capture(WARM)
         except ProfileError as error:
             self.refused = "already running" in str(error)
             self.failed = None if self.refused else error
@@ -134,28 +160,49 @@ class Window:
         finally:
             self._begun.set()
 
-    def _capture(self) -> None:
+    def _capture(self, duration: float | None) -> None:
         small = _resident()
-        with self._captured():
-            self.begun = True
+        with self._captured() as session:
+            self.sessions.append(session)
             self._begun.set()
-            begin, arrays = time.monotonic(), set()
-            while not self._leave.wait(PERIOD):
-                arrays, before = {id(a) for a in jax.live_arrays()}, arrays
-                self._worked += PERIOD * (arrays != before or bool(not_ready()))
-                self.cut = self._over(begin, small)
-                if self.cut:
-                    return
+            begin, self.cut = time.monotonic(), ""
+            self._sizes = [(begin, small)]
+            self._programs = 0
+            while not self.cut and not self._leave.wait(PERIOD):
+                self._look()
+                self._sizes.append((time.monotonic(), _resident()))
+                grown = self._sizes[-1][1] - small - self._programs
+                self.cut = self._over(time.monotonic() - begin, grown, duration)
+            lasted = time.monotonic() - begin
+        if len(self.sessions) > 1 and lasted < LEAST and session.folder is not None:
+            shutil.rmtree(self.sessions.pop().folder)  # what is left is the script's end, not what it repeats
 
-    def _over(self, begin: float, small: int) -> str:
+    def _look(self) -> None:
+        """Does jax work?"""
+        arrays = {id(a) for a in jax.live_arrays()}
+        self._worked += PERIOD * (arrays != self._arrays or bool(not_ready()))
+        self._arrays = arrays
+
+    def _settled(self) -> bool:
+        return time.monotonic() - self._compiled > SETTLED and self._worked > WORKED
+
+    def _settles(self) -> bool:
+        """Wait until the script has settled; False if it ends before."""
+        while not self._settled():
+            if self._leave.wait(PERIOD):
+                return False
+            self._look()
+        return not self._leave.is_set()
+
+    def _over(self, lasted: float, grown: int, duration: float | None) -> str:
         """Why it is time to end; empty if it is not."""
-        now = time.monotonic()
-        if _resident() - small > self._memory:
-            return f"when the process had grown by {self._memory >> 20} MB"
-        if self._duration:
-            return f"after {self._duration:g} s" if now - begin > self._duration else ""
-        settled = self._duration is None and now - self._compiled > SETTLED and self._worked > WORKED
-        return "a second after the last compilation" if settled else ""
+        if grown > RECORDED * self._events:
+            return f"at the memory of {self._events:,} events"
+        if WRITTEN * grown > self._memory:
+            return f"at {self._memory >> 20} MB of memory"
+        if duration:
+            return f"after {duration:g} s" if lasted > duration else ""
+        return AFTER if duration is None and self._settled() else ""
 
 
 def _resident() -> int:

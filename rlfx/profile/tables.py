@@ -11,6 +11,7 @@ from rlfx.profile.attributed import Attributed
 from rlfx.profile.gains import gains
 from rlfx.profile.rows import bound_by, key_of, named
 from rlfx.profile.rules import COMPILE, IDLE, STATES
+from rlfx.profile.seen import by_line
 
 
 def operation_rows(report: Attributed, depth: int | None = None) -> tuple[list[str], list[tuple]]:
@@ -65,6 +66,7 @@ def text(report: Attributed, depth: int | None = None) -> str:
     parts = [_title(report), report.verdict, "", _operations(report, depth), "", _device(report)]
     for title, body in (
         ("Gains", "\n".join(f"- {gain}" for gain in gains(report))),
+        ("Lines of Python, with what they call", _lines(report)),
         ("Device work by operation", _device_rows(report, depth)),
         ("Roofline", _roofline(report)),
         ("Transitions", _transitions(report)),
@@ -200,6 +202,15 @@ def _compiled(report: Attributed) -> str:
     return grid(["function", "cause", "count", "ms"], body, left=2) if body else ""
 
 
+def _lines(report: Attributed) -> str:
+    body = [
+        [str(line.frame), line.kind, f"{line.ns / 1e6:.2f}", f"{line.ns / report.window_ns:.1%}", str(line.samples)]
+        for process in report.processes
+        for line in by_line(process)[:10]
+    ]
+    return grid(["line", "what the thread does", "ms", "of the window", "samples"], body, left=2) if body else ""
+
+
 def _stages(report: Attributed) -> str:
     stages = {k: v for k, v in report.stages().items() if k}
     return grid(["stage", "ms"], [[k, f"{ns / 1e6:.2f}"] for k, ns in stages.items()]) if stages else ""
@@ -275,6 +286,7 @@ def as_dict(report: Attributed) -> dict[str, Any]:
         "device_bound": report.device_bound,
         "naive_utilisation": report.naive_utilisation,
         "compile_share": report.compile_share,
+        "one_call": report.one_call,
         "unattributed": report.unattributed,
         "mixed": report.mixed,
         "inherited": report.inherited,
@@ -282,6 +294,17 @@ def as_dict(report: Attributed) -> dict[str, Any]:
         "rows": [{**row._asdict(), "ns": ns} for row, ns in report.rows.items()],
         "device_rows": [
             {**row._asdict(), "ns": ns, "named": named(row.path)} for row, ns in report.device_rows.items()
+        ],
+        "lines": [
+            {
+                "file": line.frame.file,
+                "line": line.frame.line,
+                "kind": line.kind,
+                "ns": line.ns,
+                "samples": line.samples,
+            }
+            for p in report.processes
+            for line in by_line(p)
         ],
         "roofline": [{**vars(roof), "near": roof.limit} for roof in report.roofline()],
         "transitions": [

@@ -24,11 +24,13 @@ from typing import Any
 
 import jax
 
-from rlfx.profile import annotate
+from rlfx.profile import annotate, ticks
 from rlfx.profile.lines import INSTALLED
 
 OURS = "rlfx.profile"  # how the names of our own threads begin
 PERIOD = 0.01
+ENOUGH = 8  # ticks
+DEPTH = 8  # lines of the user's that a sample keeps
 # A sample costs about 20 µs a thread; with many threads, samples are rarer, so that they take 1% of the time.
 SHARE = 0.01
 EDGE = 2 * 10**6  # ns
@@ -97,8 +99,9 @@ class Watch:
     """Filled while `watching()`; `as_notes` for JSON."""
 
     threads: list[Watched] = field(default_factory=list)
+    ticks: list[tuple[int, int]] = field(default_factory=list)  # of the main thread: epoch ns, place
     _now: dict[int, Watched] = field(default_factory=dict)  # by ident, which threads that ended leave to others
-    _places: dict[tuple[CodeType, int, CodeType, int], int] = field(default_factory=dict)
+    _places: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def sample(self, but: int = 0) -> None:
         """Read all clocks once, except of thread `but`."""
@@ -127,15 +130,21 @@ class Watch:
         return found
 
     def _place(self, frame: FrameType) -> int:
+        """The number of a place: what the thread does, and the lines of the user's that called for it, innermost first."""
         outer: FrameType | None = frame
         while outer is not None and outer.f_code.co_filename.startswith((*_PRIVATE, _JAX, _OURS, "<frozen")):
             outer = outer.f_back
-        outer = mine = outer or frame
-        while mine is not None and INSTALLED.fullmatch(mine.f_code.co_filename):  # a package's line is not the user's
-            mine = mine.f_back
-        outer = mine or outer
-        key = (frame.f_code, frame.f_lasti, outer.f_code, outer.f_lasti)
-        return self._places.setdefault(key, len(self._places))
+        around, mine = outer or frame, []
+        while outer is not None and len(mine) < DEPTH:
+            if not INSTALLED.fullmatch(outer.f_code.co_filename):  # a package's line is not the user's
+                mine.append((outer.f_code, outer.f_lasti))
+            outer = outer.f_back
+        mine = mine or [(around.f_code, around.f_lasti)]
+        return self._places.setdefault((frame.f_code, frame.f_lasti, *mine), len(self._places))
+
+    def tick(self, frame: FrameType) -> None:
+        """The main thread is there, whoever has Python's lock."""
+        self.ticks.append((time.time_ns(), self._place(frame)))
 
     def close(self) -> None:
         """Let go of the files of the system."""
@@ -148,15 +157,17 @@ class Watch:
     def as_notes(self) -> dict[str, Any]:
         return {
             "threads": [{"line": line_id(t.ident), "name": t.name, "samples": t.samples} for t in self.threads],
+            "ticks": [[line_id(threading.main_thread().ident or 0), at, place] for at, place in self.ticks],
             "places": [_described(*key) for key in self._places],
         }
 
 
-def _described(code: CodeType, at: int, outer: CodeType, outer_at: int) -> list[Any]:
-    """`[the user's file, its line, is the call one of jax's]`."""
+def _described(code: CodeType, at: int, *mine: tuple[CodeType, int]) -> list[Any]:
+    """`[the user's file, its line, is the call one of jax's, [file, line] of its callers]`."""
     path = code.co_filename
     waits = path.startswith(_JAX) or _callee(code, at) in FETCHES
-    return [outer.co_filename, _position(outer, outer_at)[0] or outer.co_firstlineno, waits]
+    (file, line), *callers = ((c.co_filename, _position(c, i)[0] or c.co_firstlineno) for c, i in mine)
+    return [file, line, waits, [list(caller) for caller in callers]]
 
 
 def _position(code: CodeType, at: int) -> tuple[int | None, int | None, int | None, int | None]:
@@ -194,7 +205,8 @@ def watching(watch: Watch) -> Iterator[None]:
     sampler = threading.Thread(target=run, name=OURS, daemon=True)
     sampler.start()
     try:
-        yield
+        with ticks.ticking(watch.tick):
+            yield
     finally:
         annotate.at_edges(None)
         ended.release()
@@ -207,11 +219,18 @@ def lines_of(notes: dict[str, Any]) -> collections.Counter:
     """`(file, line)` to ns that threads spent on a processor or ready for one there, from the notes of a capture."""
     out: collections.Counter = collections.Counter()
     places = notes.get("places", [])
+    ticked = [(line, places[place]) for line, _, place in notes.get("ticks", [])]
+    known = {line for line, _ in ticked} if len(ticked) >= ENOUGH else set()
     for thread in notes.get("threads", []):
         if thread["name"].startswith(OURS):
             continue
+        mine: collections.Counter = collections.Counter()
         for (_, run, queued, before), (_, run_, queued_, after) in itertools.pairwise(thread["samples"]):
             place = places[max(before, after) if min(before, after) < 0 else after]
             if max(before, after) >= 0:
-                out[tuple(place[:2])] += run_ + queued_ - run - queued
+                mine[tuple(place[:2])] += run_ + queued_ - run - queued
+        if thread["line"] in known:  # the same time, divided by what was seen in it
+            seen = collections.Counter(tuple(p[:2]) for line, p in ticked if line == thread["line"] and not p[2])
+            mine = collections.Counter({p: n * mine.total() // seen.total() for p, n in seen.items()}) if seen else mine
+        out += mine
     return out

@@ -1,0 +1,89 @@
+"""Lines of Python: where the main thread computes is known from interrupts, and not from where it lets go of the lock."""
+
+import collections
+import linecache
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rlfx.profile import capture, ticks
+from rlfx.profile.seen import by_line
+from tests.profile.truths import burn
+
+pytestmark = pytest.mark.optimised
+double = jax.jit(lambda x: x * 2)
+
+
+def simulate(seconds):
+    burn(seconds)  # the simulator
+
+
+def test_a_line_counts_for_all_that_it_calls_though_another_lets_go_of_the_lock(tmp_path):
+    x = jnp.ones(3)
+    np.asarray(double(x))
+    with capture(tmp_path) as session:
+        for _ in range(60):
+            simulate(0.004)  # called here
+            np.asarray(double(x))  # where threads that want the lock get it
+    (process,) = session.report().processes
+    found = max((line for line in by_line(process) if line.kind == "python"), key=lambda line: line.ns)
+    source = linecache.getline(found.frame.file, found.frame.line)
+    assert "asarray" not in source, found
+    assert found.ns > 0.12e9  # of 0.24 s
+
+
+@pytest.mark.skipif(ticks._libc is None, reason="timers on a thread's clock are Linux's")
+def test_the_main_thread_is_interrupted_as_often_as_it_computes():
+    seen = collections.Counter()
+    with ticks.ticking(lambda frame: seen.update([frame.f_code.co_name])):
+        begin = time.thread_time()
+        burn(0.2)
+        lasted = time.thread_time() - begin
+        computed = seen.total()
+        time.sleep(0.2)
+    assert 0.2 * lasted < computed * ticks.TICK / 1e9 <= 1.1 * lasted + 0.01  # a kernel may tick at 100 Hz
+    assert seen.total() <= computed + 2
+    assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+
+
+def test_a_program_that_uses_the_signal_itself_keeps_it(tmp_path):
+    def own(number, frame):
+        raise AssertionError
+
+    signal.signal(signal.SIGPROF, own)
+    try:
+        with capture(tmp_path) as session:
+            burn(0.05)
+        assert signal.getsignal(signal.SIGPROF) is own
+    finally:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    assert session.report().window_ns > 0
+
+
+def test_in_another_thread_ticks_are_of_the_main_one():
+    seen, begun, done = collections.Counter(), threading.Event(), threading.Event()
+
+    def side():
+        with ticks.ticking(lambda frame: seen.update([frame.f_code.co_name])):
+            begun.set()
+            done.wait()
+
+    with ticks.handling():
+        thread = threading.Thread(target=side)
+        thread.start()
+        begun.wait()
+        burn(0.2)
+        done.set()
+        thread.join()
+    assert seen["burn"] > 3
+
+
+def test_lines_are_in_the_text(tmp_path):
+    with capture(tmp_path) as session:
+        burn(0.2)
+    assert "Lines of Python, with what they call:" in session.report().text()
