@@ -10,7 +10,7 @@ import pytest
 
 from rlfx.errors import PlacementError
 from rlfx.place import baselines, hardware, methods, search, simulate, workloads
-from rlfx.place.problem import Problem, build
+from rlfx.place.problem import Problem, build, edges_of
 from tests.place.test_simulate import batch, random_problem
 
 
@@ -26,8 +26,8 @@ def fork():
     adjacency[0, 2] = adjacency[1, 3] = True
     transfer = np.full((4, 2, 2), 5.0, np.float32) * ~np.eye(2, dtype=bool)
     return Problem(
-        np.ones((4, 2), np.float32), transfer.astype(np.float32), adjacency, np.ones(4, np.float32),
-        np.zeros(0, np.float32), np.zeros((0, 4), bool), np.full(2, 100, np.float32),
+        np.ones((4, 2), np.float32), transfer.astype(np.float32), edges_of(adjacency), np.ones(4, np.float32),
+        np.zeros(0, np.float32), np.zeros((0, 2), np.int32), np.full(2, 100, np.float32),
         (((0, 1), ()), ((2, 3), ())), ("a", "b", "c", "d"),
     )  # fmt: skip
 
