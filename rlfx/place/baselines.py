@@ -52,7 +52,7 @@ def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.
     """
     V, D = problem.tasks, problem.devices
     level = problem.to_exit[0]
-    waiting = problem.adjacency.sum(axis=0)
+    waiting = np.array([len(preds) for preds in problem.preds])
     ready = set(np.flatnonzero(waiting == 0).tolist())
     free, link = np.zeros(D), np.zeros((D, D))
     finish, device, order = np.zeros(V), np.zeros(V, np.int32), np.zeros(V, np.int32)
@@ -61,7 +61,7 @@ def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.
         options = sorted(ready)
         scores = level[options] if rng.random() < greedy else rng.random(len(options))
         v = options[rng.choice(np.flatnonzero(scores == scores.max()))]
-        preds = np.flatnonzero(problem.adjacency[:, v])
+        preds = problem.preds[v]
         arrival = np.zeros(D)
         for u in preds:
             sent = np.maximum(finish[u], link[device[u]]) + problem.transfer_time[u, device[u]]
@@ -76,7 +76,7 @@ def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.
         finish[v] = start[d] + problem.exec_time[v, d]
         free[d] = present[v, d] = finish[v]
         ready.discard(v)
-        for w in np.flatnonzero(problem.adjacency[v]):
+        for w in problem.succs[v]:
             waiting[w] -= 1
             if waiting[w] == 0:
                 ready.add(int(w))
@@ -101,7 +101,7 @@ def heft(problem: Problem) -> Assignment:
     for v in np.argsort(-problem.to_exit[0], kind="stable"):
         best_end, best_start, best_device = np.inf, 0.0, 0
         for d in range(D):
-            preds = np.flatnonzero(problem.adjacency[:, v])
+            preds = problem.preds[v]
             arrival = max((finish[u] + problem.transfer_time[u, device[u], d] for u in preds), default=0.0)
             start, cost = arrival, float(problem.exec_time[v, d])
             for begin, end in slots[d]:
@@ -132,7 +132,7 @@ def enumerative(problem: Problem) -> Assignment:
                 cost = np.stack(
                     [
                         sum(
-                            (problem.transfer_time[u, device[u]] for u in np.flatnonzero(problem.adjacency[:, v])),
+                            (problem.transfer_time[u, device[u]] for u in problem.preds[v]),
                             np.zeros(D),
                         )
                         for v in round_
@@ -161,7 +161,7 @@ def roomy(problem: Problem, rng: np.random.Generator, greedy: float = 1.0) -> As
     device, there = np.zeros(problem.tasks, np.int32), np.zeros((problem.tasks, problem.devices), bool)
     loaded = np.zeros((len(problem.input_bytes), problem.devices), bool)
     for v in range(problem.tasks):
-        preds, inputs = np.flatnonzero(problem.adjacency[:, v]), np.flatnonzero(problem.input_reads[:, v])
+        preds, inputs = problem.preds[v], problem.input_preds[v]
         need = problem.nbytes[v] + problem.nbytes[preds] @ ~there[preds] + problem.input_bytes[inputs] @ ~loaded[inputs]
         left = (free - need) / memory
         chance = np.maximum(free, 0.0) + 1e-9
@@ -188,7 +188,7 @@ def synchronous_seconds(problem: Problem, assignment: Assignment) -> float:
         for v in group:
             d = device[v]
             load[d] += problem.exec_time[v, d]
-            for u in np.flatnonzero(problem.adjacency[:, v]):
+            for u in problem.preds[v]:
                 if device[u] != d and (u, d) not in there:
                     there.add((u, d))
                     links[device[u], d] += problem.transfer_time[u, device[u], d]

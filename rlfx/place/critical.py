@@ -36,13 +36,26 @@ def chain(problem: Problem, device: Array, schedule: Schedules) -> Chain:
       device: int32 ``[V]``.
       schedule: of this assignment alone: ``[V]`` and ``[V, D]``.
     """
-    V = device.shape[0]
-    adjacency = jnp.asarray(problem.adjacency)
+    V, D = schedule.sent.shape
+    producer, consumer = jnp.asarray(problem.edges).T
     start, finish, sent, arrived = schedule.start, schedule.finish, schedule.sent, schedule.arrived
     task = jnp.arange(V, dtype=jnp.int32)
-    same = device[:, None] == device[None, :]
-    ended = same & (finish[:, None] == start[None, :]) & (task[:, None] != task[None, :])  # [earlier, later]
-    before = jnp.where(jnp.any(ended, axis=0), jnp.argmax(ended, axis=0).astype(jnp.int32), task)
+    *_, turn = jax.lax.sort((device.astype(jnp.int32), start, finish, task), num_keys=3)  # by device, then time
+    last = jnp.concatenate([turn[:1], turn[:-1]])
+    touches = (device[last] == device[turn]) & (finish[last] == start[turn]) & (task > 0)
+    before = jnp.zeros((V,), jnp.int32).at[turn].set(jnp.where(touches, last, turn))
+    # An input that came over a link when its reader began, the first such one; V if none did.
+    came = (device[producer] != device[consumer]) & (arrived[producer, device[consumer]] == start[consumer])
+    remote = jnp.full((V,), V, jnp.int32).at[consumer].min(jnp.where(came, producer, V))
+    # The copy before each on its link: results enter a link in the order in which their device ran them.
+    spot = jnp.where(jnp.isfinite(sent[turn]), task[:, None], -1)  # [place in turn, target]
+    latest = jax.lax.cummax(spot, axis=0)
+    latest = jnp.concatenate([jnp.full((1, D), -1, jnp.int32), latest[:-1]])
+    previous = turn[jnp.maximum(latest, 0)]
+    to = jnp.arange(D)[None]
+    shared = (latest >= 0) & (device[previous] == device[turn][:, None]) & (arrived[previous, to] == sent[turn])
+    shared &= finish[turn][:, None] != sent[turn]
+    waited = jnp.full((V, D), -1, jnp.int32).at[turn].set(jnp.where(shared, previous, -1))
 
     def go_on(state: tuple) -> Array:
         v, target, _, steps = state
@@ -51,23 +64,15 @@ def chain(problem: Problem, device: Array, schedule: Schedules) -> Chain:
 
     def back(state: tuple) -> tuple:
         v, target, on, steps = state
-        on = on.at[v].set(True)
-        d = device[v]
-        # v began: an input that came over a link, else the task before it on the device (which may be an input).
-        came = adjacency[:, v] & (device != d) & (arrived[:, d] == start[v])
-        remote = jnp.any(came)
-        from_task = (jnp.where(remote, jnp.argmax(came).astype(jnp.int32), before[v]), jnp.where(remote, d, -1))
-        # a copy of v began: v's own end, else the copy before it on the link.
-        to = jnp.maximum(target, 0)
-        earlier = (device == d) & (arrived[:, to] == sent[v, to]) & (task != v)
-        waited = (finish[v] != sent[v, to]) & jnp.any(earlier)
-        from_copy = (jnp.where(waited, jnp.argmax(earlier).astype(jnp.int32), v), jnp.where(waited, target, -1))
-        copying = target >= 0
-        at = jnp.where(copying, from_copy[0], from_task[0]).astype(jnp.int32)
-        target = jnp.where(copying, from_copy[1], from_task[1]).astype(jnp.int32)
-        return at, target, on, steps + 1
+        going = go_on(state)
+        held, other = waited[v, jnp.maximum(target, 0)], remote[v]
+        copying, far = target >= 0, other < V
+        # A copy waited for the copy before it, or for its own task; a task for an input, or for the task before it.
+        at = jnp.where(copying, jnp.where(held >= 0, held, v), jnp.where(far, other, before[v]))
+        link = jnp.where(copying, jnp.where(held >= 0, target, -1), jnp.where(far, device[v].astype(jnp.int32), -1))
+        return jnp.where(going, at, v), jnp.where(going, link, target), on.at[at].set(True), steps + 1
 
-    last = jnp.argmax(finish).astype(jnp.int32)
-    none = jnp.zeros((V,), bool)
-    v, _, on, _ = jax.lax.while_loop(go_on, back, (last, jnp.int32(-1), none, jnp.int32(0)))
-    return Chain(on.at[v].set(True), before)
+    end = jnp.argmax(finish).astype(jnp.int32)
+    none = jnp.zeros((V,), bool).at[end].set(True)
+    _, _, on, _ = jax.lax.while_loop(go_on, back, (end, jnp.int32(-1), none, jnp.int32(0)))
+    return Chain(on, before)

@@ -181,7 +181,7 @@ def emulate(problem: Problem, assignment: Assignment, slowdown: float = 1.0) -> 
     Returns:
       The timeline in simulated seconds.
     """
-    preds = [np.flatnonzero(problem.adjacency[:, v]).tolist() for v in range(problem.tasks)]
+    preds = [preds.tolist() for preds in problem.preds]
 
     def compute(v: int, d: int, values: dict[int, Value]) -> Value:
         time.sleep(float(problem.exec_time[v, d]) * slowdown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._checks import KEY, PATH, expect, optional
+from rlfx._checks import KEY, PATH, expect, integer, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place import simulate as sim
-from rlfx.place.baselines import Assignment
+from rlfx.place.baselines import Assignment, evaluate
 from rlfx.place.execute import Executor
 from rlfx.place.explode import explode
 from rlfx.place.graph import DataflowGraph
 from rlfx.place.hardware import HARDWARE, Hardware, check_devices, measured
 from rlfx.place.methods import checked_method, solve
+from rlfx.place.online import descend
 from rlfx.place.plot import draw
 from rlfx.place.problem import Problem, build
 from rlfx.place.runtime import Timeline
@@ -101,6 +102,44 @@ class Placement:
         """The simulated execution, batch of one."""
         device, order = jnp.asarray(self.assignment.device)[None], jnp.asarray(self.assignment.order)[None]
         return sim.simulate(self.problem, device, order)
+
+    def improve(self, *args: Any, calls: int = 64, key: jax.Array | None = None) -> Placement:
+        """The placement after a search by executions: the stage of DOPPLER that learns from the system (stage III).
+
+        Neighbours of the assignment are executed in turn with it, and one that is faster in the median of three takes its
+        place. Without a policy, that is a local search; :func:`rlfx.place.train.learn_online` trains one.
+
+        Args:
+          *args: the function's arguments.
+          calls: executions, at least 8.
+          key: of the moves, by default ``jax.random.key(0)``.
+
+        Returns:
+          The placement, with the same simulated problem and as many more calls; this one if nothing was faster.
+
+        Raises:
+          PlacementError: fewer than 8 calls, or arguments that were not placed.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from rlfx.place import assign, hardware
+          >>> x = jnp.arange(64.0).reshape(8, 8)
+          >>> machine = hardware.uniform(2, flops=1e9, memory_rate=1e9, memory=1e9, bandwidth=1e8)
+          >>> placed = assign(lambda x: x @ x, x, devices=jax.devices()[:2], method="heft", hardware=machine)
+          >>> bool(jnp.allclose(placed.improve(x, calls=8)(x), x @ x))
+          True
+        """
+        calls = expect("calls", calls, integer(8), PlacementError, of="improve")
+        key = expect("key", key, optional(KEY), PlacementError, of="improve")
+        flat = self._check(args)
+
+        def seconds(assignment: Assignment) -> float:
+            self.executor.load(flat, assignment)
+            return self.executor.run(assignment)[0].makespan
+
+        best = descend(self.problem, self.assignment, seconds, jax.random.key(0) if key is None else key, calls)
+        cost = float(evaluate(self.problem, [best])[0])
+        return replace(self, assignment=best, seconds=cost, calls=self.calls + calls)
 
     def explain(self) -> str:
         """What was decided and what limits it, as a table."""
@@ -220,7 +259,7 @@ def assign(
     fn: Callable[..., Any],
     *args: Any,
     devices: Sequence[Any] | None = None,
-    method: str = "doppler",
+    method: str = "polish",
     budget: int = 4096,
     splits: Mapping[str, tuple[int, ...]] | int | None = None,
     fuse: Sequence[str] = (),
@@ -233,7 +272,7 @@ def assign(
       fn: a pure JAX function of pytrees of arrays.
       *args: example arguments, or ``jax.ShapeDtypeStruct``.
       devices: jax devices, at least two; by default all of the default platform.
-      method: ``doppler``, ``polish`` (its search alone), ``local-search``, ``anneal``, ``placeto``, ``enumerate``,
+      method: ``polish``, ``doppler`` (a learned policy before it), ``local-search``, ``anneal``, ``placeto``, ``enumerate``,
         ``heft``, ``critical-path`` or ``one-device``.
       budget: simulator calls, training episodes included.
       splits: see :func:`rlfx.place.explode`; by default as many parts as devices.

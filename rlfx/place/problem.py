@@ -15,6 +15,28 @@ from rlfx.place.graph import GRAPH, DataflowGraph
 from rlfx.place.hardware import HARDWARE, Hardware, task_seconds
 
 
+def edges_of(matrix: np.ndarray) -> np.ndarray:
+    """The pairs (row, column) that a boolean matrix holds, int32 ``[E, 2]``, by row, then column.
+
+    Example:
+      >>> edges_of(np.array([[False, True], [False, False]])).tolist()
+      [[0, 1]]
+    """
+    return np.argwhere(matrix).astype(np.int32).reshape(-1, 2)
+
+
+def _matrix(edges: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    out = np.zeros(shape, bool)
+    out[edges[:, 0], edges[:, 1]] = True
+    return out
+
+
+def _grouped(by: np.ndarray, values: np.ndarray, size: int) -> list[np.ndarray]:
+    """``values`` by the group each belongs to, ascending."""
+    ids = np.lexsort((values, by))
+    return np.split(values[ids], np.cumsum(np.bincount(by, minlength=size))[:-1])
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What a simulator and a policy need to know, V tasks on D devices. All times in seconds.
@@ -22,10 +44,10 @@ class Problem:
     Attributes:
       exec_time: float32 ``[V, D]``, positive.
       transfer_time: float32 ``[V, D, D]``, of a task's result from row to column device; zero on the diagonal.
-      adjacency: bool ``[V, V]``, ``adjacency[u, v]`` if v reads u's result. Tasks are in topological order.
+      edges: int32 ``[E, 2]``, each pair (u, v) once, where v reads u's result, by u, then v. Tasks are in topological order.
       nbytes: float32 ``[V]``, size of each task's result.
       input_bytes: float32 ``[I]``, sizes of the graph's input blocks, which are available everywhere.
-      input_reads: bool ``[I, V]``, which tasks read them.
+      input_edges: int32 ``[R, 2]``, pairs (block, task): which tasks read them.
       memory: float32 ``[D]``, bytes.
       metas: groups of tasks ``(shards, reduces)``, one per meta-op, in topological order (appendix A).
       names: of the tasks.
@@ -35,10 +57,10 @@ class Problem:
 
     exec_time: np.ndarray
     transfer_time: np.ndarray
-    adjacency: np.ndarray
+    edges: np.ndarray
     nbytes: np.ndarray
     input_bytes: np.ndarray
-    input_reads: np.ndarray
+    input_edges: np.ndarray
     memory: np.ndarray
     metas: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = field(default=())
     names: tuple[str, ...] = field(default=())
@@ -60,6 +82,31 @@ class Problem:
         return self.exec_time.shape[1]
 
     @cached_property
+    def adjacency(self) -> np.ndarray:
+        """``edges`` as a matrix, bool ``[V, V]``: for small problems."""
+        return _matrix(self.edges, (self.tasks, self.tasks))
+
+    @cached_property
+    def input_reads(self) -> np.ndarray:
+        """``input_edges`` as a matrix, bool ``[I, V]``."""
+        return _matrix(self.input_edges, (len(self.input_bytes), self.tasks))
+
+    @cached_property
+    def preds(self) -> list[np.ndarray]:
+        """The tasks that each task reads, ascending."""
+        return _grouped(self.edges[:, 1], self.edges[:, 0], self.tasks)
+
+    @cached_property
+    def succs(self) -> list[np.ndarray]:
+        """The tasks that read each task, ascending."""
+        return _grouped(self.edges[:, 0], self.edges[:, 1], self.tasks)
+
+    @cached_property
+    def input_preds(self) -> list[np.ndarray]:
+        """The input blocks that each task reads, ascending."""
+        return _grouped(self.input_edges[:, 1], self.input_edges[:, 0], self.tasks)
+
+    @cached_property
     def mean_exec(self) -> np.ndarray:
         """Mean time over devices, ``[V]``."""
         return self.exec_time.mean(axis=1)
@@ -75,7 +122,7 @@ class Problem:
         cost, hop = self.mean_exec.astype(np.float64).copy(), np.full(self.tasks, -1)
         order = range(self.tasks - 1, -1, -1) if forward else range(self.tasks)
         for v in order:
-            others = np.flatnonzero(self.adjacency[v] if forward else self.adjacency[:, v])
+            others = self.succs[v] if forward else self.preds[v]
             if len(others):
                 through = cost[others] + (self.mean_transfer[v] if forward else self.mean_transfer[others])
                 hop[v] = others[np.argmax(through)]
@@ -97,7 +144,7 @@ class Problem:
         """Hops on the longest path from an entry, int ``[V]``."""
         depth = np.zeros(self.tasks, np.int64)
         for v in range(self.tasks):
-            preds = np.flatnonzero(self.adjacency[:, v])
+            preds = self.preds[v]
             depth[v] = depth[preds].max() + 1 if len(preds) else 0
         return depth
 
@@ -110,7 +157,7 @@ class Problem:
         fastest = self.exec_time.min(axis=1).astype(np.float64)
         path = fastest.copy()
         for v in range(self.tasks - 1, -1, -1):
-            succ = np.flatnonzero(self.adjacency[v])
+            succ = self.succs[v]
             path[v] += path[succ].max() if len(succ) else 0.0
         speed = (fastest[:, None] / self.exec_time).max(axis=0)  # of each device, relative to the fastest, at best
         return float(max(path.max(), fastest.sum() / speed.sum()))
@@ -149,8 +196,9 @@ def checked(problem: Problem) -> Problem:
         u, s, t = (int(i) for i in np.argwhere(~(np.isfinite(problem.transfer_time) & (problem.transfer_time >= 0)))[0])
         fact = f"The result of task {u} takes {problem.transfer_time[u, s, t]} s from device {s} to device {t}."
         raise PlacementError(located(fact, fix="Give finite transfer times that are not negative."))
-    if np.any(np.tril(problem.adjacency)):
-        u, v = (int(i) for i in np.argwhere(np.tril(problem.adjacency))[0])
+    backwards = np.flatnonzero(problem.edges[:, 0] >= problem.edges[:, 1])
+    if len(backwards):
+        u, v = (int(i) for i in problem.edges[backwards[0]])
         fact = f"Task {v} reads task {u}, which does not come before it."
         raise PlacementError(located(fact, fix="Number tasks in topological order."))
     return problem
@@ -186,13 +234,8 @@ def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> 
         raise PlacementError(located(fact, fix="Place a function with at least one operation."))
     number = {node: i for i, node in enumerate(tasks)}
     input_number = {node: i for i, node in enumerate(inputs)}
-    adjacency = np.zeros((len(tasks), len(tasks)), bool)
-    input_reads = np.zeros((len(inputs), len(tasks)), bool)
-    for u, v in graph.edges:
-        if u in number:
-            adjacency[number[u], number[v]] = True
-        else:
-            input_reads[input_number[u], number[v]] = True
+    edges = [(number[u], number[v]) for u, v in graph.edges if u in number]
+    input_edges = [(input_number[u], number[v]) for u, v in graph.edges if u not in number]
     nbytes = np.array([graph.nodes[i].nbytes for i in tasks], np.float32)
     input_bytes = np.array([graph.nodes[i].nbytes for i in inputs], np.float32)
     off = ~np.eye(hardware.devices, dtype=bool)
@@ -209,10 +252,10 @@ def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> 
     problem = Problem(
         exec_time=task_seconds(graph, hardware).astype(np.float32),
         transfer_time=transfer.astype(np.float32),
-        adjacency=adjacency,
+        edges=np.array(sorted(edges), np.int32).reshape(-1, 2),
         nbytes=nbytes,
         input_bytes=input_bytes,
-        input_reads=input_reads,
+        input_edges=np.array(sorted(input_edges), np.int32).reshape(-1, 2),
         memory=np.asarray(hardware.memory, np.float32),
         metas=tuple((tuple(s), tuple(r)) for s, r in groups.values()),
         names=tuple(graph.nodes[i].name for i in tasks),
@@ -224,7 +267,8 @@ def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> 
 
 def _check_fits(problem: Problem, label: str) -> None:
     """Some device can hold each task's own inputs and result."""
-    need = problem.nbytes + problem.input_bytes @ problem.input_reads + problem.nbytes @ problem.adjacency
+    (u, v), (block, reader), V = problem.edges.T, problem.input_edges.T, problem.tasks
+    need = problem.nbytes + np.bincount(v, problem.nbytes[u], V) + np.bincount(reader, problem.input_bytes[block], V)
     worst, room = int(np.argmax(need)), problem.memory - problem.held
     if need[worst] > room.max():
         raise PlacementError(
@@ -238,6 +282,6 @@ def _check_fits(problem: Problem, label: str) -> None:
 
 jax.tree_util.register_dataclass(
     Problem,
-    data_fields=["exec_time", "transfer_time", "adjacency", "nbytes", "input_bytes", "input_reads", "memory", "held"],
+    data_fields=["exec_time", "transfer_time", "edges", "nbytes", "input_bytes", "input_edges", "memory", "held"],
     meta_fields=["metas", "names"],
 )

@@ -14,7 +14,7 @@ from rlfx.errors import PlacementError, located
 from rlfx.place.baselines import Assignment
 from rlfx.place.critical import Chain, chain
 from rlfx.place.problem import PROBLEM, Problem
-from rlfx.place.simulate import judged
+from rlfx.place.simulate import bucketed, judged
 
 
 class Moves(NamedTuple):
@@ -107,10 +107,9 @@ def _changed(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves
 
 def neighbours(problem: Problem, width: int = 8) -> np.ndarray:
     """For each task, ``width`` tasks that it reads or feeds, repeated cyclically, int32 ``[V, width]``."""
-    near = problem.adjacency | problem.adjacency.T
     out = np.zeros((problem.tasks, width), np.int32)
     for v in range(problem.tasks):
-        ids = np.flatnonzero(near[v])
+        ids = np.concatenate([problem.preds[v], problem.succs[v]])
         out[v] = np.resize(ids if len(ids) else [v], width)
     return out
 
@@ -220,7 +219,7 @@ def anneal(
     temperatures = np.geomspace(hot, cold, steps) * scale if hot > 0 else np.zeros(steps)
     near = jnp.asarray(neighbours(problem))
     return _search(
-        problem, key, state, near, jnp.asarray(temperatures, jnp.float32), moves, steps=steps,
+        bucketed(problem), key, state, near, jnp.asarray(temperatures, jnp.float32), moves, steps=steps,
         limited=problem.memory_may_bind, guided=moves.ahead > 0.0 or moves.critical > 0.0,
     )  # fmt: skip
 

@@ -1,13 +1,13 @@
 """The work-conserving simulator, compiled: Algorithms 1 and 2 for a batch of assignments at once.
 
 Because one device runs its tasks one after another and a link serves one sender, results enter a link in the order in
-which their device started the tasks. Each of the V steps below therefore starts one task, the next one in time, and
-knows at once when it ends and when its copies arrive: no event queue is needed. Arrays are ``[V, B]``, batch last, so
-that the inner loops are vectorised.
+which their device started the tasks. Each step of the loop (:mod:`rlfx.place.events`) therefore starts one task, the next
+one in time, and knows at once when it ends and when its copies arrive: no event queue is needed.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -17,10 +17,14 @@ import numpy as np
 
 from rlfx._checks import BOOLEAN, KEY, expect, integers, one_of, optional, reals
 from rlfx.errors import PlacementError, located
+from rlfx.place import events
 from rlfx.place.problem import PROBLEM, Problem
 
 Order = Literal["critical-path", "depth-first", "breadth-first", "random"]
 ORDERS: tuple[Order, ...] = ("critical-path", "depth-first", "breadth-first", "random")
+
+
+LIMB = 65536.0  # bytes
 
 
 class Schedules(NamedTuple):
@@ -82,14 +86,6 @@ def noise(key: jax.Array, problem: Problem, batch: int, sigma: float) -> tuple[j
     )
 
 
-def _by_device(assignment: jax.Array, values: list[jax.Array]) -> jax.Array:
-    """``values[assignment]``, elementwise, as a chain of selects."""
-    out = values[0]
-    for d in range(1, len(values)):
-        out = jnp.where(assignment == d, values[d], out)
-    return out
-
-
 def _run(
     problem: Problem,
     assignment: jax.Array,
@@ -98,70 +94,26 @@ def _run(
     exec_noise: jax.Array | None,
     transfer_noise: jax.Array | None,
 ) -> Schedules:
-    V, D = problem.exec_time.shape
-    B = assignment.shape[0]
-    device = assignment.T.astype(jnp.int32)  # [V, B]
-    adjacency = jnp.asarray(problem.adjacency)
-    columns = adjacency.T  # [reader, producer]
-    exec_time, transfer_time = jnp.asarray(problem.exec_time), jnp.asarray(problem.transfer_time)
-    duration = _by_device(device, [exec_time[:, d, None] for d in range(D)])
-    duration = jnp.broadcast_to(duration, (V, B))
-    if exec_noise is not None:
-        duration = duration * exec_noise.T
-    every = jnp.arange(D, dtype=jnp.int32)
-    onehot = (device[:, None, :] == every[None, :, None]).astype(jnp.float32)  # [V, D, B]
-    read_on = (adjacency.astype(jnp.float32) @ onehot.reshape(V, D * B)).reshape(V, D, B) > 0.5
-    copy = jnp.stack([_by_device(device, [transfer_time[:, s, d, None] for s in range(D)]) for d in range(D)], 1)
-    if transfer_noise is not None:
-        copy = copy * transfer_noise.transpose(1, 2, 0)
-    copy = jnp.where(read_on & (onehot < 0.5), copy, jnp.inf)  # [V, D, B]: infinite where no copy is made
-    # The place of each task by device, then priority, then number: small numbers, whatever V, D and the priorities.
-    task = jnp.broadcast_to(jnp.arange(V, dtype=jnp.int32)[:, None], (V, B))
-    *_, by_place = jax.lax.sort((device, priority.T.astype(jnp.int32), task), dimension=0, num_keys=3)
-    key = jnp.zeros((V, B), jnp.int32).at[by_place, jnp.arange(B)].set(task)
-    # Barriers keep the noisy durations out of the loop, where a multiply could be contracted with an add.
-    duration, copy = jax.lax.optimization_barrier((duration, copy))
-    lanes, last = jnp.arange(B), V - 1
+    D = problem.exec_time.shape[1]
+    device, priority = assignment.astype(jnp.int32), priority.astype(jnp.int32)
+    makespan, times = events.run(problem, device, priority, fifo, exec_noise, transfer_noise, recorded=True)
+    return Schedules(makespan, times[..., 0], times[..., 1], times[..., 2 : 2 + D], times[..., 2 + D :])
 
-    def step(carry: tuple, _: None) -> tuple[tuple, tuple]:
-        arrival, pending, free, link, makespan = carry
-        ready = jnp.where(pending == 0, jnp.maximum(arrival, free), jnp.inf)
-        now = jnp.min(ready, axis=0, keepdims=True)
-        tied = ready == now
-        if fifo:
-            tied &= device == jnp.min(jnp.where(tied, device, D), axis=0, keepdims=True)
-            tied &= arrival == jnp.min(jnp.where(tied, arrival, jnp.inf), axis=0, keepdims=True)
-        chosen = jnp.min(jnp.where(tied, key, last), axis=0, keepdims=True)
-        v = by_place[chosen[0], lanes]
-        d = device[v, lanes][None]
-        end = now + duration[v, lanes][None]
-        reader = jnp.take(columns, v, axis=1)  # [V, B]
-        cost = copy[v, :, lanes].T  # [D, B]
-        before = link[d[0], :, lanes].T
-        sent = jnp.maximum(end, before)
-        landed = sent + cost
-        made = jnp.isfinite(cost)
-        link = link.at[d[0], :, lanes].set(jnp.where(made, landed, before).T)
-        here = jnp.where(every[:, None] == d, end, landed)
-        at_reader = _by_device(device, [here[i : i + 1] for i in range(D)])
-        arrival = jnp.where(reader, jnp.maximum(arrival, at_reader), arrival)
-        pending = pending - reader.astype(jnp.int32) - (key == chosen).astype(jnp.int32)
-        free = jnp.where(device == d, end, free)
-        out = (v, now[0], end[0], jnp.where(made, sent, jnp.inf), landed)
-        return (arrival, pending, free, link, jnp.maximum(makespan, end[0])), out
 
-    start = (
-        jnp.zeros((V, B), jnp.float32),
-        jnp.broadcast_to(adjacency.sum(axis=0, dtype=jnp.int32)[:, None], (V, B)),
-        jnp.zeros((V, B), jnp.float32),
-        jnp.zeros((D, D, B), jnp.float32),
-        jnp.zeros((B,), jnp.float32),
-    )
-    (*_, makespan), (order, began, ended, sent, landed) = jax.lax.scan(step, start, None, length=V)
-    place = jnp.argsort(order, axis=0).T  # [B, V]: the step at which each task started
-    began, ended = (jnp.take_along_axis(x.T, place, axis=1) for x in (began, ended))
-    sent, landed = (jnp.take_along_axis(x.transpose(2, 0, 1), place[:, :, None], axis=1) for x in (sent, landed))
-    return Schedules(makespan, began, ended, sent, landed)
+def bucketed(problem: Problem) -> Problem:
+    """The same problem with as many edges as the next power of two: graphs of about one size share a compiled program.
+
+    The edges added lead from task V to task V, and from a block that there is not: writes outside of an array are dropped.
+    """
+    if not isinstance(problem.edges, np.ndarray):
+        return problem
+    V, blocks = problem.tasks, len(problem.input_bytes)
+
+    def padded(edges: np.ndarray, nowhere: tuple[int, int]) -> np.ndarray:
+        rows = max(64, 1 << (len(edges) - 1).bit_length()) - len(edges)
+        return np.concatenate([edges, np.broadcast_to(np.array(nowhere, np.int32), (rows, 2))])
+
+    return replace(problem, edges=padded(problem.edges, (V, V)), input_edges=padded(problem.input_edges, (blocks, V)))
 
 
 def _checked(problem: Problem, assignment: Any, priority: Any, fifo: Any, exec_noise: Any, transfer_noise: Any) -> None:
@@ -227,14 +179,17 @@ def simulate(
     """
     _checked(problem, assignment, priority, fifo, exec_noise, transfer_noise)
     device, priority = jnp.asarray(assignment), jnp.asarray(priority)
-    return _compiled(problem, device, priority, fifo=bool(fifo), exec_noise=exec_noise, transfer_noise=transfer_noise)
+    return _compiled(
+        bucketed(problem), device, priority, fifo=bool(fifo), exec_noise=exec_noise, transfer_noise=transfer_noise
+    )
 
 
 @partial(jax.jit, static_argnames="fifo")
 def _makespan(
     problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool, exec_noise: Any, transfer_noise: Any
 ) -> jax.Array:
-    return _run(problem, assignment, priority, fifo, exec_noise, transfer_noise).makespan
+    device, priority = assignment.astype(jnp.int32), priority.astype(jnp.int32)
+    return events.run(problem, device, priority, fifo, exec_noise, transfer_noise, recorded=False)[0]
 
 
 def makespan(
@@ -249,33 +204,50 @@ def makespan(
     """Only the makespans of :func:`simulate`, float32 ``[B]``; nothing else is stored."""
     _checked(problem, assignment, priority, fifo, exec_noise, transfer_noise)
     device, priority = jnp.asarray(assignment), jnp.asarray(priority)
-    return _makespan(problem, device, priority, fifo=bool(fifo), exec_noise=exec_noise, transfer_noise=transfer_noise)
+    return _makespan(
+        bucketed(problem), device, priority, fifo=bool(fifo), exec_noise=exec_noise, transfer_noise=transfer_noise
+    )
 
 
 def peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -> jax.Array:
-    """Peak bytes on each device in simulated executions, float32 ``[B, D]``, by ``oracle.peak_memory``'s rules."""
-    D = problem.devices
-    adjacency, nbytes = jnp.asarray(problem.adjacency), jnp.asarray(problem.nbytes)
-    input_reads = jnp.asarray(problem.input_reads, jnp.float32)
+    """Peak bytes on each device in simulated executions, float32 ``[B, D]``, by ``oracle.peak_memory``'s rules.
+
+    What begins and ends is sorted by time and summed, ends first. Sums are of integers of two limbs, so that a small
+    result counts beside large ones.
+    """
+    return _peak_memory(bucketed(problem), assignment, schedules)
+
+
+@jax.jit
+def _peak_memory(problem: Problem, assignment: jax.Array, schedules: Schedules) -> jax.Array:
+    V, D = problem.exec_time.shape
+    producer, consumer = jnp.asarray(problem.edges).T
+    block, reader = jnp.asarray(problem.input_edges).T
+    nbytes, input_bytes = jnp.asarray(problem.nbytes), jnp.asarray(problem.input_bytes)
+    read = jnp.zeros((V,), bool).at[producer].set(True)
+    high = jnp.floor(nbytes / LIMB)
+    limbs = jnp.stack([high, nbytes - high * LIMB], axis=1).astype(jnp.int32)  # [V, 2]
+    kind = jnp.concatenate([jnp.ones((V,), jnp.int32), jnp.zeros((V,), jnp.int32)])
 
     def one(device: jax.Array, s: Schedules) -> jax.Array:
         on = device[:, None] == jnp.arange(D, dtype=device.dtype)[None, :]  # [V, D]
-        inputs = jnp.asarray(problem.input_bytes) @ (input_reads @ on.astype(jnp.float32) > 0.5).astype(jnp.float32)
+        loaded = jnp.zeros((input_bytes.shape[0], D), bool).at[block, device[reader]].set(True)
         copied = jnp.isfinite(s.sent)
-        begin = jnp.where(on, s.start[:, None], s.sent)
+        begin = jnp.where(on, s.start[:, None], s.sent)  # infinite where it never is
+        last_read = jnp.full((V, D), -jnp.inf, jnp.float32).at[producer, device[consumer]].max(s.finish[consumer])
+        last_sent = jnp.max(jnp.where(copied, s.arrived, -jnp.inf), axis=1)
+        end = jnp.maximum(last_read, jnp.where(on, last_sent[:, None], -jnp.inf))
+        end = jnp.where((on | copied) & read[:, None], end, jnp.inf)
 
-        def on_device(d: jax.Array) -> jax.Array:
-            reads = adjacency & on[:, d][None, :]
-            last_read = jnp.max(jnp.where(reads, s.finish[None, :], -jnp.inf), axis=1)
-            last_sent = jnp.max(jnp.where(copied, s.arrived, -jnp.inf), axis=1)
-            end = jnp.maximum(last_read, jnp.where(on[:, d], last_sent, -jnp.inf))
-            end = jnp.where(jnp.any(adjacency, axis=1), end, jnp.inf)
-            live = (begin[:, d][None, :] <= begin[:, d][:, None]) & (begin[:, d][:, None] < end[None, :])
-            there = (on | copied)[:, d]
-            held = jnp.sum(jnp.where(live & there[None, :], nbytes[None, :], 0.0), axis=1)
-            return inputs[d] + problem.held[d] + jnp.max(jnp.where(there, held, 0.0))
+        def on_device(begin: jax.Array, end: jax.Array) -> jax.Array:
+            time, sign = jnp.concatenate([begin, end]), 2 * kind - 1
+            *_, order = jax.lax.sort((time, kind, jnp.arange(2 * V, dtype=jnp.int32)), num_keys=2)
+            delta = jnp.where(jnp.isfinite(time), sign, 0)[:, None] * jnp.concatenate([limbs, limbs])
+            held = jnp.cumsum(delta[order], axis=0, dtype=jnp.int32).astype(jnp.float32)
+            return jnp.max(held[:, 0] * LIMB + held[:, 1])
 
-        return jnp.stack([on_device(d) for d in range(D)])
+        peak = jax.vmap(on_device, in_axes=1)(begin, end)
+        return input_bytes @ loaded.astype(jnp.float32) + jnp.asarray(problem.held) + peak
 
     return jax.vmap(one)(assignment, schedules)
 
@@ -292,7 +264,11 @@ def judged(
     return jnp.where(over > 0.0, worst * (1.0 + over), schedules.makespan), schedules
 
 
-@partial(jax.jit, static_argnames=("fifo", "limited"))
+_judge = jax.jit(
+    lambda *args, fifo, limited: judged(*args, fifo=fifo, limited=limited)[0], static_argnames=("fifo", "limited")
+)
+
+
 def objective(
     problem: Problem, assignment: jax.Array, priority: jax.Array, *, fifo: bool = False, limited: bool = False
 ) -> jax.Array:
@@ -302,4 +278,4 @@ def objective(
     a device costs ten times the one-device time, times 1 + f: worse than any that fits, and a search still sees which
     way is better.
     """
-    return judged(problem, assignment, priority, fifo=fifo, limited=limited)[0]
+    return _judge(bucketed(problem), assignment, priority, fifo=fifo, limited=limited)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from rlfx.errors import PlacementError
-from rlfx.place import baselines, hardware, methods, search, simulate, workloads
-from rlfx.place.problem import Problem, build
+from rlfx.place import baselines, hardware, methods, online, search, simulate, workloads
+from rlfx.place.problem import Problem, build, edges_of
 from tests.place.test_simulate import batch, random_problem
 
 
@@ -26,8 +26,8 @@ def fork():
     adjacency[0, 2] = adjacency[1, 3] = True
     transfer = np.full((4, 2, 2), 5.0, np.float32) * ~np.eye(2, dtype=bool)
     return Problem(
-        np.ones((4, 2), np.float32), transfer.astype(np.float32), adjacency, np.ones(4, np.float32),
-        np.zeros(0, np.float32), np.zeros((0, 4), bool), np.full(2, 100, np.float32),
+        np.ones((4, 2), np.float32), transfer.astype(np.float32), edges_of(adjacency), np.ones(4, np.float32),
+        np.zeros(0, np.float32), np.zeros((0, 2), np.int32), np.full(2, 100, np.float32),
         (((0, 1), ()), ((2, 3), ())), ("a", "b", "c", "d"),
     )  # fmt: skip
 
@@ -196,3 +196,18 @@ def test_refusals(chain):
         methods.solve(chain, "magic", jax.random.key(0), 10)
     with pytest.raises(PlacementError, match="solve: budget must be a positive integer, got 0"):
         methods.solve(chain, "heft", jax.random.key(0), 0)
+
+
+def test_descending_by_executions_finds_the_fork_and_counts_them():
+    """Costs as executions would give them, here of the simulator; from everything on one device."""
+    calls = []
+
+    def seconds(assignment):
+        calls.append(assignment)
+        return float(baselines.evaluate(fork(), [assignment])[0])
+
+    best = online.descend(fork(), baselines.one_device(fork()), seconds, jax.random.key(0), 200)
+    valid(fork(), best)
+    assert 190 <= len(calls) <= 200
+    assert baselines.evaluate(fork(), [best])[0] <= baselines.evaluate(fork(), [baselines.one_device(fork())])[0]
+    assert online.descend(fork(), best, seconds, jax.random.key(0), 6) is best

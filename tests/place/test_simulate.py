@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlfx.errors import PlacementError
 from rlfx.place import hardware, oracle, workloads
 from rlfx.place import simulate as sim
-from rlfx.place.problem import Problem, build, checked
+from rlfx.place.problem import Problem, build, checked, edges_of
 
 
 def random_problem(rng, tasks=14, devices=3, ties=False):
@@ -22,9 +22,9 @@ def random_problem(rng, tasks=14, devices=3, ties=False):
     transfer = draw(tasks, devices, devices).astype(np.float32) * ~np.eye(devices, dtype=bool)
     return checked(
         Problem(
-            draw(tasks, devices).astype(np.float32), transfer.astype(np.float32), adjacency,
+            draw(tasks, devices).astype(np.float32), transfer.astype(np.float32), edges_of(adjacency),
             rng.integers(1, 9, tasks).astype(np.float32), rng.integers(1, 9, 4).astype(np.float32),
-            rng.random((4, tasks)) < 0.3, np.full(devices, 50, np.float32),
+            edges_of(rng.random((4, tasks)) < 0.3), np.full(devices, 50, np.float32),
             ((tuple(range(tasks)), ()),), tuple(f"t{i}" for i in range(tasks)),
         )
     )  # fmt: skip
@@ -93,8 +93,8 @@ def test_thousands_of_tasks_on_many_devices():
     V, D, rng = 6000, 64, np.random.default_rng(0)
     exec_time = rng.uniform(0.5, 1.5, (V, D)).astype(np.float32)
     problem = Problem(
-        exec_time, np.zeros((V, D, D), np.float32), np.zeros((V, V), bool), np.ones(V, np.float32),
-        np.zeros(0, np.float32), np.zeros((0, V), bool), np.full(D, 1e9, np.float32),
+        exec_time, np.zeros((V, D, D), np.float32), np.zeros((0, 2), np.int32), np.ones(V, np.float32),
+        np.zeros(0, np.float32), np.zeros((0, 2), np.int32), np.full(D, 1e9, np.float32),
     )  # fmt: skip
     device, order = rng.integers(0, D, (1, V)).astype(np.int32), rng.permutation(V)[None].astype(np.int32)
     got = float(sim.makespan(problem, device, order)[0])
@@ -191,7 +191,7 @@ def test_bad_problems_are_refused():
         ):
             checked(replace(problem, transfer_time=transfer))
     with pytest.raises(PlacementError, match=r"Task 0 reads task \d+, which does not come before it"):
-        checked(Problem(**{**vars_of(problem), "adjacency": problem.adjacency | np.eye(14, k=-1, dtype=bool)}))
+        checked(Problem(**{**vars_of(problem), "edges": edges_of(problem.adjacency | np.eye(14, k=-1, dtype=bool))}))
 
 
 def vars_of(problem):
