@@ -36,6 +36,7 @@ import grpo
 import gru_bptt
 import iteration_level
 import learned_rate
+import maml
 import memory_over_time
 import policies
 import population
@@ -176,6 +177,7 @@ EXAMPLES = {
     "gru_bptt: truncated": lambda: recall(gru_bptt.truncated(4)),
     "iteration_level": lambda: (iteration_level.make_train(iterations=8), (KEY,)),
     "learned_rate": lambda: (jax.value_and_grad(learned_rate.make_reached()), (S((), jnp.float32), KEY)),
+    "maml": partial(nested, maml),
     **{f"memory_over_time: {title}": partial(images, title) for title in memory_over_time.plans(64, 64, 16)},
     **{f"policies: {name}": partial(written_in, name) for name in policies.POLICIES},
     "population": partial(nested, population),

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import learned_rate
+import maml
+import networks
 import numpy as np
 import population
 import pytest
@@ -76,6 +78,40 @@ def test_a_meta_gradient_is_that_of_the_unrolled_program():
     np.testing.assert_allclose(got[1], (near[1] - near[0]) / 0.01, rtol=5e-3)
 
 
+def _walked(policy, goal):
+    """The loss of `maml.walk`, timestep by timestep, without a program."""
+    x, losses = maml.PLACES_AT, []
+    for _ in range(maml.LENGTH):
+        x = x + 0.1 * jnp.tanh(jax.vmap(lambda x: networks.mlp(policy, x))(x))
+        losses.append(jnp.sum((x - goal[None]) ** 2, -1))
+    return jnp.mean(jnp.stack(losses))
+
+
+def test_maml_is_the_unrolled_program(lenient):
+    """The gradient of what two updates reach, and two meta-steps for three goals."""
+
+    def reached(policy, goal, updates=2):
+        for _ in range(updates):
+            policy = jax.tree.map(lambda w, g: w - maml.RATE * g, policy, jax.grad(_walked)(policy, goal))
+        return _walked(policy, goal)
+
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # noqa: E731
+    first = maml.init(jax.random.key(0), hidden=4)
+    end, logs = jax.jit(maml.make_train(iterations=2, goals=3, updates=2))(None, first, KEY)
+    policy, opt_state = first.value
+    by_hand = jax.jit(jax.value_and_grad(reached))
+    for goals, before, after in zip(logs["goal"], logs["before"], logs["after"], strict=True):
+        assert len(np.unique(goals)) == 6
+        close(before, np.mean([_walked(policy, goal) for goal in goals]))
+        values, grads = zip(*(by_hand(policy, goal) for goal in goals), strict=True)
+        close(after, np.mean(values))
+        grads = jax.tree.map(lambda *each: sum(each) / len(each), *grads)
+        changes, opt_state = maml.adam.update(grads, opt_state, policy)
+        policy = jax.tree.map(jnp.add, policy, changes)
+    jax.tree.map(close, end.value[1][0].mu, opt_state[0].mu)  # what the gradients were
+    jax.tree.map(close, end.value[0], policy)
+
+
 def test_the_memory_of_a_meta_gradient():
     """Of 64 updates, by XLA."""
     gradient = jax.jit(jax.value_and_grad(learned_rate.make_reached()))
@@ -123,6 +159,8 @@ def test_members_copy_the_better_half():
 def test_the_scripts_run(capsys, lenient):
     learned_rate.main(["--updates", "2", "--steps", "1"])
     population.main(["--iterations", "1"])
+    maml.main(["--iterations", "1", "--hidden", "4"])
     out = capsys.readouterr().out
     assert "after 2 updates" in out
     assert "of the best" in out
+    assert "after 1 update" in out

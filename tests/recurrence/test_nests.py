@@ -12,7 +12,7 @@ import rlfx
 from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.verify import verify
-from tests.recurrence import nests
+from tests.recurrence import duals, nests
 
 T, B, I = 2, 2, 2
 KEY = jax.random.key(0)
@@ -281,20 +281,36 @@ def _by_hand(w):
 
 def _agree(seed, *, reference):
     level = nests.random_nest(seed)
-    want = nests.loops_outcome(level)
+    want, closest = nests.loops_outcome(level)
     assert np.isfinite(want).all()
+    if closest < 1e-3:
+        return  # float32 may end an environment at another timestep
     np.testing.assert_allclose(nests.compiled_outcome(level), want, rtol=2e-4, atol=2e-5, err_msg=str(level))
     if reference:
         np.testing.assert_allclose(nests.reference_outcome(level), want, rtol=2e-4, atol=2e-5, err_msg=str(level))
 
 
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [4, 8, 12])
 def test_generated_nests(seed):
-    _agree(seed, reference=seed == 4)
+    _agree(seed, reference=seed == 8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 300))
-def test_more_generated_nests(seed):
-    _agree(seed, reference=seed % 4 == 0)
-    jax.clear_caches()
+@pytest.mark.parametrize("chunk", range(100))
+def test_more_generated_nests(chunk):
+    """2,000, of which 300 by reference."""
+    for seed in range(1000 + 20 * chunk, 1020 + 20 * chunk):
+        _agree(seed, reference=seed % 20 in (3, 9, 15))
+        jax.clear_caches()
+
+
+def test_the_loops_are_those_of_the_nest():
+    """The oracle's derivatives, first and second order, are its differences."""
+    level = next(
+        n for n in map(nests.random_nest, range(1000)) if n.call == "gradient" and not n.until and not n.inner.until
+    )
+    loss = lambda w, x: duals.number(nests.Loops().run(level, w, x)[0])  # noqa: E731
+    w, x = float(nests.W), float(nests.X)
+    (_, _, by_w, by_x), _ = nests.loops_outcome(level)
+    np.testing.assert_allclose(by_w, (loss(w + 1e-5, x) - loss(w - 1e-5, x)) / 2e-5, rtol=1e-6)
+    np.testing.assert_allclose(by_x, (loss(w, x + 1e-5) - loss(w, x - 1e-5)) / 2e-5, rtol=1e-6)

@@ -64,6 +64,13 @@ def test_one_iteration_behind_they_are_two(lag):
     assert "two roles could run at once: 8" in str(found)
 
 
+def test_a_run_that_may_end_is_one_role():
+    """What acts ahead would have acted for an iteration that is not there."""
+    found = rlfx.unroll(ppo(1), length=6, dim="i", until=lambda c: c[1].mean() > 2.0).explain(None, first, KEY)
+    assert found.roles.shares == (1.0,)
+    assert " one role: with until= what acts ahead has already acted for a i that is not there" in str(found)
+
+
 def dqn(earlier):
     def iteration(_, c, i):
         w, x, memory = c

@@ -113,14 +113,44 @@ def test_a_mesh_inside_shard_map(axes, check_vma):
 
 
 def test_an_outer_and_an_inner_mesh():
+    """Of one axis, both; or what is split by hand."""
     inner = make(MESH)
-    f = lambda p, c, t: (inner(p * c, jnp.arange(4.0) + c)[0], 0.8 * c)  # noqa: E731
-    options = {"length": 2, "batch": 2, "mesh_axis": "p"}
-    fact = "is split over the mesh axis 'p', and calls what is itself split over a mesh"
-    both = rlfx.compile(f, mesh=MESH, **options)
-    for call in (lambda p: both(p, jnp.ones(2))[0], jax.grad(lambda p: both(p, jnp.ones(2))[0])):
-        refused(ScheduleError, [fact, "Give mesh= to one of them alone"], lambda call=call: call(2.0))
-    assert np.isfinite(rlfx.compile(f, **options)(2.0, jnp.ones(2))[0])
+    by_hand = jax.shard_map(lambda x: jax.lax.psum(x, "p"), mesh=MESH, in_specs=P("p"), out_specs=P(), check_vma=False)
+    options = {"length": 2, "batch": 2}
+    for of, axis in (
+        (lambda x: inner(x, jnp.arange(4.0) + x)[0], "b"),
+        (lambda x: by_hand(x + jnp.arange(2.0)).sum(), "p"),
+    ):
+        f = lambda p, c, t, of=of: (of(p * c), 0.8 * c)  # noqa: E731
+        fact = f"is split over the mesh axis {axis!r}, and calls what is itself split over a mesh"
+        both = rlfx.compile(f, mesh=MESH, mesh_axis=axis, **options)
+        for call in (lambda p: both(p, jnp.ones(2))[0], jax.grad(lambda p: both(p, jnp.ones(2))[0])):
+            refused(ScheduleError, [fact, "one mesh, and to each an axis of its own"], lambda call=call: call(2.0))
+
+
+@pytest.mark.skipif(jax.device_count() < 4, reason="two by two devices")
+def test_two_by_two_devices_are_one():
+    """Members on two, their environments on two: values, and derivatives of updates with a gradient inside."""
+
+    def inner(w, x, t):
+        return (w * x + 0.1 * jax.random.normal(t.key) - rlfx.mean(x, over="b")) ** 2, 0.9 * x
+
+    def results(mesh):
+        split = lambda axis: {} if mesh is None else {"mesh": mesh, "mesh_axis": axis}  # noqa: E731
+        loss_fn = rlfx.compile(inner, length=3, batch=4, **split("b"))
+
+        def member(_, c, i):
+            w, x = c
+            (loss, (x, _)), g = jax.value_and_grad(lambda w: loss_fn(w, x, i.key), has_aux=True)(w)
+            return (w - 0.1 * g - 0.05 * rlfx.mean(w, over="p"), x), loss
+
+        run = rlfx.unroll(member, length=3, dim="i", batch={"p": 2}, **split("p"))
+        x = jnp.stack([jnp.linspace(-1.0, 1.0, 4)] * 2)
+        total = lambda w: (lambda out: (out[1].sum(), out))(run(None, (w, x), KEY))  # noqa: E731
+        return jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.array([0.5, 1.0]))
+
+    four = jax.make_mesh((2, 2), ("p", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), results(four), results(None))
 
 
 def test_what_is_traced_among_named_axes_is_traced_again_without():

@@ -31,12 +31,15 @@ FORMS = {
     "block": (lambda t: slice(t - t % 2, t - t % 2 + 2), lambda k, n: range(k - k % 2, min(k - k % 2 + 2, n))),
     ":": (lambda t: slice(None), lambda k, n: range(n)),
 }
-#: What an inner program may read of its own series: earlier iterations.
+#: What an inner program may read of its own series: earlier iterations, and as many at each.
 EARLIER = {
-    "i - 1": (lambda i: i - 1, lambda k: k - 1),
-    "i - 2": (lambda i: i - 2, lambda k: k - 2),
-    "i // 2 - 1": (lambda i: i // 2 - 1, lambda k: k // 2 - 1),
-    "i - i % 3 - 1": (lambda i: i - i % 3 - 1, lambda k: k - k % 3 - 1),
+    "i - 1": (lambda i: i - 1, lambda k: [k - 1]),
+    "i - 2": (lambda i: i - 2, lambda k: [k - 2]),
+    "i // 2 - 1": (lambda i: i // 2 - 1, lambda k: [k // 2 - 1]),
+    "i - i % 3 - 1": (lambda i: i - i % 3 - 1, lambda k: [k - k % 3 - 1]),
+    "i - 2:i": (lambda i: slice(i - 2, i), lambda k: [k - 2, k - 1]),
+    "i - 1:i + 1": (lambda i: slice(i - 1, i + 1), lambda k: [k - 1, k]),
+    "block": (lambda i: slice(i - i % 2 - 2, i - i % 2), lambda k: [k - k % 2 - 2, k - k % 2 - 1]),
 }
 
 
@@ -51,7 +54,10 @@ def y_at(w, x, i, t):
 
 
 def summed(value):
-    return jnp.sum(value, 0) if value.ndim else value
+    """Over all that is read: iterations, timesteps, both."""
+    for _ in range(value.ndim):
+        value = jnp.sum(value, 0)
+    return value
 
 
 def inside(pairs):
@@ -72,8 +78,7 @@ def inside(pairs):
 def inside_by_loops(pairs, w, weights):
     y, total = ys(w), 0.0
     for ((phi, psi), c), i, t in itertools.product(zip(pairs, weights, strict=True), range(I), range(T)):
-        j = EARLIER[phi][1](i)
-        for s in FORMS[psi][1](t, T):
+        for j, s in itertools.product(EARLIER[phi][1](i), FORMS[psi][1](t, T)):
             total += c * jnp.sum(y[j, s] if j >= 0 and 0 <= s < T else jnp.full(B, EDGE))
     return total
 
@@ -128,6 +133,9 @@ SAMPLE = [
     ("i // 2 - 1", "N - 1 - t"),
     ("i - i % 3 - 1", "t:"),
     ("i - 1", ":"),
+    ("i - 2:i", "t"),
+    ("i - 1:i + 1", "t - 1"),
+    ("block", "t - 2:t + 1"),
 ]
 ACROSS = [("t - 1", "t + 2"), ("t:", "block"), ("N - 1 - t", "t"), ("t - 2:t + 1", ":t + 1"), ("t // 2", "t:t + 3")]
 
@@ -247,10 +255,30 @@ def test_a_call_that_is_made_again():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "a slice of i": (
-        lambda x, i, t: x[i - 2 : i, t].sum(),
+    "all earlier iterations": (
+        lambda x, i, t: x[:i, t].sum(),
         DomainError,
-        "is a slice over i inside inner (over t): how many there are depends on i.",
+        "x[:i, ...] is a slice over i inside inner (over t): how many there are depends on i.",
+    ),
+    "more with each iteration": (
+        lambda x, i, t: x[i // 2 : i, t].sum(),
+        DomainError,
+        "Fix: Read as many at each i, x[i - 8:i, t]; or return x from inner, and reduce a slice of what came back.",
+    ),
+    "none of them": (
+        lambda x, i, t: x[i : i - 2, t].sum(),
+        DomainError,
+        "x[i:i - 2, ...], a slice over i inside inner (over t), is empty.",
+    ),
+    "with a step": (
+        lambda x, i, t: x[i - 4 : i : 2, t].sum(),
+        DomainError,
+        "x[i - 4:i, ...], a slice over i inside inner (over t), has a step, 2.",
+    ),
+    "a slice without a start": (
+        lambda x, i, t: rlfx.series(x[t])[i - 2 : i, t].sum(),
+        BoundaryError,
+        "is read before the first i, and the series has no value there.",
     ),
     "no start": (
         lambda x, i, t: rlfx.series(x[t])[i - 1, t],
@@ -271,6 +299,21 @@ REFUSED = {
         lambda x, i, t: x[i - 1],
         DomainError,
         "A series of inner (over t) is read at the time of another program, outer (over i).",
+    ),
+    "the outer twice": (
+        lambda x, i, t: x[i, i],
+        DomainError,
+        "A series of inner (over t) is read at the time of another program, outer (over i).",
+    ),
+    "the inner twice": (
+        lambda x, i, t: x[t - 1, t],
+        DomainError,
+        "t",
+    ),
+    "a sum of both": (
+        lambda x, i, t: x[2 * i + t, t],
+        DomainError,
+        "The indices of two programs, outer (over i) and inner (over t)",
     ),
     "a product of dimensions": (
         lambda x, i, t: x[i * 8 + t],

@@ -25,6 +25,9 @@ from rlfx.recurrence.language.index import TIME, Point
 #: An operation with a smaller share of all belongs to no role: either can compute it.
 _LEAST = 1e-2
 
+#: Why a program that may end has one role.
+_ENDS = "with until= what acts ahead has already acted for a timestep that is not there"
+
 #: Partitions of so many groups of operations are tried.
 _GROUPS = 8
 
@@ -43,11 +46,13 @@ class Roles:
       parts: the operations of each role, the larger share first.
       shares: of all floating-point operations, by role.
       circle: where there is one role: the shortest circle of reads through its largest operation, else ().
+      because: why there is one, if it is no circle.
     """
 
     parts: tuple[tuple[Equation, ...], ...]
     shares: tuple[float, ...]
     circle: tuple[Equation, ...] = ()
+    because: str = ""
 
     def lines(self, program: Program) -> list[str]:
         """As text."""
@@ -57,6 +62,8 @@ class Roles:
                 f"{100 * s:.0f}% of the operations ({_count(p)})" for p, s in zip(self.parts, self.shares, strict=True)
             ]
             return [f"two roles could run at once: {'; '.join(each)}"]
+        if self.because:
+            return [text(f"one role: {self.because}")]
         shown = [f"x[{text(str(e.access))}]" if e.is_read else _name(e) for e in self.circle]
         places = [f" at {e.where}" if e.is_read and ":" in e.where else "" for e in self.circle]
         around = " -> ".join(f"{what}{place}" for what, place in zip(shown, places, strict=True))
@@ -82,6 +89,8 @@ def roles(program: Program) -> Roles | None:
     heavy = [e for e in graph.equations if cost[e] > _LEAST * total]
     if not heavy:
         return None
+    if program.domain.until:
+        return Roles((tuple(heavy),), (1.0,), because=_ENDS)
     reached = {e: _reached(e, after) for e in heavy}
     apart = {e: {r: reached[e][r][0] for r in heavy if r in reached[e]} for e in heavy}
     share = lambda part: sum(cost[e] for e in part) / total  # noqa: E731

@@ -17,16 +17,21 @@ from rlfx.recurrence.execute.collectives import environment_axes
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.outputs import aux_dims, carry_dims, output_dims
 from rlfx.recurrence.execute.values import axis_of
-from rlfx.recurrence.ir.program import Program, Var
+from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.precision import widened
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over which axis of a mesh the environments are split."""
+    """Over which axis of a mesh the environments are split.
+
+    Attributes:
+      inside: whether the program is called in another, which may be split over another axis of the mesh.
+    """
 
     mesh: Mesh
     axis: str
+    inside: bool = False
 
     @property
     def devices(self) -> int:
@@ -56,16 +61,26 @@ class Split:
                     fix="Give a batch that the number of devices divides, or mesh_axis=None to shard outside.",
                 )
             )
-        nested = [e for e in self.program.equations if J.contains(e.op, dict(e.params), J.SHARD_MAP)]
+        nested = [e for e in self._split_inside if not e.calls or not all(self._beside(call) for call in e.calls)]
         if nested:
             raise ScheduleError(
                 located(
                     f"{self.program.name} is split over the mesh axis {self.sharding.axis!r}, and calls what is itself split "
                     "over a mesh: jax.shard_map, or a program with mesh=.",
                     where=nested[0].where,
-                    fix="Give mesh= to one of them alone.",
+                    fix="Give mesh= to one of them alone, or to both programs one mesh, and to each an axis of its own.",
                 )
             )
+
+    @functools.cached_property
+    def _split_inside(self) -> list[Equation]:
+        """What is itself split over a mesh."""
+        return [e for e in self.program.equations if J.contains(e.op, dict(e.params), J.SHARD_MAP)]
+
+    def _beside(self, call: Any) -> bool:
+        """Whether a program that is called is split over another axis of this mesh."""
+        theirs = call.rule.sharding
+        return theirs is not None and theirs.mesh == self.sharding.mesh and theirs.axis != self.sharding.axis
 
     @property
     def devices(self) -> int:
@@ -97,8 +112,10 @@ class Split:
         if self.sharding is None:
             return fn
         specs = (in_specs, PartitionSpec(), *(() if more is None else (more,)))
-        around = jax.sharding.get_abstract_mesh()
-        if around.manual_axes:
+        around, mesh = jax.sharding.get_abstract_mesh(), self.sharding.mesh
+        own = self.sharding.axis
+        beside = self.sharding.inside and own in around.axis_names and own not in around.manual_axes
+        if around.manual_axes and not beside:
             raise ScheduleError(
                 located(
                     f"{self.program.name} is split over the mesh axis {self.sharding.axis!r}, but is called inside a "
@@ -107,7 +124,10 @@ class Split:
                     fix="Compile it without mesh=, for the environments of one device; or call it outside of the shard_map.",
                 )
             )
-        return jax.shard_map(fn, mesh=self.sharding.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+        # Of programs in each other each has its own axis: the others are left to those around it and inside.
+        axes = {own} if self.sharding.inside or self._split_inside else set(mesh.axis_names)
+        mesh = around if around.manual_axes else mesh
+        return jax.shard_map(fn, mesh=mesh, axis_names=axes, in_specs=specs, out_specs=out_specs, check_vma=False)
 
     # -- specs
 

@@ -1,7 +1,8 @@
 """Two indices inside an inner program: ``x[i - 1, t + 1]``, a series of this program at another index of the one around it.
 
 A series over (i, t) is a series over i of arrays over t, so such a read is two: outside of the call, of all that the call gives,
-at i - 1; inside, of the array that was read there, at t + 1. Here the reads are noted; the call (``api/curried.py``) ties them.
+at i - 1; inside, of the array that was read there, at t + 1. ``x[i - 8:i, t]`` is eight such reads. Here the reads are noted;
+the call (``api/curried.py``) ties them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlfx.errors import BoundaryError, DomainError, ProgramError, located
 from rlfx.recurrence.language.domain import levels
 from rlfx.recurrence.language.index import Index
 from rlfx.recurrence.language.names import told
-from rlfx.recurrence.language.time import Time
+from rlfx.recurrence.language.time import Time, index_of
 
 tree = jax.tree_util
 
@@ -89,28 +90,45 @@ class Crossing:
         return same[0] if same else len(self.reads) - 1
 
 
-def outer_index(index: Any) -> Time | None:
-    """The index of an enclosing program that ``x[index]`` begins with; None for any other."""
+def outer_index(index: Any) -> Index | tuple[Index, ...] | None:
+    """The index of an enclosing program that ``x[index]`` begins with, or those of a slice there; None for any other."""
     first = index[0] if isinstance(index, tuple) and index else None
     bounds = (first.start, first.stop) if isinstance(first, slice) else (first,)
     found = [b for b in bounds if isinstance(b, Time) and b.depth < len(levels())]
     if not found:
         return None
     *_, around, here = levels()
-    if len(index) != 2 or found[0].depth != around.depth:
+    if len(index) != 2 or any(b.depth != around.depth for b in found):
         raise _refusal(
             f"A series of {here} is read at an index of {found[0].level}, and is called by {around}.",
             f"Give two indices, the first of {around.program}, the second of {here.program}: "
             f"x[{around.names.dim} - 1, {here.names.dim}]. What is further outside is read before the call.",
         )
-    if isinstance(first, slice):
+    return _each(first) if isinstance(first, slice) else index_of(found[0])
+
+
+def _each(window: slice) -> tuple[Index, ...]:
+    """The iterations of ``i - 8:i``, one by one: as many at each i."""
+    *_, around, here = levels()
+    dim = around.names.dim
+    lo, hi = (None if bound is None else index_of(bound) for bound in (window.start, window.stop))
+    width = None if lo is None or hi is None else hi - lo
+    names = around.names.text
+    written = ":".join("" if bound is None else names(str(bound)) for bound in (lo, hi))
+    if width is None or not width.is_constant:
         raise _refusal(
-            f"x[{first.start}:{first.stop}, ...] is a slice over {around.names.dim} inside {here}: how many there are depends "
-            f"on {around.names.dim}.",
-            f"Read single indices, x[{around.names.dim} - 1, {here.names.dim}]; or return x from {here.program}, and reduce a "
+            f"x[{written}, ...] is a slice over {dim} inside {here}: how many there are depends on {dim}.",
+            f"Read as many at each {dim}, x[{dim} - 8:{dim}, {here.names.dim}]; or return x from {here.program}, and reduce a "
             "slice of what came back.",
         )
-    return found[0]
+    if width.constant <= 0 or window.step is not None:
+        fact = "is empty" if width.constant <= 0 else f"has a step, {window.step}"
+        raise _refusal(
+            f"x[{written}, ...], a slice over {dim} inside {here}, {fact}.",
+            f"Write the earlier iteration first, x[{dim} - 8:{dim}, {here.names.dim}]; step through what was read, [::2].",
+        )
+    assert lo is not None
+    return tuple(lo + k for k in range(width.constant))
 
 
 def crossing_of(series: Any) -> Crossing:

@@ -22,7 +22,7 @@ from rlfx.recurrence.language.nesting import check_program, this_level
 from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
 from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, series_p
 from rlfx.recurrence.language.steps import step_of, stepped, strided
-from rlfx.recurrence.language.time import Time, as_integer, index_of, without_time
+from rlfx.recurrence.language.time import as_integer, index_of, without_time
 
 tree = jax.tree_util
 
@@ -42,6 +42,7 @@ class Series(NoArray):
     ``x[i]``, ``x[i, b]``                 random access into the past, with traced integers: absolute times
     ``x[t, b]``                           the value of another environment
     ``x[i - 1, t + 1]``                   in a program that is called in one over i: of an earlier iteration
+    ``x[i - 8:i, t]``                     there, of the eight before: those before the first i are ``start={"i": v}``
     ====================================  ==========================================================
 
     Attributes:
@@ -61,6 +62,8 @@ class Series(NoArray):
     def __getitem__(self, index: Any) -> Any:
         check_program(self._level)
         outer = outer_index(index)
+        if isinstance(outer, tuple):
+            return tree.tree_map(lambda *each: jnp.stack(each), *(self._crossed(i, index[1]) for i in outer))
         if outer is not None:
             return self._crossed(outer, index[1])
         check_program(self._level, index)
@@ -126,13 +129,12 @@ class Series(NoArray):
         """The value at an index expression."""
         return self._read(Point(_not_from_the_end(index)))
 
-    def _crossed(self, outer: Time, own: Any) -> Any:
+    def _crossed(self, outer: Index, own: Any) -> Any:
         """``x[i - 1, t + 1]``: what the call gave at i - 1, at t + 1."""
-        if self._on_trial or outer.expr == TIME:
+        if self._on_trial or outer == TIME:
             return self[own]
-        crossing, index = crossing_of(self), index_of(outer)
-        assert index is not None
-        number, domain = crossing.read(self, index), current_domain("A read of a series")
+        crossing = crossing_of(self)
+        number, domain = crossing.read(self, outer), current_domain("A read of a series")
         if crossing.operands is None:
             lead = (domain.length, *(() if domain.batch is None else (domain.batch,)))
             zeros = [jnp.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in self._leaves]
