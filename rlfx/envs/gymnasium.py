@@ -105,7 +105,8 @@ class GymnasiumEnvironment(Environment):
         over = np.isin(slots, list(self._ends)) & (clocks >= self._clocks[slots])
         if ((batches != self._batch) | ((clocks != self._clocks[slots]) & ~over)).any():
             fact = f"gymnasium/{self.name}: a state that was stepped before, or of an earlier reset, is stepped again."
-            raise EnvError(located(fact, fix="Host environments cannot go back: step the newest states, once each."))
+            fix = "Host environments cannot go back: step the newest states, once each, and evaluate on another object of `make`."
+            raise EnvError(located(fact, fix=fix))
         results = [
             self._ends[slot] if ended else self._one(slot, jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
             for i, (slot, ended) in enumerate(zip(slots.tolist(), over, strict=True))
