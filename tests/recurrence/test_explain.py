@@ -111,3 +111,10 @@ def test_scopes_call_an_associative_scan_so():
     there = rlfx.compile(loss, length=6, batch=3, target="a100")
     text = jax.jit(there).lower(W, CARRY, jax.random.key(0)).as_text(debug_info=True)
     assert re.search(r"rlfx\.stage/\d+ backward associative scan", text)
+
+
+def test_what_streams_is_not_said_to_be_kept():
+    streamed = rlfx.compile(lambda w, c, t: (w * c, 0.9 * c), length=6, batch=3, plan=rlfx.Plan("stream", 2))
+    text = str(streamed.explain(jnp.float32(1.0), jnp.ones(3)))
+    assert re.search(r"given from acting to learning: \S+ \w+ in all, of which 2 timesteps are there at a time", text)
+    assert "kept from acting" not in text
