@@ -138,7 +138,7 @@ PLACEMENT = [
         "improve",
         until("rlfx.place.placement.descend", PLACED.improve),
         {"x": X, "calls": 8},
-        {"calls": COUNT, "key": A_KEY | OPTIONAL},
+        {"x": ARGUMENT, "calls": takes("2**40", "eight or more"), "key": A_KEY | OPTIONAL},
         ("x",),
     ),
     Signature(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._checks import KEY, PATH, expect, integer, optional
+from rlfx._checks import ARRAYS, KEY, PATH, expect, integer, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place import simulate as sim
 from rlfx.place.baselines import Assignment, evaluate
@@ -86,6 +86,8 @@ class Placement:
                 located(f"{name} was placed for arguments {self.graph.in_tree}, and is called with {tree}.",
                         fix="Call it with the same pytree, or assign again.")
             )  # fmt: skip
+        if others := [x for x in flat if not isinstance(x, jax.Array)]:
+            expect("args", others, ARRAYS, PlacementError, of=name)
         for i, (x, aval) in enumerate(zip(flat, self.graph.in_avals, strict=True)):
             if jnp.shape(x) != aval.shape or jnp.result_type(x) != aval.dtype:
                 raise PlacementError(
