@@ -243,7 +243,7 @@ PROFILE = [
 ]
 
 LANGUAGE = [
-    Signature("series", rlfx.series, lambda t: {"value": 1.0 * t}, {"value": KEYED}),
+    Signature("series", rlfx.series, lambda t: {"value": 1.0 * t}, {"value": KEYED, "window": COUNT | OPTIONAL}),
     Signature("series with ends", rlfx.series, lambda t: {"value": 1.0 * t, "start": 0.0, "end": 0.0},
               {"start": ENDS | OPTIONAL, "end": ENDS | OPTIONAL}),
     Signature("window", lambda x, **given: x.window(**given), lambda t: {"x": rlfx.series(1.0 * t), "lo": -2, "hi": 3},
@@ -262,7 +262,8 @@ LANGUAGE = [
       for name in ("sum", "mean", "max", "min", "std")),
     Signature("last", rlfx.last, lambda t: {"x": 1.0 * t}, {"x": KEYED, "over": NOTHING}),
     Signature("Every", rlfx.Every, {"n": 2, "value": 0.0}, {"n": COUNT, "value": takes(" | ".join(WRONG), "wraps anything")}),
-    Signature("effect", rlfx.effect, lambda t: {"fn": lambda: None, "every": 2}, {"fn": FUNCTION, "every": COUNT}),
+    Signature("effect", rlfx.effect, lambda t: {"fn": lambda x: None, "x": 1.0 * t, "every": 2},
+              {"fn": FUNCTION, "x": TREE, "every": COUNT}, ("fn", "x")),
     Signature("every", rlfx.every, lambda t: {"n": 2, "fn": lambda: 1.0, "otherwise": 0.0},
               {"n": COUNT, "fn": FUNCTION, "otherwise": FLOATS}),
     Signature("shared", rlfx.shared, lambda t: {"fn": lambda x: 0.0, "x": 1.0 * t}, {"fn": FUNCTION, "x": KEYED}, ("fn", "x")),

@@ -181,7 +181,7 @@ def test_a_jitted_function_is_left_out_with_all_that_it_does(tmp_path):
 
     jax.block_until_ready(learn(a))
     tries = []
-    for i in range(6):
+    for i in range(16):  # other work on the cores delays some
         rest = 0.0
         with capture(tmp_path / str(i)) as session:
             for _ in range(8):

@@ -86,14 +86,14 @@ def effect(fn: Callable, *args: Any, every: int = 1) -> None:
 
     Example:
       >>> import jax, jax.numpy as jnp, rlfx
+      >>> saved = []
       >>> def f(_, total, t):
-      ...     rlfx.effect(lambda now, x: print("at", now, "is", x), t, total, every=2)
+      ...     rlfx.effect(lambda now, x: saved.append((int(now), float(x))), t, total, every=2)
       ...     return total + 1.5, None
       >>> _ = rlfx.unroll(f, length=5)(None, jnp.float32(0.0))
       >>> jax.effects_barrier()
-      at 0 is 0.0
-      at 2 is 3.0
-      at 4 is 6.0
+      >>> saved
+      [(0, 0.0), (2, 3.0), (4, 6.0)]
     """
     current_domain("rlfx.effect")
     expect("fn", fn, function(*(f"x{i}" for i in range(len(args)))), ProgramError, of="rlfx.effect", fix=_FIX)
