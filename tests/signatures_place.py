@@ -69,6 +69,8 @@ def matmul(x):
     return x @ x
 
 
+PLACED = place.Placement(GRAPH, PROBLEM, tuple(jax.devices()[:2]), START, 1.0, "heft", 1)
+
 A_KEY = takes("key", "a key")
 ABOVE_ZERO = takes("1 | 2.5 | np.int64 | np.float64 | 2**40", "a finite number above zero")
 NOT_NEGATIVE = ABOVE_ZERO | takes("0", "zero, too")
@@ -131,6 +133,13 @@ PLACEMENT = [
         {"path": "no such file", "fn": matmul, "x": X},
         {"path": NOTHING},
         ("path", "fn", "x"),
+    ),
+    Signature(
+        "improve",
+        until("rlfx.place.placement.descend", PLACED.improve),
+        {"x": X, "calls": 8},
+        {"x": ARGUMENT, "calls": takes("2**40", "eight or more"), "key": A_KEY | OPTIONAL},
+        ("x",),
     ),
     Signature(
         "solve",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from typing import NamedTuple
 
 import jax
@@ -97,21 +99,23 @@ def heft(problem: Problem) -> Assignment:
     """
     V, D = problem.tasks, problem.devices
     device, finish = np.zeros(V, np.int32), np.zeros(V)
-    slots: list[list[tuple[float, float]]] = [[] for _ in range(D)]
+    begins, ends = [[0.0] for _ in range(D)], [[math.inf] for _ in range(D)]  # of each device's idle gaps, ascending
     for v in np.argsort(-problem.to_exit[0], kind="stable"):
-        best_end, best_start, best_device = np.inf, 0.0, 0
-        for d in range(D):
-            preds = problem.preds[v]
-            arrival = max((finish[u] + problem.transfer_time[u, device[u], d] for u in preds), default=0.0)
-            start, cost = arrival, float(problem.exec_time[v, d])
-            for begin, end in slots[d]:
-                if start + cost <= begin:
-                    break
-                start = max(start, end)
+        preds = problem.preds[v]
+        arrivals = (finish[preds, None] + problem.transfer_time[preds, device[preds]]).max(axis=0, initial=0.0).tolist()
+        best_end, best_start, best_device, best_gap = math.inf, 0.0, 0, 0
+        for d, (arrival, cost) in enumerate(zip(arrivals, problem.exec_time[v].tolist(), strict=True)):
+            gap = bisect_right(ends[d], arrival)
+            while max(arrival, begins[d][gap]) + cost > ends[d][gap]:
+                gap += 1
+            start = max(arrival, begins[d][gap])
             if start + cost < best_end:
-                best_end, best_start, best_device = start + cost, start, d
+                best_end, best_start, best_device, best_gap = start + cost, start, d, gap
         device[v], finish[v] = best_device, best_end
-        slots[best_device] = sorted([*slots[best_device], (best_start, best_end)])
+        gap = (begins[best_device][best_gap], best_start), (best_end, ends[best_device][best_gap])
+        left = [(begin, end) for begin, end in gap if begin < end]
+        begins[best_device][best_gap : best_gap + 1] = [begin for begin, _ in left]
+        ends[best_device][best_gap : best_gap + 1] = [end for _, end in left]
     return Assignment(device, run_order(problem, "critical-path"))
 
 

@@ -11,6 +11,7 @@ from rlfx.place.baselines import Assignment
 from rlfx.place.problem import Problem
 
 REPEATS = 3
+DRAWS = 64  # neighbours drawn for one that fits; then the search ends
 
 
 def _neighbour(problem: Problem, assignment: Assignment, rng: np.random.Generator) -> Assignment:
@@ -27,7 +28,12 @@ def _neighbour(problem: Problem, assignment: Assignment, rng: np.random.Generato
 
 
 def descend(
-    problem: Problem, start: Assignment, seconds: Callable[[Assignment], float], key: jax.Array, calls: int
+    problem: Problem,
+    start: Assignment,
+    seconds: Callable[[Assignment], float],
+    fits: Callable[[Assignment], bool],
+    key: jax.Array,
+    calls: int,
 ) -> Assignment:
     """The best assignment after ``calls`` executions: local search in which both sides of a comparison are executed in turn.
 
@@ -38,13 +44,18 @@ def descend(
       problem: the graph, and how many devices.
       start: where to begin.
       seconds: executes an assignment.
+      fits: whether the devices have the memory for an assignment; no other is executed.
       key: used once.
-      calls: executions at most; the first two, which compile, are among them.
+      calls: executions at most, those among them that compile: the first, and the first of each neighbour.
     """
     rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), np.uint32)).tolist())
-    best, left = start, calls
+    seconds(start)
+    best, left = start, calls - 1
     while left >= 2 * REPEATS + 1:
-        other = _neighbour(problem, best, rng)
+        drawn = (_neighbour(problem, best, rng) for _ in range(DRAWS))
+        other = next((near for near in drawn if fits(near)), None)
+        if other is None:
+            return best
         seconds(other)  # where a kernel is new to its device, it is compiled
         pair = [(seconds(best), seconds(other))]
         left -= 3

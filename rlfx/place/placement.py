@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._checks import KEY, PATH, expect, integer, optional
+from rlfx._checks import ARRAYS, KEY, PATH, expect, integer, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place import simulate as sim
 from rlfx.place.baselines import Assignment, evaluate
@@ -21,7 +21,7 @@ from rlfx.place.execute import Executor
 from rlfx.place.explode import explode
 from rlfx.place.graph import DataflowGraph
 from rlfx.place.hardware import HARDWARE, Hardware, check_devices, measured
-from rlfx.place.methods import checked_method, solve
+from rlfx.place.methods import checked_method, fits, solve
 from rlfx.place.online import descend
 from rlfx.place.plot import draw
 from rlfx.place.problem import Problem, build
@@ -86,6 +86,8 @@ class Placement:
                 located(f"{name} was placed for arguments {self.graph.in_tree}, and is called with {tree}.",
                         fix="Call it with the same pytree, or assign again.")
             )  # fmt: skip
+        if others := [x for x in flat if not isinstance(x, jax.Array)]:
+            expect("args", others, ARRAYS, PlacementError, of=name)
         for i, (x, aval) in enumerate(zip(flat, self.graph.in_avals, strict=True)):
             if jnp.shape(x) != aval.shape or jnp.result_type(x) != aval.dtype:
                 raise PlacementError(
@@ -106,8 +108,9 @@ class Placement:
     def improve(self, *args: Any, calls: int = 64, key: jax.Array | None = None) -> Placement:
         """The placement after a search by executions: the stage of DOPPLER that learns from the system (stage III).
 
-        Neighbours of the assignment are executed in turn with it, and one that is faster in the median of three takes its
-        place. Without a policy, that is a local search; :func:`rlfx.place.train.learn_online` trains one.
+        Neighbours of the assignment that fit into memory are executed in turn with it, and one that is faster in the
+        median of three takes its place. Without a policy, that is a local search; :func:`rlfx.place.train.learn_online`
+        trains one.
 
         Args:
           *args: the function's arguments.
@@ -137,7 +140,13 @@ class Placement:
             self.executor.load(flat, assignment)
             return self.executor.run(assignment)[0].makespan
 
-        best = descend(self.problem, self.assignment, seconds, jax.random.key(0) if key is None else key, calls)
+        def fit(assignment: Assignment) -> bool:
+            return not self.problem.memory_may_bind or fits(
+                self.problem, float(evaluate(self.problem, [assignment])[0])
+            )
+
+        key = jax.random.key(0) if key is None else key
+        best = descend(self.problem, self.assignment, seconds, fit, key, calls)
         cost = float(evaluate(self.problem, [best])[0])
         return replace(self, assignment=best, seconds=cost, calls=self.calls + calls)
 

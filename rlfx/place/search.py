@@ -70,39 +70,59 @@ class State(NamedTuple):
 TRIES = 8  # proposals a step; the first that changes anything is simulated
 
 
-def _propose(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves) -> tuple[jax.Array, jax.Array]:
-    """A neighbour of one assignment (a state without its leading axis)."""
+class Edit(NamedTuple):
+    """Devices and places in the run-time order, int32 ``[2]`` each, of two tasks ``at``, which may be one."""
+
+    at: jax.Array
+    device: jax.Array
+    order: jax.Array
+
+
+def _drawn(uniform: jax.Array, among: jax.Array) -> jax.Array:
+    """A task of a set, bool ``[V]``, uniformly, by one number in [0, 1)."""
+    rank = jnp.cumsum(among, dtype=jnp.int32)
+    return jnp.searchsorted(rank, 1 + _below(uniform, rank[-1])).astype(jnp.int32)
+
+
+def _below(uniform: jax.Array, size: jax.Array | int) -> jax.Array:
+    """An integer in [0, size), by one number in [0, 1)."""
+    return jnp.minimum((uniform * jnp.asarray(size, jnp.float32)).astype(jnp.int32), jnp.asarray(size, jnp.int32) - 1)
+
+
+def _propose(kind: jax.Array, draws: jax.Array, state: State, near: jax.Array, D: int, moves: Moves) -> Edit:
+    """What a move changes in one assignment (a state without its leading axis), by five numbers in [0, 1)."""
     device, order, hold = state.device, state.order, state.hold
     V = device.shape[0]
-    k_kind, k_v, k_u, k_d, k_near, k_critical, k_same = jax.random.split(key, 7)
-    kind = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves[:5], jnp.float32)))
-    u = jax.random.randint(k_u, (), 0, V, jnp.int32)
-    on = hold.on.astype(jnp.float32)
-    share = moves.critical * on / jnp.sum(on) + (1.0 - moves.critical) / V
-    along, anywhere = jax.random.categorical(k_critical, jnp.log(share)), jax.random.randint(k_v, (), 0, V, jnp.int32)
-    v = jnp.where(moves.critical > 0.0, along.astype(jnp.int32), anywhere)
-    fresh = (device[v] + jax.random.randint(k_d, (), 1, max(D, 2), jnp.int32)) % D
-    neighbour = near[v, jax.random.randint(k_near, (), 0, near.shape[1], jnp.int32)]
+    along, anywhere, aside, to, whom = draws
+    # What is left of the first number, once it has decided, is a number in [0, 1) again.
+    critical = along < moves.critical
+    v = jnp.where(critical, _drawn(along / jnp.maximum(moves.critical, 1e-9), hold.on), _below(anywhere, V))
+    fresh = (device[v] + 1 + _below(to, max(D, 2) - 1)) % D
+    neighbour = near[v, _below(to, near.shape[1])]
     one = jnp.where(kind == 0, fresh, device[neighbour])
-    moved = device.at[v].set(one)
     meanwhile = (state.start < state.finish[v]) & (state.finish > state.start[v]) & (device != device[v])
-    partner = jnp.argmax(jnp.where(meanwhile, jax.random.uniform(k_same, (V,), jnp.float32), -1.0)).astype(jnp.int32)
-    partner = jnp.where(jnp.any(meanwhile), partner, v)
-    swapped = device.at[v].set(device[partner]).at[partner].set(device[v])
-    other = jnp.where(kind == 4, hold.before[v], u)
-    reordered = order.at[v].set(order[other]).at[other].set(order[v])
-    return (
-        jnp.where(kind <= 1, moved, jnp.where(kind == 2, swapped, device)),
-        jnp.where(kind >= 3, reordered, order),
+    partner = jnp.where(jnp.any(meanwhile), _drawn(whom, meanwhile), v)
+    other = jnp.where(
+        kind == 4, hold.before[v], jnp.where(kind == 3, _below(aside, V), jnp.where(kind == 2, partner, v))
+    )
+    at = jnp.stack([v, other])
+    there, places = device[at], order[at]
+    return Edit(
+        at,
+        jnp.where(kind <= 1, one, jnp.where(kind == 2, there[::-1], there)),
+        jnp.where(kind >= 3, places[::-1], places),
     )
 
 
 def _changed(key: jax.Array, state: State, near: jax.Array, D: int, moves: Moves) -> tuple[jax.Array, jax.Array]:
     """A neighbour that differs from where it began: no simulator call is spent on an assignment that is known."""
-    device, order = jax.vmap(lambda k: _propose(k, state, near, D, moves))(jax.random.split(key, TRIES))
-    differs = jnp.any((device != state.device[None]) | (order != state.order[None]), axis=1)
-    first = jnp.argmax(differs)
-    return device[first], order[first]
+    k_kind, k_draws = jax.random.split(key)
+    kinds = jax.random.categorical(k_kind, jnp.log(jnp.asarray(moves[:5], jnp.float32)), shape=(TRIES,))
+    draws = jax.random.uniform(k_draws, (TRIES, 5), jnp.float32)
+    edits = jax.vmap(lambda kind, u: _propose(kind, u, state, near, D, moves))(kinds, draws)
+    differs = jnp.any((edits.device != state.device[edits.at]) | (edits.order != state.order[edits.at]), axis=1)
+    edit = jax.tree.map(lambda x: x[jnp.argmax(differs)], edits)
+    return state.device.at[edit.at].set(edit.device), state.order.at[edit.at].set(edit.order)
 
 
 def neighbours(problem: Problem, width: int = 8) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Placed functions equal unplaced ones; the runtime conserves work, frees memory, fails loudly."""
 
+import dataclasses
 import threading
 import time
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlfx.errors import PlacementError
-from rlfx.place import Placement, assign, baselines, hardware, oracle, runtime, simulate, workloads
+from rlfx.place import Placement, assign, baselines, hardware, online, oracle, runtime, simulate, workloads
 from rlfx.place import placement as placement_module
 from rlfx.place.execute import Executor, emulate
 from rlfx.place.explode import explode
@@ -176,6 +177,60 @@ def test_assign_returns_a_callable_that_explains_itself(placed, arguments):
     assert "polish, 64 simulator calls" in text
     assert "x the lower bound" in text
     assert text.count("MB\n") + text.endswith("MB") >= 4
+
+
+def test_a_placement_is_improved_by_executions(arguments, monkeypatch):
+    machine = hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9)
+    placed = assign(model, *arguments, devices=jax.devices()[:2], method="heft", hardware=machine)
+    run, executed = Executor.run, []
+    monkeypatch.setattr(Executor, "run", lambda self, a: executed.append(a) or run(self, a))
+    better = placed.improve(*arguments, calls=16, key=jax.random.key(1))
+    assert 8 <= len(executed) <= 16
+    assert better.calls == placed.calls + 16
+    assert any(better.assignment is a for a in executed)
+    assert any(np.any(a.device != placed.assignment.device) for a in executed)
+    np.testing.assert_allclose(better(*arguments), model(*arguments), rtol=1e-5)
+    with pytest.raises(PlacementError, match=r"(?s)calls.*8"):
+        placed.improve(*arguments, calls=7)
+
+
+def descended(problem, start, fits, calls):
+    """Local search where a task on device 1 takes a second, a task on device 0 two."""
+    executed = []
+    seconds = lambda a: executed.append(a) or float(np.sum(2 - a.device))  # noqa: E731
+    return online.descend(problem, start, seconds, fits, jax.random.key(0), calls), executed
+
+
+def test_executions_find_what_is_faster_and_only_run_what_fits(arguments):
+    machine = hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9)
+    problem = build(explode(model, *arguments, splits=2), machine)
+    start = baselines.Assignment(np.zeros(problem.tasks, np.int32), simulate.run_order(problem, "critical-path"))
+    best, executed = descended(problem, start, lambda a: True, 200)
+    assert np.all(best.device == 1)
+    assert len(executed) <= 200
+    room = problem.tasks // 2
+    best, executed = descended(problem, start, lambda a: a.device.sum() <= room, 200)
+    assert best.device.sum() == room
+    assert max(a.device.sum() for a in executed) == room
+    best, executed = descended(problem, start, lambda a: False, 200)
+    assert best is start
+    assert len(executed) == 1
+
+
+def test_no_assignment_beyond_memory_is_executed(arguments, monkeypatch):
+    machine = hardware.uniform(2, flops=1e10, memory_rate=1e10, memory=1e9, bandwidth=1e9)
+    placed = assign(model, *arguments, devices=jax.devices()[:2], method="heft", hardware=machine)
+    device, order = (jnp.asarray(x)[None] for x in placed.assignment)
+    peak = simulate.peak_memory(placed.problem, device, simulate.simulate(placed.problem, device, order))
+    tight = dataclasses.replace(placed, problem=placed.problem.restricted(float(peak.max())))
+    assert tight.problem.memory_may_bind
+    executed, run = [], Executor.run
+    monkeypatch.setattr(Executor, "run", lambda self, a: executed.append(a) or run(self, a))
+    tight.improve(*arguments, calls=24)
+    for a in executed:
+        device, order = (jnp.asarray(x)[None] for x in a)
+        schedules = simulate.simulate(tight.problem, device, order)
+        assert np.all(simulate.peak_memory(tight.problem, device, schedules)[0] <= tight.problem.memory)
 
 
 def test_plot_draws_graph_and_timeline(placed):

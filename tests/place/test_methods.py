@@ -85,6 +85,25 @@ def test_the_critical_path_order_is_topological(chain):
     assert np.all(assignment.order[u] < assignment.order[v])
 
 
+def test_heft_inserts_into_idle_gaps():
+    """The same as looking through all that each device does, from its first task on."""
+    for seed in range(8):
+        problem = random_problem(np.random.default_rng(seed), tasks=40)
+        assignment, finish = baselines.heft(problem), np.zeros(problem.tasks)
+        slots = [[] for _ in range(problem.devices)]
+        for v in np.argsort(-problem.to_exit[0], kind="stable"):
+            options = []
+            for d, busy in enumerate(slots):
+                sent = [finish[u] + problem.transfer_time[u, assignment.device[u], d] for u in problem.preds[v]]
+                cost, ready = float(problem.exec_time[v, d]), max(sent, default=0.0)
+                at = min(t for t in (ready, *(e for _, e in busy if e > ready))
+                         if all(t + cost <= b or t >= e for b, e in busy))  # fmt: skip
+                options.append((at + cost, d, at))
+            finish[v], d, at = min(options)
+            assert assignment.device[v] == d
+            slots[d].append((at, finish[v]))
+
+
 def test_search_only_improves_and_counts_calls(chain):
     starts, costs = methods.heuristic_starts(chain, jax.random.key(0), 64)
     state = search.initial(chain, starts, costs, 2)
@@ -206,8 +225,8 @@ def test_descending_by_executions_finds_the_fork_and_counts_them():
         calls.append(assignment)
         return float(baselines.evaluate(fork(), [assignment])[0])
 
-    best = online.descend(fork(), baselines.one_device(fork()), seconds, jax.random.key(0), 200)
+    best = online.descend(fork(), baselines.one_device(fork()), seconds, lambda a: True, jax.random.key(0), 200)
     valid(fork(), best)
     assert 190 <= len(calls) <= 200
     assert baselines.evaluate(fork(), [best])[0] <= baselines.evaluate(fork(), [baselines.one_device(fork())])[0]
-    assert online.descend(fork(), best, seconds, jax.random.key(0), 6) is best
+    assert online.descend(fork(), best, seconds, lambda a: True, jax.random.key(0), 6) is best
