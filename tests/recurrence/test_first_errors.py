@@ -9,7 +9,7 @@ import pytest
 
 import rlfx
 from rlfx import envs
-from rlfx.errors import DomainError, ProgramError, ScheduleError, UnsupportedSliceOp
+from rlfx.errors import DomainError, ProgramError, ProgramTypeError, ScheduleError, UnsupportedSliceOp
 
 KEY = jax.random.key(0)
 HERE = f"at {pathlib.Path(__file__).name}:"
@@ -299,4 +299,12 @@ def test_forward_mode_is_an_error_of_ours():
 def test_a_plan_names_the_line_on_which_it_is_made():
     text = message(ScheduleError, lambda: rlfx.Plan("blocks", True))
     assert "Plan: block must be a positive integer or None, got True." in text
+    assert HERE in text
+
+
+@pytest.mark.parametrize("use", [lambda s: s["w"], lambda s: s[0], lambda s: list(s)])
+def test_a_shared_part_is_read_by_its_value(use):
+    text = message(ProgramTypeError, lambda: use(rlfx.Shared({"w": jnp.ones(2)})))
+    assert "A Shared is read as if it were what it wraps" in text
+    assert "Fix: Read its value: carry.params.value." in text
     assert HERE in text

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._checks import POSITIVE, Kind, expect, function
-from rlfx.errors import ProgramError, located
+from rlfx.errors import ProgramError, ProgramTypeError, located
 from rlfx.recurrence.language.domain import Domain, current_domain
 from rlfx.recurrence.language.names import BOTH
 from rlfx.recurrence.language.nesting import check_axis
@@ -235,6 +235,11 @@ class Shared:
     """
 
     value: Any
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refused: only programs are given the bare value."""
+        fact = "A Shared is read as if it were what it wraps: outside of a program it is a part of a carry."
+        raise ProgramTypeError(located(fact, where=J.here(), fix="Read its value: carry.params.value."))
 
     def tree_flatten(self):
         return (self.value,), None
