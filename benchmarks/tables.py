@@ -9,33 +9,16 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; figures in run
 from __future__ import annotations
 
 import argparse
+import importlib
 import pathlib
 import re
 import sys
 
-from benchmarks import (
-    profile_tables,
-    tables_envs,
-    tables_index,
-    tables_learning,
-    tables_memory,
-    tables_place,
-    tables_speed,
-    tables_untuned,
-)
 from benchmarks.tables_markdown import ROOT
 
-SUBJECTS = (
-    profile_tables,
-    tables_envs,
-    tables_index,
-    tables_learning,
-    tables_memory,
-    tables_place,
-    tables_speed,
-    tables_untuned,
-)
-TABLES = {name: made for subject in SUBJECTS for name, made in subject.TABLES.items()}
+SUBJECTS = ("profile_tables", "tables_envs", "tables_index", "tables_learning", "tables_memory", "tables_place", "tables_speed",
+            "tables_untuned")  # fmt: skip
+TABLES = {name: made for s in SUBJECTS for name, made in importlib.import_module(f"benchmarks.{s}").TABLES.items()}
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.tables_markdown import RESULTS, markdown, read
+import sys
+
+from benchmarks.tables_markdown import RESULTS, ROOT, markdown, read
+
+sys.path.append(str(ROOT / "examples"))
+
+import recipes  # the examples are scripts that stand beside each other
 
 #: The example and what is said of the task beyond the environment's name, by recipe, in the order of the page.
 RECIPES = {
@@ -16,12 +22,6 @@ RECIPES = {
 UNITS = {"sorting": ("tokens", " of the digits")}
 
 
-def interquartile_mean(values: list[float]) -> float:
-    """Of three seeds the middle half: each outer one counts a quarter as much as the middle one."""
-    low, middle, high = sorted(values)
-    return (0.25 * low + middle + 0.25 * high) / 1.5
-
-
 def learning() -> str:
     recorded = {path.stem.removeprefix("learning_") for path in RESULTS.glob("learning_*.json")}
     if recorded != set(RECIPES):
@@ -32,9 +32,8 @@ def learning() -> str:
         unit, of = UNITS.get(r["env"], ("steps", ""))
         last = r["returns"][-1]
         digits = 1 if r["bar"] > 1 or r["bar"] < 0 else 2
-        least, mean, most = (round(v, digits) for v in (min(last), interquartile_mean(last), max(last)))
-        curves = zip(*r["returns"], strict=True)
-        first = [next((n for n, y in zip(r["steps"], c, strict=True) if y >= r["bar"]), None) for c in curves]
+        least, mean, most = (round(v, digits) for v in (min(last), recipes.interquartile_mean(last), max(last)))
+        first = recipes.Curve(r["steps"], r["returns"], r["seconds"], 0.0).reached(r["bar"])
         body.append(
             [
                 f"`{example}`",

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.place.baselines import Assignment
 from rlfx.place.graph import DataflowGraph
 from rlfx.place.hardware import check_devices
@@ -167,7 +167,7 @@ def _shared(x: jax.Array) -> Any:
     Between jax arrays, XLA copies in its pool of threads, of which there are as many as devices: the copy waits for a
     kernel to end. A numpy view is taken over as it is (results are never written again).
     """
-    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
+    return x if J.is_key(x) else np.asarray(x)
 
 
 def emulate(problem: Problem, assignment: Assignment, slowdown: float = 1.0) -> Timeline:

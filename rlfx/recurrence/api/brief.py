@@ -217,7 +217,10 @@ def _kept(explained: Any, named: Named) -> tuple[str, tuple[Kept, ...]] | None:
         rows = [*rows[:NAMED], Kept(show_bytes(sum(sizes[v] for v in rest)), "", f"{len(rest)} more", "")]
     whole = show_bytes(explained.stored_bytes)
     if explained.plan.form in ("stream", "replay"):
-        return f"given from acting to learning: {whole} in all, of which {explained.plan.tile} are there at a time", tuple(rows)
+        return (
+            f"given from acting to learning: {whole} in all, of which {explained.plan.tile} are there at a time",
+            tuple(rows),
+        )
     return f"kept from acting for learning: {whole}", tuple(rows)
 
 

@@ -13,8 +13,9 @@ from rlfx._axes import extreme_of
 from rlfx.recurrence.execute.extent import Extent, over_devices
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.held import counted
-from rlfx.recurrence.execute.values import Value, axis_of, expand, map_over, mask_like
+from rlfx.recurrence.execute.values import Value, axis_of, expand, map_over
 from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
+from rlfx.recurrence.language.operands import mask_like
 from rlfx.recurrence.language.precision import widened
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
 

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.extent import Extent
-from rlfx.recurrence.execute.values import Value, axis_of, expand, mask_like
+from rlfx.recurrence.execute.values import Value, axis_of, expand
 from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.language.index import Lookup
+from rlfx.recurrence.language.operands import mask_like
 from rlfx.recurrence.language.primitives import across_p, whole_p
 
 

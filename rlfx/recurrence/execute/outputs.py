@@ -13,8 +13,9 @@ from rlfx.recurrence.analysis.cost import points
 from rlfx.recurrence.execute.collectives import reduce_value
 from rlfx.recurrence.execute.executor import Execution
 from rlfx.recurrence.execute.extent import Extent
-from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand, mask_like, of_atom
+from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand, of_atom
 from rlfx.recurrence.ir.program import NO_DIMS, Program, Var
+from rlfx.recurrence.language.operands import mask_like
 from rlfx.recurrence.language.precision import narrowed, wide, widened
 
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.execute.values import NOTHING, OTHERS, Value, axis_of, expand, mask_like
+from rlfx.recurrence.execute.values import NOTHING, OTHERS, Value, axis_of, expand
 from rlfx.recurrence.ir.program import NO_DIMS, Equation
 from rlfx.recurrence.language.domain import Domain, widest
 from rlfx.recurrence.language.index import TIME, Index, Slice, Window
 from rlfx.recurrence.language.lookups import filled
+from rlfx.recurrence.language.operands import mask_like
 
 
 def choose(mask: Value, yes: Value, no: Value, sizes: Mapping[str, int]) -> Value:

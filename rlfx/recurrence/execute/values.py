@@ -59,11 +59,6 @@ def expand(value: Value, dims: frozenset, sizes: Mapping[str, int]) -> Value:
     return replace(value, data=data, dims=have)
 
 
-def mask_like(mask: Any, x: Any) -> Any:
-    """A mask over leading axes, broadcastable to x."""
-    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-
-
 def axis_of(dims: frozenset, axis: str) -> int | None:
     """The position of t or b among the leading axes, None if it is not there."""
     return None if axis not in dims else sum(1 for a in AXES[: AXES.index(axis)] if a in dims)

@@ -89,6 +89,11 @@ class _Turns:
         """What a point weighs. In a mean under ``until=`` that is known at the end, by which the sums are weighed then."""
         return jnp.ones((), self.p.objective.dtype) if self._until else self.p.objective.share(self.run)
 
+    @property
+    def _width(self) -> int:
+        """Timesteps of which values are buffered when a chunk has been acted."""
+        return self.chunk + self.stream.delay
+
     @cached_property
     def _extended(self) -> list[Var]:
         """Series that are read beyond the end."""
@@ -171,7 +176,7 @@ class _Turns:
 
         def found(state, buffer):
             state, window = self.act(state, buffer, 0, self.chunk)
-            return self.at_start(0, self._in_window(0, state, window), {})
+            return self.at_start(0, self.given(0, window, self._width, self.ended(state)), {})
 
         shapes = jax.eval_shape(found, state, buffer) if self._until else {}
         return {i: zeros(x.shape, x.dtype) for i, x in shapes.items()}
@@ -196,10 +201,6 @@ class _Turns:
 
     # -- in turns
 
-    def _in_window(self, first: Any, state: list, window: list) -> dict[Var, Value]:
-        so_far = self.ended(state) if self._until else None
-        return self.given(first, window, self.chunk + self.stream.delay, so_far)
-
     def step(self, total: tuple, first: Any) -> tuple[tuple, None]:
         """A chunk is acted, and one is learned from; nothing is done for a window that all environments ended before."""
         going = self.running.going()
@@ -211,8 +212,9 @@ class _Turns:
     def _step(self, total: tuple, first: Any) -> tuple:
         state, buffer, sums, firsts = total
         state, window = self.act(state, buffer, first + self.stream.delay, self.chunk)
-        given = self._in_window(first, state, window)
-        tails = self.p.tails(self.ended(state)) if self._until else {}
+        so_far = self.ended(state) if self._until else None
+        given = self.given(first, window, self._width, so_far)
+        tails = {} if so_far is None else self.p.tails(so_far)
         firsts = self.at_start(first, given, firsts)
         found = self.learn(first, given, self.chunk, tails, firsts)
         return state, [x[self.chunk :] for x in window], jax.tree.map(jnp.add, sums, found), firsts

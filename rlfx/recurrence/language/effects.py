@@ -18,7 +18,7 @@ from rlfx import _jaxpr as J
 from rlfx._checks import POSITIVE, expect, function
 from rlfx.errors import ProgramError, UnsupportedSliceOp, located
 from rlfx.recurrence.language.domain import current_domain
-from rlfx.recurrence.language.operands import as_array
+from rlfx.recurrence.language.operands import as_array, mask_like
 from rlfx.recurrence.language.time import without_time
 
 tree = jax.tree_util
@@ -49,7 +49,7 @@ def together(effects: Sequence[Mapping], order: Any, now: Any, going: Any, *leav
     with jax.named_scope(SCOPE):
         for params in effects:
             n = params["structure"].num_leaves
-            own, left = [_where(going, leaf) for leaf in left[:n]], left[n:]
+            own, left = [jnp.where(mask_like(going, x), x, jnp.zeros_like(x)) for x in left[:n]], left[n:]
             here = now % np.int32(params["every"]) == 0
             call, skip = partial(J.host_call, _on_host(params)), lambda order, *_: order
             order = jax.lax.cond(here, call, skip, order, here & jnp.any(going), *own)
@@ -116,11 +116,6 @@ def is_effect(equation: Any) -> bool:
 
 
 _FIX = "Give one argument of fn for each of its own: rlfx.effect(fn, x, y)."
-
-
-def _where(going: Any, leaf: Any) -> Any:
-    mask = jnp.reshape(going, jnp.shape(going) + (1,) * (leaf.ndim - jnp.ndim(going)))
-    return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
 
 def inside(what: str, where: str) -> ProgramError:

@@ -12,6 +12,7 @@ from rlfx._checks import POSITIVE, expect, one_of, optional
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Index
+from rlfx.recurrence.language.operands import mask_like
 from rlfx.recurrence.language.time import Time, as_integer
 
 _LEAST, _LARGEST = -(2**31), 2**31 - 1
@@ -35,7 +36,7 @@ def filled(inside: Any, value: Any) -> Any:
         fill = J.zero_keys(value.shape, value.dtype)
     else:
         fill = jnp.full_like(value, jnp.nan if jnp.issubdtype(value.dtype, jnp.inexact) else 0)
-    return jnp.where(inside.reshape(inside.shape + (1,) * (value.ndim - inside.ndim)), value, fill)
+    return jnp.where(mask_like(inside, value), value, fill)
 
 
 def check_window(window: Any, history: Any) -> None:

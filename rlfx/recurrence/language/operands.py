@@ -129,3 +129,8 @@ def as_key(key: Any) -> Any:
 def _no_key(what: str) -> ProgramError:
     fix = "Give jax.random.key(seed) (a raw uint32 key is accepted too)."
     return ProgramError(located(f"key is {what}, not a random key.", where=J.here(), fix=fix))
+
+
+def mask_like(mask: Any, x: Any) -> Any:
+    """A mask over leading axes, broadcastable to x."""
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

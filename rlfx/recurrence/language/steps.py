@@ -30,7 +30,9 @@ def step_of(index: slice) -> int:
     fix = f"Give a number, x[{text}:4]; a part that is computed is chosen, x[:][i] with an array of integers."
     if step is not None:
         fix = f"Give a positive step, and reverse what was read: jnp.flip(x[{text}{f':{-step}' if step < -1 else ''}])."
-    fact = f"The step of a slice of a series is a positive integer, got {index.step!r}: timesteps are read in their order."
+    fact = (
+        f"The step of a slice of a series is a positive integer, got {index.step!r}: timesteps are read in their order."
+    )
     raise DomainError(located(fact, where=J.here(), fix=fix))
 
 

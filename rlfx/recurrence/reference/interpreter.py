@@ -127,7 +127,9 @@ def concretize(program: Program, t: int, stop: int) -> Program:
         params = {k: J.evaluate_dims(p, t + 1, stop) for k, p in e.params.items() if k != "rlfx_static_indices"}
         if e.op is custom_p:
             params = {"custom": params["custom"].mapped(function)}
-        return Equation(e.op, params, tuple(map(var, e.inputs)), tuple(map(var, e.outputs)), e.where, e.scope, e.has_effects)
+        return Equation(
+            e.op, params, tuple(map(var, e.inputs)), tuple(map(var, e.outputs)), e.where, e.scope, e.has_effects
+        )
 
     many = lambda vs: tuple(map(var, vs))  # noqa: E731
 
