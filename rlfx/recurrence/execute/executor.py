@@ -18,6 +18,7 @@ from rlfx.recurrence.analysis.graph import first_operands, in_order
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.collectives import SPECIAL
 from rlfx.recurrence.execute.extent import Extent, whole_extent
+from rlfx.recurrence.execute.features import run_features_first
 from rlfx.recurrence.execute.held import first_of, held, seen_after_ends
 from rlfx.recurrence.execute.loops import RunningLoop
 from rlfx.recurrence.execute.ragged import evaluate_ragged
@@ -262,7 +263,7 @@ class Execution:
         for group_key, group in itertools.groupby(_by_dims(equations, key), key=lambda ke: ke[0]):
             members = [e for _, e in group]
             if isinstance(group_key, frozenset):
-                run_pointwise(members, env, lambda v: True)
+                (run_features_first if self.plan.features_first else run_pointwise)(members, env)
                 continue
             (equation,) = members
             with jax.named_scope(equation.scope) if equation.scope else jax.named_scope(equation.op.name):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from rlfx._target import Target
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.schedule.narrow import is_narrow
 from rlfx.recurrence.schedule.products import Joined, share_products
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
@@ -150,6 +151,7 @@ class ExecutablePlan:
       nodes: one a stage, in order.
       differentiated: whether derivatives are taken of it.
       first: the number of its first stage in `explain`, and so in profiles.
+      features_first: whether arrays have rows last (``execute/features.py``).
     """
 
     graph: Graph
@@ -157,6 +159,7 @@ class ExecutablePlan:
     nodes: tuple[Node, ...]
     differentiated: bool
     first: int = 1
+    features_first: bool = False
 
     def __str__(self) -> str:
         lines = []
@@ -197,7 +200,9 @@ def physical(
             parts = in_tiles(stage.equations, graph, batch, target.room.tile)
         return Together(tuple(parts))
 
-    return ExecutablePlan(graph, target, tuple(map(node, schedule.stages)), iteration.differentiable, first)
+    narrow = is_narrow(schedule, batch, steps or graph.program.domain.length, target.rewrites.narrow)
+    nodes = tuple(map(node, schedule.stages))
+    return ExecutablePlan(graph, target, nodes, iteration.differentiable, first, narrow)
 
 
 def _repeated(
