@@ -220,7 +220,7 @@ def _cpu() -> Target:
             shared_rows=128,
             deferred_rows=12,
             branches=True,
-            narrow=64,
+            narrow=32,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

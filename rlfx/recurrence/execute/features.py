@@ -1,9 +1,10 @@
 """Equations of narrow networks with features first: an array of ``[n, T, B]`` where others have ``[T, B, n]``.
 
-With 16 units and thousands of environments the last axis of ``[B, 16]`` is hardly longer than what a core takes at once: products have
-few columns, and sums over features, logarithms of three probabilities, or parts of a state are read across rows. With rows
-last all of these run along them. Here each equation is mapped so; what has no rule is mapped by ``jax.vmap``, with the same axes.
-Between groups of equations values have rows first: XLA cancels the transpositions. TimeRL leaves layouts to its backends.
+With 16 units and thousands of environments the last axis of ``[B, 16]`` is hardly longer than what a core takes at once:
+products have few columns, and sums over features, logarithms of three probabilities, or parts of a state are read across rows.
+With rows last all of these run along them. Here each equation is mapped so; what has no rule is mapped by ``jax.vmap``, with the
+same axes. Between groups of equations values have rows first: XLA cancels the transpositions. TimeRL leaves layouts to its
+backends.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _product(op: Any, params: Mapping, operands: Sequence[Value], dims: frozense
         x, w = w, x
     if w.dims or len(_point(x)) != 1 or w.data.ndim != 2 or batched != ((), ()) or (joined and flipped):
         return None
-    swapped = product | {"dimension_numbers": ((contracted[flipped - 1], (0,)), ((), ()))}
+    swapped = dict(product) | {"dimension_numbers": ((contracted[flipped - 1], (0,)), ((), ()))}
     rows = x.data.shape[1:]
     (out,) = J.bind(DOT, swapped, w.data, x.data.reshape(x.data.shape[0], -1))  # over all rows, derivatives too
     out = out.reshape(-1, *rows)
@@ -149,7 +150,7 @@ def _changed(of: Callable[[Mapping, tuple, tuple], Mapping]) -> Callable:
         if len(operands) != 1:
             return None
         (x,) = operands
-        return J.bind(op, dict(params) | of(params, _point(x), _sizes(operands, dims)), x.data)
+        return J.bind(op, {**params, **of(params, _point(x), _sizes(operands, dims))}, x.data)
 
     return rule
 
