@@ -18,6 +18,7 @@ from rlfx.recurrence.schedule.narrow import is_narrow
 from rlfx.recurrence.schedule.products import Joined, share_products
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
+from rlfx.recurrence.schedule.strided import Strided, strided
 from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
 
 
@@ -68,23 +69,33 @@ class Together:
     """Equations that run for all timesteps at once, part by part.
 
     Attributes:
-      parts: equations in order, or those that run in blocks.
+      parts: equations in order; those that run in blocks; one that runs at every n-th timestep.
     """
 
-    parts: tuple[tuple[Equation, ...] | Blocked, ...]
+    parts: tuple[tuple[Equation, ...] | Blocked | Strided, ...]
 
     @property
     def equations(self) -> tuple[Equation, ...]:
         """Those of all parts."""
-        return tuple(e for p in self.parts for e in (p.equations if isinstance(p, Blocked) else p))
+        return tuple(e for part in self.parts for e in _equations(part))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is special about it."""
-        return tuple(str(part) for part in self.parts if isinstance(part, Blocked))
+        return tuple(str(part) for part in self.parts if not isinstance(part, tuple))
 
     def __str__(self) -> str:
         return f"all t: {len(self.equations)} equations"
+
+
+def _equations(part: tuple[Equation, ...] | Blocked | Strided) -> tuple[Equation, ...]:
+    match part:
+        case Blocked():
+            return part.equations
+        case Strided():
+            return (part.equation,)
+        case _:
+            return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +209,10 @@ def physical(
         parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room.tile)
-        return Together(tuple(parts))
+        program = graph.program
+        return Together(
+            tuple(p for part in parts for p in (strided(part, program) if isinstance(part, tuple) else [part]))
+        )
 
     narrow = is_narrow(schedule, batch, steps or graph.program.domain.length, target.rewrites.narrow)
     nodes = tuple(map(node, schedule.stages))
