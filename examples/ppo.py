@@ -1,4 +1,4 @@
-"""PPO with discrete actions: CartPole and Acrobot, a knapsack whose full parts are masked, Breakout-MinAtar through a CNN.
+"""PPO with discrete actions: CartPole and Acrobot, and a knapsack in which most actions are forbidden.
 
 Notice `Task`: an environment, a network of one observation, and numbers. The timestep, the loss and the loop know nothing
 else of it. A policy is a `Categorical`; with a mask, what is forbidden is never sampled and has no part in entropy or gradients.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from networks import init_actor_critic, init_mlp, mlp
+from networks import init_actor_critic, mlp
 from recipes import Recipe, clipped_surrogate, main
 from tasks import Knapsack, made
 
@@ -45,26 +45,6 @@ def of_things(params, obs):
     return Categorical(logits, fits), jnp.where(fits, values, 0.0).mean()
 
 
-def init_image(env, key, hidden, filters=16):
-    height, width, channels = env.observation_space.shape
-    conv, body, heads = jax.random.split(key, 3)
-    flat = (height - 2) * (width - 2) * filters
-    return {
-        "conv": init_mlp(conv, (9 * channels, filters), 2**0.5),
-        "body": init_mlp(body, (flat, *hidden), 2**0.5),
-        "heads": init_actor_critic(heads, (hidden[-1], env.action_space.n)),
-    }
-
-
-def of_image(params, obs):
-    """A convolution as one product: [height - 2, width - 2, 9 channels] by [9 channels, filters]."""
-    height, width = obs.shape[0] - 2, obs.shape[1] - 2
-    patches = jnp.concatenate([obs[y : y + height, x : x + width] for y in range(3) for x in range(3)], axis=-1)
-    features = jax.nn.relu(mlp(params["conv"], patches)).ravel()
-    x = jax.nn.relu(mlp(params["body"], features))
-    return of_vector(params["heads"], x)
-
-
 @dataclass(frozen=True)
 class Task:
     """What is learned, how much of it, and what is to be reached: the mean return of 100 greedy episodes."""
@@ -87,10 +67,6 @@ class Task:
 CARTPOLE = Task("ppo_cartpole", rlfx.envs.make("CartPole-v1"), 475.0, updates=200)
 ACROBOT = Task("ppo_acrobot", rlfx.envs.make("Acrobot-v1"), -100.0, updates=200)
 MASKED = Task("ppo_masked", made(Knapsack()), 0.97, 20, init_things, of_things, length=32, hidden=(32, 32), scale=1.0)
-BREAKOUT = Task(
-    "ppo_breakout", rlfx.envs.make("Breakout-MinAtar"), 10.0, 250, init_image, of_image,
-    envs=32, hidden=(64,), rate=2e-3, scale=1.0,
-)  # fmt: skip
 
 
 # -- the program: one timestep of one environment
@@ -170,7 +146,7 @@ def make(task, *, length=None, envs=None, updates=None, hidden=None, mesh=None):
     return Recipe(task.name, task.env, init, update, greedy, updates, per_call, 2 * per_call, length * envs, task.bar)
 
 
-FAMILY = {task.name.removeprefix("ppo_"): partial(make, task) for task in (CARTPOLE, ACROBOT, MASKED, BREAKOUT)}
+FAMILY = {task.name.removeprefix("ppo_"): partial(make, task) for task in (CARTPOLE, ACROBOT, MASKED)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILY))

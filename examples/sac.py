@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1 and a robot of brax: acting and learning at every timestep, twin critics, a learned temperature.
+"""SAC on Pendulum-v1: acting and learning at every timestep, twin critics, a learned temperature.
 
 Notice that there is no replay buffer class and no training loop: `rlfx.History` keeps the series of transitions, `memory[i]`
 reads it at random, and everything that is learned is one `Shared` carry, changed once for all environments. Samples of a
@@ -8,7 +8,6 @@ One gradient serves the critics, the actor and the temperature: `stop_gradient` 
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -43,10 +42,6 @@ class Task:
 
 
 PENDULUM = Task("sac", "Pendulum-v1", -200.0, updates=80, scale=0.1)
-BALANCE = Task(
-    "sac_inverted_pendulum", "brax/inverted_pendulum", 190.0, updates=60, scale=1.0,
-    options=(("backend", "spring"), ("episode_length", 200)),
-)  # fmt: skip
 
 
 class Params(NamedTuple):
@@ -158,7 +153,5 @@ def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 6
     return Recipe(task.name, env, init, update, greedy, updates, 5, 5, length * envs, task.bar)
 
 
-FAMILY = {"pendulum": make, "inverted_pendulum": partial(make, BALANCE)}
-
 if __name__ == "__main__":
-    sys.exit(main(FAMILY))
+    sys.exit(main(make))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlfx._checks import BOOLEAN, expect
-from rlfx.envs import brax, craftax, episodes, gymnasium, gymnax, jaxmarl, jumanji, navix
+from rlfx.envs import brax, episodes, gymnasium, gymnax, jaxmarl, jumanji
 from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import Environment, no_such
 from rlfx.envs.breakout import Breakout
@@ -32,7 +32,7 @@ _OWN: dict[str, Callable[..., Environment]] = {
 
 _FAMILIES = {
     "gymnax": gymnax, "brax": brax, "gymnasium": gymnasium,
-    "jumanji": jumanji, "navix": navix, "craftax": craftax, "jaxmarl": jaxmarl,
+    "jumanji": jumanji, "jaxmarl": jaxmarl,
 }  # fmt: skip
 #: What installs a family's package, where the extra has another name.
 _EXTRAS = {"gymnax": "envs", "brax": "envs"}

@@ -78,6 +78,7 @@ LEARNED = {name: make for name, (_, make) in RECIPES.items()} | {
 }
 LEARNED |= {
     "ippo": multi_agent.FAMILY["independent"],
+    "ppo_acrobot": ppo.FAMILY["acrobot"],
     "ppo_cartpole": ppo.FAMILY["cartpole"],
     "ppo_inverted_pendulum": ppo_continuous.FAMILY["inverted_pendulum"],
 }
