@@ -182,7 +182,13 @@ def test_reinforce_learns(lenient):
     assert falls[-5:].mean() < 0.25 * falls[:5].mean()
 
 
-@pytest.mark.parametrize("module", [a2c, ppo_one_epoch, vtrace, policies])
+@pytest.mark.parametrize("module", [a2c, vtrace])
+def test_the_recipes_are_commands(module, capsys, lenient):
+    assert module.main(module.make, ["--updates", "2", "--seeds", "0"]) == 1  # two updates reach no bar
+    assert "seed 0: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [ppo_one_epoch, policies])
 def test_the_scripts_run(module, capsys, lenient):
     module.main(["--updates", "2"])
     assert "falls per 1,000 steps" in capsys.readouterr().out
