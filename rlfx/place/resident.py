@@ -83,9 +83,8 @@ class _Known:
 
 def moved(values: Sequence[jax.Array], source: Any, target: Any) -> list[jax.Array]:
     """Arrays on another device. Host devices read each other's memory: nothing is copied."""
-    if source.platform == target.platform == "cpu":
-        values = [x if J.is_key(x) else np.asarray(x) for x in values]
-    return jax.device_put(list(values), target)
+    shared = source.platform == target.platform == "cpu"
+    return jax.device_put([np.asarray(x) if shared and not J.is_key(x) else x for x in values], target)
 
 
 class StageExecutor:
@@ -100,15 +99,15 @@ class StageExecutor:
     def __init__(self, graph: StagedGraph, problem: Problem, devices: Sequence[Any]) -> None:
         check_devices(devices)
         self.graph, self.problem, self.devices = graph, problem, tuple(devices)
-        self.threads = all(d.platform == "cpu" for d in self.devices) and len(self.devices) > 1
+        self.threads = all(d.platform == "cpu" for d in devices) and len(devices) > 1
         self.programs: dict[Any, Callable[..., Any]] = {}
         self.plans: dict[bytes, Plan] = {}
         self.lock = threading.Lock()
         self.inputs = [_Known() for _ in graph.inputs]
         self.constants = list(graph.load([None] * len(graph.in_avals)).values())[len(graph.in_avals) :]
-        self.results = [
-            reads[0] if reads else jax.device_put(collect({}), self.devices[0]) for reads, collect in graph.collect
-        ]
+        self.results: list[Any] = []
+        for reads, collect in graph.collect:  # one block each, or a constant
+            self.results.extend(reads if reads else [jax.device_put(collect({}), self.devices[0])])
         self.jobs: dict[int, queue.SimpleQueue] = {}
 
     # Plans
