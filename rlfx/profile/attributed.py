@@ -10,11 +10,12 @@ from rlfx._checks import TEXT, expect, one_of, optional
 from rlfx.errors import ProfileError
 from rlfx.profile import hlo, rules
 from rlfx.profile.compilations import Compiled
+from rlfx.profile.lines import computed
 from rlfx.profile.roofline import Roof, roofline
 from rlfx.profile.rows import DeviceRow, Row, bound_by, key_of, named
 from rlfx.profile.rules import COMPILE, IDLE
 from rlfx.profile.sweep import Sweep, sampled, spans, union
-from rlfx.profile.threads import lines_of
+from rlfx.profile.threads import ENOUGH, OURS
 from rlfx.profile.timeline import Kernel, Timeline
 from rlfx.profile.verdict import verdict
 
@@ -228,5 +229,5 @@ class Attributed:
         """One line: what limits the program, where, and what to do; or what is missing to say so."""
         busiest: collections.Counter = collections.Counter()
         for process in self.processes:
-            busiest.update(lines_of(process.notes))
+            busiest.update(computed(process.notes, OURS, ENOUGH))
         return verdict(self.rows, self.window_ns, busiest, {roof.operation: str(roof) for roof in self.roofline()})

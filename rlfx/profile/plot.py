@@ -18,7 +18,7 @@ HATCH = {"idle": "", "busy": "///", "copy": "..."}
 WORKING = "#333333"  # the device; no state of the host has this colour
 LIMIT = {
     "host": "#E69F00", "dispatch": "#D55E00", "compile": "#CC79A7", "transfer": "#56B4E9", "device": WORKING,
-    "blocked": "#DDDDDD", "idle": "#FFFFFF",
+    "blocked": "#DDDDDD", "import": "#A6761D", "idle": "#FFFFFF",
 }  # fmt: skip
 
 

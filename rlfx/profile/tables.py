@@ -268,7 +268,7 @@ def html(report: Attributed) -> str:
 
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart: one colour a host state.
-COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2", "#DDDDDD")
+COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2", "#DDDDDD", "#A6761D")
 
 
 def as_dict(report: Attributed) -> dict[str, Any]:
