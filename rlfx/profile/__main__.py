@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--html", metavar="FILE", help="write the table as HTML")
     report.add_argument("--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev (.json or .json.gz)")
-    report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, processes as PNG")
+    report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, memory, processes as PNG")
     report.add_argument("--corrected", action="store_true", help="take out the cost of profiling (calibrate first)")
     compared = commands.add_parser("compare", help="compare captured directories: two, or many side by side")
     compared.add_argument("before", help="a directory; several with commas are repeated runs of one program")
@@ -185,8 +185,8 @@ def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
 
     matplotlib.use("agg")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("bars", "timeline", "transitions", "process_tree"):
-        folded = {} if name == "process_tree" else {"depth": depth or 1}
+    for name in ("bars", "timeline", "transitions", "memory", "process_tree"):
+        folded = {} if name in ("memory", "process_tree") else {"depth": depth or 1}
         getattr(plot, name)(found, **folded).figure.savefig(folder / f"{name}.png", dpi=150)
 
 

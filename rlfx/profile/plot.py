@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from rlfx.errors import ProfileError, located
 from rlfx.profile.report import Report
 from rlfx.profile.rows import bound_by
 from rlfx.profile.rules import IDLE, STATES
-from rlfx.profile.tables import COLOURS
+from rlfx.profile.tables import COLOURS, MEMORY
 
 COLOUR = dict(zip(STATES, COLOURS, strict=True))
 HATCH = {"idle": "", "busy": "///", "copy": "..."}
@@ -188,6 +189,37 @@ def transitions(reports: Report | dict[str, Report], *, depth: int | None = 1, a
     ax.set_title("Transitions between states of the host", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    return ax
+
+
+def memory(report: Report, *, ax: Any = None) -> Any:
+    """Memory over seconds of the span: of jax's arrays, of the devices' allocators where they say, and of the process.
+
+    Args:
+      report: what to draw.
+      ax: matplotlib axes; new ones by default.
+    """
+    plt = _pyplot()
+    if ax is None:
+        ax = plt.figure(figsize=(9, 3.5), layout="constrained").add_subplot()
+    first = min(p.span[0] for p in report.processes)
+    most = max((max(s[1:]) for samples in report.memory for s in samples), default=1)
+    unit, size = ("GB", 1e9) if most > 2e9 else ("MB", 1e6)
+    several = len(report.processes) > 1
+    for p, samples, style in zip(report.processes, report.memory, itertools.cycle(("-", "--", ":", "-."))):
+        for i, (name, colour) in enumerate(zip(MEMORY, (COLOUR["device"], COLOUR["wait"], COLOUR["callback"]), strict=True), 1):
+            if any(s[i] > 0 for s in samples):
+                label = f"{p.name}: {name}" if several else name
+                at = [(s.at_ns - first) / 1e9 for s in samples]
+                ax.plot(at, [s[i] / size for s in samples], style, color=colour, label=label)
+    ax.set_ylim(bottom=0)
+    ax.set_xlim(0, report.span_ns / 1e9)
+    ax.set_xlabel("s")
+    ax.set_ylabel(unit)
+    ax.set_title("Memory over time", loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    if ax.lines:
+        ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     return ax
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import jax
 
-from rlfx.profile import annotate, ticks
+from rlfx.profile import annotate, memory, ticks
 from rlfx.profile.lines import INSTALLED
 
 OURS = "rlfx.profile"  # how the names of our own threads begin
@@ -131,6 +131,7 @@ class Watch:
 
     threads: list[Watched] = field(default_factory=list)
     ticks: list[tuple[int, int]] = field(default_factory=list)  # of the main thread: epoch ns, place
+    memory: list[memory.Held] = field(default_factory=list)
     _now: dict[int, Watched] = field(default_factory=dict)  # by ident, which threads that ended leave to others
     _places: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -141,6 +142,11 @@ class Watch:
             thread = known.get(ident)
             if ident != but and thread is not None:
                 self._read(self._of(thread), self._place(frame))
+
+    def measure(self) -> None:
+        """What memory is held now, if it was not asked for a while."""
+        if not self.memory or time.time_ns() - self.memory[-1].at_ns > memory.PERIOD * 1e9:
+            self.memory.append(memory.held())
 
     def edge(self) -> None:
         """Read the clocks of the calling thread, where an operation begins or ends; not twice within `EDGE`."""
@@ -200,6 +206,7 @@ class Watch:
             "threads": [{"line": line_id(t.ident), "name": t.name, "samples": t.samples} for t in self.threads],
             "ticks": [[line_id(threading.main_thread().ident or 0), at, place] for at, place in self.ticks],
             "places": [_described(*key) for key in self._places],
+            "memory": self.memory,
         }
 
 
@@ -239,6 +246,7 @@ def watching(watch: Watch) -> Iterator[None]:
     ended = threading.Lock()
     ended.acquire()
     watch.sample()
+    watch.measure()
     annotate.at_edges(watch.edge)
 
     def run() -> None:
@@ -246,6 +254,7 @@ def watching(watch: Watch) -> Iterator[None]:
         while not ended.acquire(timeout=pause):  # a bare lock: waits of `threading` leave events in the trace
             begin = time.thread_time()
             watch.sample(me)
+            watch.measure()
             pause = max(PERIOD, (time.thread_time() - begin) / SHARE)
 
     sampler = threading.Thread(target=run, name=OURS, daemon=True)
@@ -258,4 +267,5 @@ def watching(watch: Watch) -> Iterator[None]:
         ended.release()
         sampler.join()
         watch.sample()
+        watch.memory.append(memory.held())
         watch.close()

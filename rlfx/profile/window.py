@@ -5,8 +5,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
-import os
-import pathlib
 import shutil
 import signal
 import threading
@@ -21,6 +19,7 @@ import jax.monitoring
 from rlfx.errors import ProfileError
 from rlfx.profile import compilations, ticks
 from rlfx.profile.capture import Session
+from rlfx.profile.memory import resident
 from rlfx.profile.progress import PERIOD, Mix, Progress, Unlike, unlike
 
 SHORT = 5.0  # s of a window, unless its events are enough before
@@ -128,7 +127,7 @@ class Window:
                 now = time.monotonic()
                 begin = max(now - seconds, self._until)
                 at = bisect.bisect_right(self._sizes, begin, key=lambda size: size[0])
-                self._programs += max(0, _resident() - self._sizes[max(0, at - 1)][1])
+                self._programs += max(0, resident() - self._sizes[max(0, at - 1)][1])
                 self._until = now
             mine = threading.current_thread() is threading.main_thread()
             if mine and not (self._start or self._asked.is_set() or self.progress.imports()):
@@ -186,7 +185,7 @@ class Window:
         return time.monotonic() - self.progress.began
 
     def _capture(self, duration: float | None, ends: Callable[[Part], str]) -> Part:
-        small = _resident()
+        small = resident()
         with self._captured() as session:
             self._latest = self._now()
             self._asks_at = self._latest + SHORT
@@ -198,7 +197,7 @@ class Window:
             self._sizes, self._programs = [(time.monotonic(), small)], 0
             while not self.cut and not self._leave.wait(PERIOD):
                 self.progress.look()
-                self._sizes.append((time.monotonic(), _resident()))
+                self._sizes.append((time.monotonic(), resident()))
                 grown = self._sizes[-1][1] - small - self._programs
                 self.cut = self._over(self._now() - part.start, grown, duration)
                 if not self.cut and duration is None:
@@ -241,9 +240,3 @@ class Window:
         if duration:
             return f"after {duration:g} s" if lasted > duration else ""
         return f"after {LONG:g} s" if duration is None and lasted > LONG else ""
-
-
-def _resident() -> int:
-    """Bytes of memory of this process; 0 where the system does not say."""
-    status = pathlib.Path("/proc/self/statm")
-    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0

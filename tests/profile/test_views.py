@@ -182,6 +182,7 @@ def test_run_report_and_compare(tmp_path, capsys, monkeypatch):
     assert data["steps"] == 5
     assert sorted(p.name for p in figures.iterdir()) == [
         "bars.png",
+        "memory.png",
         "process_tree.png",
         "timeline.png",
         "transitions.png",
