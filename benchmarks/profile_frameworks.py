@@ -27,6 +27,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from rlfx.errors import ProfileError
 from rlfx.profile.capture import machine
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -39,7 +40,7 @@ COMMITS = {
 ENVIRONMENTS = {
     "torch": "torch==2.13.0 stable-baselines3 rl_zoo3 gymnasium[mujoco]",
     "cleanrl": "torch==2.13.0 stable-baselines3 gymnasium[mujoco] flax optax tyro tensorboard",
-    "jaxrl": "flax optax distrax tfp-nightly gymnax brax rejax pyyaml matplotlib",
+    "jaxrl": "flax optax distrax tfp-nightly gymnax brax rejax pyyaml matplotlib mediapy wandb flashbax",
 }
 SIMULATION, INFERENCE, BACKPROPAGATION, OTHER = "simulation", "inference", "backpropagation", "other"
 #: What an operation is, by its outermost name that is known.
@@ -86,13 +87,13 @@ SCRIPTS = (
            ("--algo", "sac", "--env", "Hopper-v5", "--conf-file", "{hopper}", "--eval-freq", "-1"),
            (*SB3, SB3_OFF, "backpropagation=stable_baselines3.sac.sac:SAC.train"), False),
     Script("CleanRL dqn_jax.py", "CleanRL (JAX)", "CartPole-v1", "host", "cleanrl", "cleanrl/cleanrl/dqn_jax.py",
-           (), (VECTOR,), False),
+           (), (VECTOR, GRADIENT), False),
     Script("CleanRL ddpg_continuous_action_jax.py", "CleanRL (JAX)", "Hopper-v5 (MuJoCo)", "host", "cleanrl",
            "cleanrl/cleanrl/ddpg_continuous_action_jax.py",
-           ("--env-id", "Hopper-v5", "--learning-starts", "2000"), (VECTOR,), False),
+           ("--env-id", "Hopper-v5", "--learning-starts", "2000"), (VECTOR, GRADIENT), False),
     Script("CleanRL td3_continuous_action_jax.py", "CleanRL (JAX)", "Hopper-v5 (MuJoCo)", "host", "cleanrl",
            "cleanrl/cleanrl/td3_continuous_action_jax.py",
-           ("--env-id", "Hopper-v5", "--learning-starts", "2000"), (VECTOR,), False),
+           ("--env-id", "Hopper-v5", "--learning-starts", "2000"), (VECTOR, GRADIENT), False),
     Script("PureJaxRL ppo.py", "PureJaxRL", "CartPole-v1", "compiled", "jaxrl", "purejaxrl/purejaxrl/ppo.py", (),
            (GYMNAX, GRADIENT)),
     Script("PureJaxRL dqn.py", "PureJaxRL", "CartPole-v1", "compiled", "jaxrl", "purejaxrl/purejaxrl/dqn.py", (),
@@ -149,13 +150,13 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     label = re.sub(r"\W+", "-", f"{script.name} {script.task}")
     folder = pathlib.Path(tempfile.mkdtemp()) if arguments.keep is None else arguments.keep / label
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    (folder / "log/checkpoints").mkdir(parents=True)  # which brax' learner expects
     hopper = folder / "hopper.yml"
     hopper.write_text(HOPPER.format(normalize="true" if "ppo" in script.arguments else "false"))
     given = [a.format(hopper=hopper, out=folder / "log") for a in script.arguments]
     options = [x for text in script.operations for x in ("--operation", text)]
     command = [str(python), "-m", "rlfx.profile", "run", "--out", str(folder / "trace"), *options, str(path.absolute()), *given]
-    stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and script.environment == "jaxrl" else []
+    stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and script.framework == "PureJaxRL" else []
     checkout = arguments.checkouts / pathlib.Path(script.path).parts[0]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *stand_ins, str(checkout.absolute())]), "MPLBACKEND": "agg",
            "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "WANDB_MODE": "disabled"}  # fmt: skip
@@ -167,7 +168,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     done = subprocess.run(read, env=env, capture_output=True, text=True)
     if done.returncode:
         print((folder / "output.txt").read_text()[-3000:], done.stderr[-2000:], file=sys.stderr)
-        raise SystemExit(f"{script.name} left no trace.")
+        raise ProfileError(f"{script.name} left no trace.")
     found = json.loads(done.stdout)
     if arguments.keep is None:
         shutil.rmtree(folder)

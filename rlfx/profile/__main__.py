@@ -121,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     part = window.part
     if part is None:
-        never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
+        early = f"ran for less than --start {arguments.start} seconds"
+        never = early if arguments.start else "ran nothing of jax, and hardly anything but imports"
         fact = f"The script ended before the capture began: it {never}."
         fix = "Give a smaller --start; with one, a script without jax is captured, too."
         raise ProfileError(located(fact, fix=fix))

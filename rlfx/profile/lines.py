@@ -121,7 +121,9 @@ def places(notes: dict[str, Any]) -> list[Place]:
     count, too.
     """
     found = notes.get("places", [])
-    counts = collections.Counter(at for thread in notes.get("threads", []) for *_, at in thread["samples"] if at >= 0)
+    threads = notes.get("threads", [])
+    threads = [t for t in threads if t["line"] == notes.get("line")] or threads  # those of packages only wait
+    counts = collections.Counter(at for thread in threads for *_, at in thread["samples"] if at >= 0)
     counts.update(at for _, _, at in notes.get("ticks", []))
     leaves: collections.Counter = collections.Counter()
     for i, (file, line, *_) in enumerate(found):

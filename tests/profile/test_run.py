@@ -109,7 +109,7 @@ def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
     done = outside(tmp_path, "print(1)")
     assert done.returncode == 1
     assert done.stderr == (
-        "rlfx.profile: The script ended before the capture began: it ran nothing of jax.\n"
+        "rlfx.profile: The script ended before the capture began: it ran nothing of jax, and hardly anything but imports.\n"
         "  Fix: Give a smaller --start; with one, a script without jax is captured, too.\n"
     )
     own = (
