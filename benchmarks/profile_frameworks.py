@@ -1,13 +1,15 @@
-"""Where the time of other people's scripts goes: SB3, CleanRL, PureJaxRL, brax and rejax, unmodified, through `run`.
+"""Where the time of other people's scripts goes: SB3, CleanRL, PureJaxRL and rejax, unmodified, through `run`.
 
     python benchmarks/profile_frameworks.py --checkouts DIR --environments DIR [--seconds 200] [NAME...]
 
 Nothing of theirs is kept here. `--checkouts` holds git clones `cleanrl`, `purejaxrl` and `rejax` at the commits in
 `COMMITS`; `--environments` virtual environments, each with what `ENVIRONMENTS` lists and rlfx' own dependencies. Scripts run
 as their authors wrote them; operations are named from outside (`run --operation`), and jitted functions and modules by
-`NAMES`. PureJaxRL's files of 2024 get today's gymnax with its old interface, and an empty `navix` (a `sitecustomize` in the
+`NAMES`. PureJaxRL and rejax get today's gymnax with its old interface, and an empty `navix` (a `sitecustomize` in the
 folder `--stand-ins`).
-A script that goes on for longer than `--seconds` is ended; what was captured is on disk by then. Writes
+brax 0.14.2's own learner does not run under jax 0.10
+(`jax.device_put_replicated` is gone), so that brax is there through PureJaxRL only. A script that
+goes on for longer than `--seconds` is ended; what was captured is on disk by then. Writes
 benchmarks/results/profile_frameworks.json: for each script the seconds of its window by category and state of the host.
 """
 
@@ -40,7 +42,7 @@ COMMITS = {
 ENVIRONMENTS = {
     "torch": "torch==2.13.0 stable-baselines3 rl_zoo3 gymnasium[mujoco]",
     "cleanrl": "torch==2.13.0 stable-baselines3 gymnasium[mujoco] flax optax tyro tensorboard",
-    "jaxrl": "flax optax distrax tfp-nightly gymnax brax rejax pyyaml matplotlib mediapy wandb flashbax",
+    "jaxrl": "flax optax distrax tfp-nightly gymnax brax rejax pyyaml matplotlib",
 }
 SIMULATION, INFERENCE, BACKPROPAGATION, OTHER = "simulation", "inference", "backpropagation", "other"
 #: What an operation is, by its outermost name that is known.
@@ -96,16 +98,8 @@ SCRIPTS = (
            ("--env-id", "Hopper-v5", "--learning-starts", "2000"), (VECTOR, GRADIENT), False),
     Script("PureJaxRL ppo.py", "PureJaxRL", "CartPole-v1", "compiled", "jaxrl", "purejaxrl/purejaxrl/ppo.py", (),
            (GYMNAX, GRADIENT)),
-    Script("PureJaxRL dqn.py", "PureJaxRL", "CartPole-v1", "compiled", "jaxrl", "purejaxrl/purejaxrl/dqn.py", (),
-           (GYMNAX, GRADIENT), False),
     Script("PureJaxRL ppo_continuous_action.py", "PureJaxRL", "hopper (brax)", "compiled", "jaxrl",
            "purejaxrl/purejaxrl/ppo_continuous_action.py", (), ("simulation=brax.envs.hopper:Hopper.step", GRADIENT)),
-    Script("brax learner.py, PPO", "brax", "hopper (brax)", "compiled", "jaxrl", "packages/brax/training/learner.py",
-           ("--env=hopper", "--backend=generalized", "--learner=ppo", "--num_envs=64", "--batch_size=64", "--num_minibatches=4",
-            "--unroll_length=10", "--num_evals=2", "--total_env_steps=4000000", "--episode_length=1000",
-            "--normalize_observations", "--logdir={out}"),
-           ("simulation=brax.envs.hopper:Hopper.step", "inference=brax.training.acting:actor_step",
-            "backpropagation=brax.training.gradients:gradient_update_fn()")),
     Script("rejax train.py, PPO", "rejax", "CartPole-v1", "compiled", "jaxrl", "rejax/train.py",
            ("--algorithm", "ppo", "--config", "configs/gymnax/cartpole.yaml"), (GYMNAX, "backpropagation=jax:grad()")),
     Script("rejax train.py, DQN", "rejax", "CartPole-v1", "compiled", "jaxrl", "rejax/train.py",
@@ -150,13 +144,14 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     label = re.sub(r"\W+", "-", f"{script.name} {script.task}")
     folder = pathlib.Path(tempfile.mkdtemp()) if arguments.keep is None else arguments.keep / label
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / "log/checkpoints").mkdir(parents=True)  # which brax' learner expects
+    folder.mkdir(parents=True)
     hopper = folder / "hopper.yml"
     hopper.write_text(HOPPER.format(normalize="true" if "ppo" in script.arguments else "false"))
-    given = [a.format(hopper=hopper, out=folder / "log") for a in script.arguments]
+    given = [a.format(hopper=hopper) for a in script.arguments]
     options = [x for text in script.operations for x in ("--operation", text)]
     command = [str(python), "-m", "rlfx.profile", "run", "--out", str(folder / "trace"), *options, str(path.absolute()), *given]
-    stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and script.framework == "PureJaxRL" else []
+    older = script.framework in ("PureJaxRL", "rejax")
+    stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and older else []
     checkout = arguments.checkouts / pathlib.Path(script.path).parts[0]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *stand_ins, str(checkout.absolute())]), "MPLBACKEND": "agg",
            "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "WANDB_MODE": "disabled"}  # fmt: skip
