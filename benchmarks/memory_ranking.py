@@ -28,8 +28,6 @@ from rlfx.recurrence.analysis.divisors import divisors
 from rlfx.recurrence.plan.choose import why_not, why_not_environments
 from rlfx.recurrence.plan.planner import evaluator_of
 
-#: Programs that need less are not looked at.
-
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
 

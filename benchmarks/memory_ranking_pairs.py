@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-SMALL = 2**16  # bytes, below which nobody asks
+#: Programs that need less are not looked at.
+SMALL = 64 * 1024
 
 
 def ranked(program: dict) -> tuple[int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 
 from benchmarks.memory_ranking_pairs import SMALL, ranked
 from benchmarks.tables_markdown import markdown, read, times
-from benchmarks.untuned.measure import summary
+from benchmarks.untuned.measure import ratios, summary
 
 
 def grid(program: str) -> str:
@@ -23,11 +24,32 @@ def peer() -> str:
     )
 
 
+@functools.cache
+def means_of(name: str) -> dict:
+    return summary(read(f"untuned_{name}")["workloads"])
+
+
 def untuned(name: str, of: str) -> str:
     """The geometric mean of times, with its 95% interval."""
-    means = summary(read(f"untuned_{name}")["workloads"])
+    means = means_of(name)
     low, high = means[f"time_of_{of}_interval"]
     return f"{means[f'time_of_{of}']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def memory(name: str) -> str:
+    """Geometric means of temporary bytes: of plain, and of the best."""
+    return " and ".join(f"{means_of(name)[f'memory_of_{of}']:.2f}" for of in ("plain", "best"))
+
+
+def built(name: str) -> str:
+    """Tracing and compiling, of plain's."""
+    return " and ".join(f"{means_of(name)[f'{what}_of_plain']:.2f}x" for what in ("trace", "compile"))
+
+
+def slower(name: str) -> str:
+    """The workloads that are slower than the best by more than 5%."""
+    found = read(f"untuned_{name}")["workloads"]
+    return "; ".join(n for n, r in found.items() if statistics.median(ratios(r, "best")) > 1.05)
 
 
 def seeds() -> str:
@@ -76,6 +98,13 @@ VALUES = {
     "untuned-after-best": lambda: untuned("tuning_after", "best"),
     "held-out-plain": lambda: untuned("held_out_after", "plain"),
     "held-out-best": lambda: untuned("held_out_after", "best"),
+    "held-out-worst": lambda: f"{means_of('held_out_after')['worst_of_best']:.1f}",
+    "held-out-memory": lambda: memory("held_out_after"),
+    "untuned-memory": lambda: memory("tuning"),
+    "untuned-after-memory": lambda: memory("tuning_after"),
+    "untuned-built": lambda: built("tuning"),
+    "untuned-after-built": lambda: built("tuning_after"),
+    "untuned-after-slower": lambda: slower("tuning_after"),
     "calls-64-fused": lambda: steps_in_a_call(64, "auto"),
     "calls-4096-fused": lambda: steps_in_a_call(4096, "auto"),
     "calls-64-scan": lambda: steps_in_a_call(64, "vmap"),
