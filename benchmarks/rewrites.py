@@ -84,6 +84,7 @@ CASES = {
     "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(64, 4), (64, 12), (64, 16), (64, 64), (256, 4)], True, 0),
+    "narrow": (layers, [(16, 64), (16, 512), (64, 128), (64, 512)], True, 0),
 }
 
 

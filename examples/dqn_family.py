@@ -247,8 +247,8 @@ class Agent(NamedTuple):
     t0: jax.Array
 
 
-def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
-    program = rlfx.unroll(make_timestep(parts, envs), length=length, batch=envs)
+def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=None):
+    program = rlfx.unroll(make_timestep(parts, envs), length=length, batch=envs, mesh=mesh)
 
     def init(key):
         params_key, env_key = jax.random.split(key)

@@ -132,10 +132,10 @@ def draw(key, prompts):
     return jax.random.randint(key, (prompts, PROMPT), 0, DIGITS)
 
 
-def make(*, updates=UPDATES, prompts=PROMPTS, group=GROUP, width=WIDTH, pretrain=PRETRAIN):
+def make(*, updates=UPDATES, prompts=PROMPTS, group=GROUP, width=WIDTH, pretrain=PRETRAIN, mesh=None):
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(LEARNING_RATE))
     imitation = rlfx.compile(imitate, length=LENGTH)
-    group_loss = rlfx.compile(grpo, length=LENGTH, batch=group)
+    group_loss = rlfx.compile(grpo, length=LENGTH, batch=group, mesh=mesh)  # answers are split, not prompts
     greedy = rlfx.unroll(write, length=LENGTH)
 
     def step(loss, params, opt_state):

@@ -1,4 +1,4 @@
-"""PPO on Pendulum-v1: a Gaussian policy, observations and rewards on a common scale, several seeds as one program.
+"""PPO with continuous actions, on Pendulum-v1 and a robot of brax: a Gaussian policy, observations and rewards on a scale.
 
 Notice the moments. `rlfx.normalize` counts the observations of the whole batch at every timestep, in a `Shared` carry: all
 environments see the same scale, and it is saved with the agent. `moments(obs)` uses it without counting: for the critic on
@@ -6,6 +6,8 @@ environments see the same scale, and it is saved with the agent. `moments(obs)` 
 """
 
 import sys
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +19,36 @@ from recipes import Recipe, clipped_surrogate, main
 import rlfx.envs
 from rlfx.training import Normal
 
-LENGTH, ENVS, EPOCHS, MINIBATCHES, UPDATES = 128, 32, 10, 8, 100
-GAMMA, LAMBDA, CLIP, LEARNING_RATE = 0.95, 0.95, 0.2, 1e-3
-BAR = -200.0  # greedy, the mean of 100 episodes
+EPOCHS, MINIBATCHES = 10, 8
+LAMBDA, CLIP, LEARNING_RATE = 0.95, 0.2, 1e-3
 
-env = rlfx.envs.clip_action(
-    rlfx.envs.rescale_action(rlfx.envs.make("Pendulum-v1"))
-)  # a policy's -1 and 1 are its bounds
-(ACTIONS,), (OBS,) = env.action_space.shape, env.observation_space.shape
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, how much of it, and what is to be reached: the mean return of 100 greedy episodes.
+
+    The environment is made by its name where a recipe is made, so that brax is imported only for its own.
+    """
+
+    name: str
+    env: str
+    bar: float
+    updates: int
+    options: tuple = ()  # of the environment
+    length: int = 128
+    envs: int = 32
+    gamma: float = 0.95
+
+    def make(self):
+        env = rlfx.envs.make(self.env, **dict(self.options))
+        return rlfx.envs.clip_action(rlfx.envs.rescale_action(env))  # a policy's -1 and 1 are its bounds
+
+
+PENDULUM = Task("ppo_continuous", "Pendulum-v1", -200.0, updates=100)
+BALANCE = Task(
+    "ppo_inverted_pendulum", "brax/inverted_pendulum", 190.0, updates=40, gamma=0.99,
+    options=(("backend", "spring"), ("episode_length", 200)),
+)  # fmt: skip
 
 
 def actor(params, obs):
@@ -53,20 +77,23 @@ class Sample(NamedTuple):
     target: jax.Array
 
 
-def act(params, carry, t):
-    obs, of_obs = rlfx.normalize(env.observe(carry.state), carry.scale.obs)
-    policy, value = actor(params, obs), critic(params, obs)
-    action = policy.sample(t.key_for("action"))
-    state, step = env.step(t.key_for("env"), carry.state, action)
+def make_act(task, env):
+    def act(params, carry, t):
+        obs, of_obs = rlfx.normalize(env.observe(carry.state), carry.scale.obs)
+        policy, value = actor(params, obs), critic(params, obs)
+        action = policy.sample(t.key_for("action"))
+        state, step = env.step(t.key_for("env"), carry.state, action)
 
-    discounted = GAMMA * carry.discounted + step.reward
-    _, of_returns = rlfx.normalize(discounted, carry.scale.returns)
-    scaled = step.replace(reward=of_returns.scale(step.reward))
-    next_value = rlfx.next_value(lambda obs: critic(params, of_obs(obs)), scaled, value)
-    advantage = rlfx.gae(scaled, value, next_value, gamma=GAMMA, lam=LAMBDA)
+        discounted = task.gamma * carry.discounted + step.reward
+        _, of_returns = rlfx.normalize(discounted, carry.scale.returns)
+        scaled = step.replace(reward=of_returns.scale(step.reward))
+        next_value = rlfx.next_value(lambda obs: critic(params, of_obs(obs)), scaled, value)
+        advantage = rlfx.gae(scaled, value, next_value, gamma=task.gamma, lam=LAMBDA)
 
-    sample = Sample(obs, action, policy.log_prob(action), advantage, advantage + value)
-    return Carry(state, jnp.where(step.done, 0.0, discounted), Scale(of_obs, of_returns)), (sample, step.reward)
+        sample = Sample(obs, action, policy.log_prob(action), advantage, advantage + value)
+        return Carry(state, jnp.where(step.done, 0.0, discounted), Scale(of_obs, of_returns)), (sample, step.reward)
+
+    return act
 
 
 # -- the learner
@@ -91,15 +118,18 @@ def greedy(agent, obs, key):
     return actor(agent.params, agent.carry.scale.value.obs(obs)).mode()
 
 
-def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
-    rollout = rlfx.unroll(act, length=length, batch=envs)
+def make(task=PENDULUM, *, length=None, envs=None, updates=None, hidden=(64, 64), mesh=None):
+    """Of a task; its own numbers where none are given."""
+    length, envs, updates, env = length or task.length, envs or task.envs, updates or task.updates, task.make()
+    (actions,), (observed,) = env.action_space.shape, env.observation_space.shape
+    rollout = rlfx.unroll(make_act(task, env), length=length, batch=envs, mesh=mesh)
     schedule = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule, eps=1e-5))
 
     def init(key):
         params_key, env_key = jax.random.split(key)
-        params = {**init_actor_critic(params_key, (OBS, *hidden, ACTIONS)), "log_std": jnp.zeros(ACTIONS)}
-        scale = rlfx.Shared(Scale(rlfx.Moments.of(jnp.zeros(OBS)), rlfx.Moments.of(0.0)))
+        params = {**init_actor_critic(params_key, (observed, *hidden, actions)), "log_std": jnp.zeros(actions)}
+        scale = rlfx.Shared(Scale(rlfx.Moments.of(jnp.zeros(observed)), rlfx.Moments.of(0.0)))
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         return Agent(params, optimizer.init(params), Carry(state, jnp.zeros(envs), scale))
 
@@ -112,12 +142,14 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
         act_key, shuffle_key = jax.random.split(key)
         carry, (samples, reward) = rollout(agent.params, agent.carry, act_key)
         learner, _ = rlfx.minibatch_epochs(
-            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key
+            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
         )
         return Agent(*learner, carry), {"reward": reward.mean(), "std": jnp.exp(learner[0]["log_std"]).mean()}
 
-    return Recipe("ppo_continuous", env, init, update, greedy, updates, 5, 10, length * envs, BAR)
+    return Recipe(task.name, env, init, update, greedy, updates, 5, 10, length * envs, task.bar)
 
+
+FAMILY = {"pendulum": make, "inverted_pendulum": partial(make, BALANCE)}
 
 if __name__ == "__main__":
-    sys.exit(main(make))
+    sys.exit(main(FAMILY))

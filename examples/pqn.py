@@ -74,8 +74,8 @@ def greedy(agent, obs, key):
     return jnp.argmax(q_values(agent.params, obs)).astype(jnp.int32)
 
 
-def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
-    rollout = rlfx.unroll(act, length=length, batch=envs)
+def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=None):
+    rollout = rlfx.unroll(act, length=length, batch=envs, mesh=mesh)
     rate = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.radam(rate))
     epsilon = optax.linear_schedule(1.0, EPSILON, int(EXPLORE * updates))
@@ -96,7 +96,7 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
         explores = rlfx.Shared(jnp.asarray(epsilon(agent.done), jnp.float32))
         carry, (samples, fell) = rollout(agent.params, Carry(agent.state, explores), act_key)
         learner, _ = rlfx.minibatch_epochs(
-            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key
+            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
         )
         return Agent(*learner, carry.state, agent.done + 1), {"falls per 1,000 steps": 1000 * fell.mean()}
 

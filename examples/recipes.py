@@ -151,8 +151,8 @@ def main(make: Callable[..., Recipe] | dict[str, Callable[..., Recipe]], argv=No
 
     last = curve.returns[-1]
     for seed, now, steps in zip(args.seeds, last, curve.reached(recipe.bar), strict=True):
-        print(f"seed {seed}: {now:.1f} at the end; {recipe.bar:g} " + (f"after {steps:,}" if steps else "not reached"))
-    print(f"interquartile mean {interquartile_mean(last):.1f}, from {min(last):.1f} to {max(last):.1f}")
+        print(f"seed {seed}: {now:.4g} at the end; {recipe.bar:g} " + (f"after {steps:,}" if steps else "not reached"))
+    print(f"interquartile mean {interquartile_mean(last):.4g}, from {min(last):.4g} to {max(last):.4g}")
     if args.results:
         about = {
             "recipe": recipe.name, "env": recipe.task, "bar": recipe.bar, "episodes": 100, "seeds": args.seeds,

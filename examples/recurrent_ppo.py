@@ -108,10 +108,10 @@ def learn(params, h, t):
     return 0.25 * (value - sample.target) ** 2 - surrogate - ENTROPY * entropy, h
 
 
-def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATCHES):
+def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATCHES, mesh=None):
     """``update((params, opt_state, carry), key) -> (..., falls per 1,000 steps)``."""
-    rollout = rlfx.unroll(act, length=length, batch=batch)
-    loss_fn = rlfx.compile(learn, length=length, batch=batch // minibatches)
+    rollout = rlfx.unroll(act, length=length, batch=batch, mesh=mesh)
+    loss_fn = rlfx.compile(learn, length=length, batch=batch // minibatches, mesh=mesh)
 
     def step(learner, minibatch):
         params, opt_state = learner
@@ -126,8 +126,9 @@ def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATC
         after, (samples, fell) = rollout(params, carry, act_key)
         h = carry.h[None].repeat(length, axis=0)  # what the sequences begin with travels with them
         (params, opt_state), _ = rlfx.minibatch_epochs(
-            step, (params, opt_state), (samples, h), epochs=epochs, minibatches=minibatches, key=shuffle_key, axis="b"
-        )
+            step, (params, opt_state), (samples, h), epochs=epochs, minibatches=minibatches, key=shuffle_key, axis="b",
+            mesh=mesh,
+        )  # fmt: skip
         return (params, opt_state, after), 1000 * fell.mean()
 
     return update
@@ -145,10 +146,10 @@ def greedy(agent, h, obs, key):
     return jnp.argmax(log_probs).astype(jnp.int32), h
 
 
-def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN):
+def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN, mesh=None):
     schedule = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule, eps=1e-5))
-    one = make_update(optimizer, length=length, batch=envs)
+    one = make_update(optimizer, length=length, batch=envs, mesh=mesh)
 
     def init(key):
         params_key, env_key = jax.random.split(key)

@@ -5,17 +5,22 @@ changes between the two programs. The first waits for the end of the rollout and
 n timesteps at once, and rlfx derives both schedules from the slice.
 """
 
-import argparse
+import sys
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from networks import init_mlp, mlp
+from recipes import Recipe, main
 
 import rlfx.envs
 
 env = rlfx.envs.make("CartPole-v1")
 GAMMA = 0.99
+LENGTH, ENVS, UPDATES, LEARNING_RATE = 250, 32, 200, 1e-2
+BAR = 475.0  # greedy, the mean of 100 episodes; reached in half of the updates, and held
 
 
 def make_program(n=None, normalize=True):
@@ -64,15 +69,34 @@ def train(n=None, *, length=250, batch=32, updates=100, seed=0, learning_rate=1e
     return falls
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=100)
-    args = parser.parse_args(argv)
-    for n in (None, 25):
-        falls = train(n, updates=args.updates)
-        name = "reward[t:]" if n is None else f"reward[t:t + {n}]"
-        print(f"{name}: falls per 1,000 steps {falls[0]:.1f} -> {falls[-10:].mean():.1f}")
+class Agent(NamedTuple):
+    params: Any
+    opt_state: Any
+    state: Any
 
+
+def greedy(agent, obs, key):
+    return jnp.argmax(mlp(agent.params, obs)).astype(jnp.int32)
+
+
+def make(n, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64,), mesh=None):
+    loss_fn = rlfx.compile(make_program(n), length=length, batch=envs, mesh=mesh)
+    optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, updates))
+    one = make_update(loss_fn, optimizer)
+
+    def init(key):
+        params_key, env_key = jax.random.split(key)
+        params = init_mlp(params_key, (4, *hidden, 2), 0.01)
+        return Agent(params, optimizer.init(params), jax.vmap(env.reset)(jax.random.split(env_key, envs)))
+
+    def update(agent, key):
+        following, falls = one(agent, key)
+        return Agent(*following), {"falls per 1,000 steps": falls}
+
+    return Recipe(name, env, init, update, greedy, updates, 10, 10, length * envs, BAR)
+
+
+FAMILY = {"monte_carlo": partial(make, None, "reinforce"), "n_step": partial(make, 25, "n_step_reinforce")}
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(FAMILY))

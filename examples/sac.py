@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1: acting and learning at every timestep, twin critics, and a temperature that is learned.
+"""SAC on Pendulum-v1: acting and learning at every timestep, twin critics, a learned temperature.
 
 Notice that there is no replay buffer class and no training loop: `rlfx.History` keeps the series of transitions, `memory[i]`
 reads it at random, and everything that is learned is one `Shared` carry, changed once for all environments. Samples of a
@@ -7,6 +7,7 @@ One gradient serves the critics, the actor and the temperature: `stop_gradient` 
 """
 
 import sys
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -20,13 +21,27 @@ from transitions import Transition
 import rlfx.envs
 from rlfx.training import TanhNormal
 
-LENGTH, ENVS, UPDATES = 100, 4, 80  # of each environment: 8,000 timesteps, one step of learning at each
+LENGTH, ENVS = 100, 4
 CAPACITY, SAMPLES, EXPLORE = 8_000, 64, 200  # timesteps kept, and read a step, of each environment
-GAMMA, POLYAK, LEARNING_RATE, REWARD_SCALE = 0.99, 0.005, 1e-3, 0.1
-BAR = -200.0  # greedy, the mean of 100 episodes
+GAMMA, POLYAK, LEARNING_RATE = 0.99, 0.005, 1e-3
 
-env = rlfx.envs.rescale_action(rlfx.envs.make("Pendulum-v1"))
-(ACTIONS,), (OBS,) = env.action_space.shape, env.observation_space.shape
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, how much of it, and what is to be reached: the mean return of 100 greedy episodes."""
+
+    name: str
+    env: str
+    bar: float
+    updates: int  # of LENGTH timesteps of each environment, one step of learning at each
+    scale: float  # of rewards
+    options: tuple = ()  # of the environment
+
+    def make(self):
+        return rlfx.envs.rescale_action(rlfx.envs.make(self.env, **dict(self.options)))
+
+
+PENDULUM = Task("sac", "Pendulum-v1", -200.0, updates=80, scale=0.1)
 
 
 class Params(NamedTuple):
@@ -70,7 +85,7 @@ def sac_loss(params, target, x, key):
     u = policy.sample(here)
     log_prob = policy.log_prob(u)
     actor_loss = stop_gradient(alpha) * log_prob - critic(stop_gradient(params.critics), x.obs, policy.squash(u))[0]
-    alpha_loss = -params.log_alpha * stop_gradient(log_prob - ACTIONS)  # the entropy aimed at is -ACTIONS
+    alpha_loss = -params.log_alpha * stop_gradient(log_prob - x.action.size)  # the entropy aimed at is -actions
     return critic_loss + actor_loss + alpha_loss
 
 
@@ -87,18 +102,21 @@ def learn(learner, transitions, key):
     return Learner(params, optax.incremental_update(params.critics, learner.target, POLYAK), opt_state)
 
 
-def sac(_, carry, t):
-    obs = env.observe(carry.state)
-    policy = actor(carry.learner.params.actor, obs)
-    anything = env.action_space.sample(t.key_for("explore"))
-    action = jnp.where(t < EXPLORE, anything, policy.squash(policy.sample(t.key_for("action"))))
-    state, step = env.step(t.key_for("env"), carry.state, action)
+def make_sac(task, env):
+    def sac(_, carry, t):
+        obs = env.observe(carry.state)
+        policy = actor(carry.learner.params.actor, obs)
+        anything = env.action_space.sample(t.key_for("explore"))
+        action = jnp.where(t < EXPLORE, anything, policy.squash(policy.sample(t.key_for("action"))))
+        state, step = env.step(t.key_for("env"), carry.state, action)
 
-    transition = Transition(obs, action, REWARD_SCALE * step.reward, step.terminated, step.final_obs)
-    memory = rlfx.series(transition, history=carry.memory)
-    i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - CAPACITY + 1, 0), t.now + 1)
-    learner = rlfx.shared(lambda x: learn(carry.learner, x, t.shared_key), memory[i])
-    return Carry(state, memory.history, learner), step.reward
+        transition = Transition(obs, action, task.scale * step.reward, step.terminated, step.final_obs)
+        memory = rlfx.series(transition, history=carry.memory)
+        i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - CAPACITY + 1, 0), t.now + 1)
+        learner = rlfx.shared(lambda x: learn(carry.learner, x, t.shared_key), memory[i])
+        return Carry(state, memory.history, learner), step.reward
+
+    return sac
 
 
 class Agent(NamedTuple):
@@ -111,15 +129,18 @@ def greedy(agent, obs, key):
     return policy.squash(policy.mode())
 
 
-def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
-    program = rlfx.unroll(sac, length=length, batch=envs)
+def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 64), mesh=None):
+    """Of a task; its own number of updates where none is given."""
+    env, updates = task.make(), updates or task.updates
+    (actions,), (observed,) = env.action_space.shape, env.observation_space.shape
+    program = rlfx.unroll(make_sac(task, env), length=length, batch=envs, mesh=mesh)
 
     def init(key):
         actor_key, critic_key, env_key = jax.random.split(key, 3)
-        critics = one_each(lambda k: init_mlp(k, (OBS + ACTIONS, *hidden, 1)), jax.random.split(critic_key))
-        params = Params(init_mlp(actor_key, (OBS, *hidden, 2 * ACTIONS), 0.01), critics, jnp.float32(0.0))
-        obs, nothing = jnp.zeros(OBS), jnp.float32(0.0)
-        memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(ACTIONS), nothing, jnp.bool_(False), obs), batch=envs)
+        critics = one_each(lambda k: init_mlp(k, (observed + actions, *hidden, 1)), jax.random.split(critic_key))
+        params = Params(init_mlp(actor_key, (observed, *hidden, 2 * actions), 0.01), critics, jnp.float32(0.0))
+        obs, nothing = jnp.zeros(observed), jnp.float32(0.0)
+        memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(actions), nothing, jnp.bool_(False), obs), batch=envs)
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         return Agent(Carry(state, memory, rlfx.Shared(Learner(params, critics, optimizer.init(params)))), jnp.int32(0))
 
@@ -129,7 +150,7 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
         metrics = {"reward": reward.mean(), "alpha": jnp.exp(carry.learner.value.params.log_alpha)}
         return Agent(carry, agent.t0 + length), metrics
 
-    return Recipe("sac", env, init, update, greedy, updates, 5, 5, length * envs, BAR)
+    return Recipe(task.name, env, init, update, greedy, updates, 5, 5, length * envs, task.bar)
 
 
 if __name__ == "__main__":

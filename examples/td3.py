@@ -128,8 +128,8 @@ def greedy(agent, obs, key):
     return actor(agent.carry.learner.value.params.actor, obs)
 
 
-def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64)):
-    program = rlfx.unroll(make_timestep(parts, envs), length=length, batch=envs)
+def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=None):
+    program = rlfx.unroll(make_timestep(parts, envs), length=length, batch=envs, mesh=mesh)
 
     def init(key):
         actor_key, critic_key, env_key = jax.random.split(key, 3)

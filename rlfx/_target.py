@@ -85,6 +85,7 @@ class Rewrites:
       branches: blocks of timesteps that a loss does not count are skipped: a branch costs next to nothing
         (``gradient/counted.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
+      narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
     """
 
     contractions: bool = False
@@ -96,6 +97,7 @@ class Rewrites:
     affine: bool = False
     branches: bool = False
     picks: int = 0
+    narrow: int = 0
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ def _cpu() -> Target:
             shared_rows=128,
             deferred_rows=12,
             branches=True,
+            narrow=32,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

@@ -13,6 +13,7 @@ from rlfx import _jaxpr as J
 from rlfx._checks import POSITIVE, TEXT, expect, function, instance, one_of, optional
 from rlfx._target import target
 from rlfx.errors import DomainError, ProgramError, ScheduleError, located
+from rlfx.recurrence.api.machine import automatic
 from rlfx.recurrence.cpu.contractions import FAST
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.language.operands import as_key, same_type, type_of
@@ -126,8 +127,9 @@ def _placement(mesh: Mesh | AbstractMesh | None, axis: str, size: int) -> Callab
     if size % mesh.shape[axis]:
         fact = f"Minibatches of {size} cannot be split over the {mesh.shape[axis]} devices of mesh axis {axis!r}."
         raise ScheduleError(located(fact, where=J.here(), fix="Choose fewer minibatches, or a batch that divides."))
+    placed = automatic(mesh)
     return lambda *partition: (
-        lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*partition)))
+        lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(placed, PartitionSpec(*partition)))
     )
 
 

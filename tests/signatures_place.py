@@ -108,6 +108,20 @@ PLACEMENT = [
         ("fn", "x"),
     ),
     Signature(
+        "staged",
+        place.staged,
+        {"fn": matmul, "x": X},
+        {"fn": USERS, "x": ARGUMENT, "devices": COUNT, "at_most": COUNT, "name": NAME | OPTIONAL},
+        ("fn", "x"),
+    ),
+    Signature(
+        "assign_stages",
+        until("rlfx.place.staging.solve", place.assign_stages),
+        {"fn": matmul, "x": X, "hardware": ALL, "method": "heft"},
+        {"fn": USERS, "devices": OPTIONAL, "method": NOTHING, "budget": COUNT, "key": A_KEY | OPTIONAL},
+        ("fn", "x"),
+    ),
+    Signature(
         "explode",
         place.explode,
         {"fn": matmul, "x": X},
@@ -438,6 +452,7 @@ ELSEWHERE = {
     "DataflowGraph": "made by explode",
     "Node": "made by explode",
     "Placement": "made by assign",
+    "StagedGraph": "made by staged",
     "Problem": "made by build, and looked at by rlfx.place.problem.checked",
     "hardware": "a module: its functions are here",
     "workloads": "a module: sizes of the paper's four graphs",

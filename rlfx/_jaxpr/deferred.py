@@ -27,7 +27,7 @@ def deferred(fn: Callable, avals: Sequence[Any]) -> Callable:
 
     @jax.custom_vjp
     def call(*args: Any) -> list:
-        return _deferred_p.bind(*args, fn=fn, avals=avals)
+        return DEFERRED.bind(*args, fn=fn, avals=avals)
 
     def backward(args: Sequence, cotangents: Sequence) -> tuple:
         moving = [i for i, x in enumerate(args) if _is_inexact(x)]
@@ -69,12 +69,12 @@ def _batch(args: Sequence, dims: Sequence, *, fn: Callable, avals: Sequence[Any]
         return [jnp.stack(outs) for outs in zip(*map(at, range(size)), strict=True)]
 
     wider = tuple(jax.ShapeDtypeStruct((size, *aval.shape), aval.dtype) for aval in avals)
-    return _deferred_p.bind(*leading, fn=each, avals=wider), [0] * len(avals)
+    return DEFERRED.bind(*leading, fn=each, avals=wider), [0] * len(avals)
 
 
-_deferred_p = Primitive("rlfx_deferred")
-_deferred_p.multiple_results = True
-_deferred_p.def_impl(_run)
-_deferred_p.def_abstract_eval(lambda *_, avals, **__: [ShapedArray(a.shape, a.dtype) for a in avals])
-mlir.register_lowering(_deferred_p, mlir.lower_fun(_run, multiple_results=True))
-batching.primitive_batchers[_deferred_p] = _batch
+DEFERRED = Primitive("rlfx_deferred")
+DEFERRED.multiple_results = True
+DEFERRED.def_impl(_run)
+DEFERRED.def_abstract_eval(lambda *_, avals, **__: [ShapedArray(a.shape, a.dtype) for a in avals])
+mlir.register_lowering(DEFERRED, mlir.lower_fun(_run, multiple_results=True))
+batching.primitive_batchers[DEFERRED] = _batch

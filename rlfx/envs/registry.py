@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlfx._checks import BOOLEAN, expect
-from rlfx.envs import brax, episodes, gymnasium, gymnax
+from rlfx.envs import brax, episodes, gymnasium, gymnax, jaxmarl, jumanji
 from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import Environment, no_such
 from rlfx.envs.breakout import Breakout
@@ -30,7 +30,12 @@ _OWN: dict[str, Callable[..., Environment]] = {
     "CartPole-parametric": ParametricCartPole,
 }
 
-_FAMILIES = {"gymnax": gymnax, "brax": brax, "gymnasium": gymnasium}
+_FAMILIES = {
+    "gymnax": gymnax, "brax": brax, "gymnasium": gymnasium,
+    "jumanji": jumanji, "jaxmarl": jaxmarl,
+}  # fmt: skip
+#: What installs a family's package, where the extra has another name.
+_EXTRAS = {"gymnax": "envs", "brax": "envs"}
 
 
 def list_envs() -> tuple[str, ...]:
@@ -87,8 +92,9 @@ def _bare(name: str, kwargs: dict[str, Any]) -> Environment:
     if name in gymnax.available():
         return gymnax.make(name, **kwargs)
     missing = [f for f, module in _FAMILIES.items() if not module.available()]
+    extras = dict.fromkeys(_EXTRAS.get(family, family) for family in missing)
     without = (
-        f" Those of {', '.join(missing)} are not installed: pip install 'rlfx[envs,gymnasium]'." if missing else ""
+        f" Those of {', '.join(missing)} are not installed: pip install 'rlfx[{','.join(extras)}]'." if missing else ""
     )
     fact = f"There is no environment {name!r}.{without}"
     raise no_such(fact, name, list_envs(), "rlfx.envs.list_envs() names them.")

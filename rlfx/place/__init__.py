@@ -7,6 +7,8 @@ from rlfx.place.graph import DataflowGraph, Node
 from rlfx.place.hardware import Hardware
 from rlfx.place.placement import Placement, assign
 from rlfx.place.problem import Problem, build
+from rlfx.place.stages import StagedGraph, staged
+from rlfx.place.staging import assign_stages
 
 __all__ = [
     "Assignment",
@@ -15,9 +17,12 @@ __all__ = [
     "Node",
     "Placement",
     "Problem",
+    "StagedGraph",
     "assign",
+    "assign_stages",
     "build",
     "explode",
     "hardware",
+    "staged",
     "workloads",
 ]

@@ -60,7 +60,8 @@ def chain(problem: Problem, device: Array, schedule: Schedules) -> Chain:
     def go_on(state: tuple) -> Array:
         v, target, _, steps = state
         since = jnp.where(target < 0, start[v], sent[v, jnp.maximum(target, 0)])
-        return (since > 0.0) & (steps < 3 * V)
+        given = (target < 0) & (remote[v] == V) & (before[v] == v)  # it waited for a source, or for nothing
+        return (since > 0.0) & ~given & (steps < 3 * V)
 
     def back(state: tuple) -> tuple:
         v, target, on, steps = state

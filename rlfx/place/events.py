@@ -73,6 +73,31 @@ def copies(problem: Problem, device: Array, noise: Array | None) -> Array:
     return jnp.where(read_on & away, seconds, jnp.inf)
 
 
+def sources(problem: Problem, device: Array) -> tuple[Array, Array]:
+    """When the last source that each task reads is on its device, float32 ``[B, V]``, and each link is free, ``[B, D, D]``.
+
+    Sources are sent when a call begins, one after another on each link, by their number.
+    """
+    B, V = device.shape
+    D = problem.exec_time.shape[1]
+    source, reader = jnp.asarray(problem.source_edges).T
+    where = jnp.asarray(problem.source_home)
+    home = jnp.where(where < 0, 0, device[:, jnp.maximum(where, 0)])  # [B, S]
+    every, lanes = jnp.arange(D, dtype=jnp.int32), jnp.arange(B)
+    read_on = jnp.zeros((*home.shape, D), bool).at[lanes[:, None], source, device[:, reader]].set(True)
+    sent = read_on & (home[..., None] != every[None, None])
+
+    def send(link: Array, one: tuple) -> tuple[Array, Array]:
+        seconds, home, sent = one  # [D, D], [B], [B, D]
+        there = jnp.where(sent, link[lanes, home] + seconds[home], link[lanes, home])
+        return link.at[lanes, home].set(there), jnp.where(sent, there, 0.0)
+
+    seconds = jnp.asarray(problem.source_time)
+    link, there = jax.lax.scan(send, jnp.zeros((B, D, D), jnp.float32), (seconds, home.T, sent.swapaxes(0, 1)))
+    when = there[source[None], lanes[:, None], device[:, reader]]  # [B, Q]
+    return jnp.zeros((B, V), jnp.float32).at[:, reader].max(when), link
+
+
 def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise: Any, transfer_noise: Any, *,
         recorded: bool) -> tuple[Array, Array]:  # fmt: skip
     """Makespans ``[B]``, and if ``recorded`` start, finish, D times sent and D times arrived of each task, ``[B, V, 2 + 2 D]``.
@@ -163,12 +188,16 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
         return arrival, pending, first, free, link, v, there, at + WIDTH, end, makespan, record
 
     none = jnp.zeros((B,), jnp.int32)
+    arrival, link = jnp.zeros((B, N * W), jnp.float32), jnp.zeros((B, D, D), jnp.float32)
+    if problem.source_bytes.shape[0]:
+        given, link = sources(problem, device)
+        arrival = arrival.at[lanes[:, None], spots.place].set(given)
     carry = (
-        jnp.zeros((B * N * W,), jnp.float32),
+        arrival.reshape(-1),
         waiting.reshape(-1),
-        jnp.where(jnp.any(waiting == 0, axis=2), 0.0, jnp.inf),
+        jnp.min(jnp.where(waiting == 0, arrival.reshape(B, N, W), jnp.inf), axis=2),
         jnp.zeros((B, N), jnp.float32),
-        jnp.zeros((B * D, D), jnp.float32),
+        link.reshape(B * D, D),
         none,
         jnp.zeros((B, D), jnp.float32),
         none,

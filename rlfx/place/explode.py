@@ -181,7 +181,7 @@ class _Builder:
         return tn.Blocks(x.shape, cuts, ids)
 
 
-def _argument_names(fn: Callable[..., Any], in_tree: Any, args: Any) -> list[str]:
+def argument_names(fn: Callable[..., Any], args: Any) -> list[str]:
     """Names of the flat arguments: parameter, then path."""
     import inspect
 
@@ -227,7 +227,7 @@ def _arguments(value: Any) -> Any:
 
 
 _SPLITS = Kind("a positive integer, parts of each axis by name", '{"dot_general": (2, 1, 4)}', _splits)
-_ARGUMENTS = Kind("pytrees of arrays", "(jnp.ones((8, 4)), ...)", _arguments)
+ARGUMENTS = Kind("pytrees of arrays", "(jnp.ones((8, 4)), ...)", _arguments)
 
 
 def explode(
@@ -276,22 +276,14 @@ def explode(
     out_splits = expect("out_splits", out_splits, optional(_GRID), PlacementError, of="explode")
     fuse = expect("fuse", fuse, _SCOPES, PlacementError, of="explode")
     name = expect("name", name, optional(TEXT), PlacementError, of="explode")
-    expect("args", args, _ARGUMENTS, PlacementError, of="explode")
+    expect("args", args, ARGUMENTS, PlacementError, of="explode")
     parts = splits if isinstance(splits, int) else None
     named: Splits = {} if splits is None or isinstance(splits, int) else splits
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     label = name or getattr(fn, "__name__", "fn")
-    if closed.effects:
-        kinds = ", ".join(sorted(str(e) for e in closed.effects))
-        raise PlacementError(
-            located(
-                f"{label} has side effects ({kinds}); its nodes may run in any order on any device.",
-                where=next((jp.source(e) for e in closed.jaxpr.eqns if e.effects), None),
-                fix="Remove debug prints and callbacks from the function, or run them outside of it.",
-            )
-        )
+    without_effects(closed, label)
     jaxpr, consts = jp.flatten(closed)
-    names = _argument_names(fn, None, args)
+    names = argument_names(fn, args)
     builder = _Builder()
     env: dict[Any, tn.Tensor] = {}
     avals = [v.aval for v in jaxpr.invars]
@@ -346,6 +338,19 @@ def explode(
         jax.tree.structure(args), jax.tree.structure(out_shape),
         tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals), label,
     )  # fmt: skip
+
+
+def without_effects(closed: Any, label: str) -> None:
+    """Raise PlacementError if a traced function has side effects."""
+    if closed.effects:
+        kinds = ", ".join(sorted(str(e) for e in closed.effects))
+        raise PlacementError(
+            located(
+                f"{label} has side effects ({kinds}); its nodes may run in any order on any device.",
+                where=next((jp.source(e) for e in closed.jaxpr.eqns if e.effects), None),
+                fix="Remove debug prints and callbacks from the function, or run them outside of it.",
+            )
+        )
 
 
 def _check_splits(splits: Splits, fuse: Sequence[str], names: list[str], jaxpr: J.Jaxpr, label: str) -> None:

@@ -22,10 +22,11 @@ iota_p = p.iota_p
 CASTS = frozenset({p.convert_element_type_p, p.stop_gradient_p, p.copy_p, p.name_p})
 
 
-def flatten(closed: Any) -> tuple[Any, list[Any]]:
+def flatten(closed: Any, *, calls: bool = False) -> tuple[Any, list[Any]]:
     """The same computation with every call (jit, remat, custom derivatives) inlined, and its constants.
 
-    Inlined equations keep their own source line, or take their caller's; their name stack gains the caller's.
+    Inlined equations keep their own source line, or take their caller's; their name stack gains the caller's, and if
+    ``calls`` the name of the jitted function.
     """
     fresh: list[JaxprEqn] = []
     constants: dict[Var, Any] = {}
@@ -37,7 +38,7 @@ def flatten(closed: Any) -> tuple[Any, list[Any]]:
 
     def visit(eqn: JaxprEqn, inputs: list[Any], within: tuple) -> list[Var]:
         outvars = [Var(v.aval) for v in eqn.outvars]
-        info = functools.reduce(lambda caller, e: _within(e.source_info, caller), (*within, eqn), None)
+        info = functools.reduce(lambda caller, e: _within(_info(e, calls), caller), (*within, eqn), None)
         fresh.append(eqn.replace(invars=inputs, outvars=outvars, source_info=info))
         return outvars
 
@@ -46,6 +47,13 @@ def flatten(closed: Any) -> tuple[Any, list[Any]]:
     outs = J.walk(top, consts, list(top.invars), visit, literal=lambda atom: atom, constant=constant)
     flat = top.replace(constvars=list(constants), eqns=fresh, outvars=outs, debug_info=top.debug_info)
     return flat, list(constants.values())
+
+
+def _info(eqn: JaxprEqn, calls: bool) -> Any:
+    """Source information of an equation; of a call, with the name of what it calls."""
+    info = eqn.source_info
+    named = calls and eqn.primitive in J.INLINED and "name" in eqn.params
+    return info.replace(name_stack=info.name_stack.extend(eqn.params["name"])) if named else info
 
 
 def _within(info: Any, caller: Any) -> Any:

@@ -59,13 +59,21 @@ def simulate(
       The makespan and the schedule S. Each device executes one task at a time, each ordered pair of devices makes one
       transfer at a time, in the order in which their results became ready. All completions at one instant, those of
       transfers that take no time included, are recorded before the next choice; the lowest device chooses first. Times are
-      float32 sums, as in the compiled simulator.
+      float32 sums, as in the compiled simulator. Sources are sent at time 0, by their number, and are not in the schedule.
     """
     ready = np.zeros((problem.tasks, problem.devices), bool)
     arrived = np.zeros((problem.tasks, problem.devices), np.float32)
     now, schedule = np.float32(0.0), []
     started: set[Task] = set()
     running: dict[Task, np.float32] = {}
+    given = sent_sources(problem, assignment)
+    running.update({("source", s, home, d): end for (s, home, d), end in given.items()})
+    reads: dict[int, list[int]] = {v: [] for v in range(problem.tasks)}
+    for s, v in problem.source_edges:
+        reads[int(v)].append(int(s))
+
+    def sources_of(v: int) -> list[np.float32]:
+        return [end for (s, _, d), end in given.items() if s in reads[v] and d == int(assignment[v])]
 
     def duration(task: Task) -> np.float32:
         kind, v, source, target = task
@@ -79,20 +87,26 @@ def simulate(
         kind, v, source, _ = task
         if kind == "transfer":
             return 0, 0, float(arrived[v, source]), v
-        when = max((float(arrived[u, source]) for u in np.flatnonzero(problem.adjacency[:, v])), default=0.0)
+        there = [float(arrived[u, source]) for u in np.flatnonzero(problem.adjacency[:, v])]
+        when = max([*there, *map(float, sources_of(v))], default=0.0)
         return 1, source, (when if fifo else 0.0), int(priority[v])
 
     def complete(task: Task) -> None:
         del running[task]
+        if task[0] == "source":
+            return
         schedule.append(Event(task, now, "end"))
         ready[task[1], task[3]] = True
         arrived[task[1], task[3]] = now
 
     def choose_task(tasks: list[Task]) -> Task | None:
-        busy = {(kind, source, target) for kind, _, source, target in running}
+        busy = {("exec" if kind == "exec" else "transfer", source, target) for kind, _, source, target in running}
         free = [t for t in tasks if (t[0], t[2], t[3]) not in busy]
+        free = [t for t in free if t[0] == "transfer" or all(end <= now for end in sources_of(t[1]))]
         return min(free, key=order) if free else None
 
+    for task in [t for t, end in running.items() if end == now]:
+        complete(task)
     while any(not ready[v, assignment[v]] for v in range(problem.tasks)):
         task = choose_task(enum_tasks(ready, problem, assignment, started))
         if task is None:
@@ -106,6 +120,18 @@ def simulate(
             if running[task] == now:  # it takes no time (or none that float32 sees): what waits for it may start now
                 complete(task)
     return now, schedule
+
+
+def sent_sources(problem: Problem, assignment: np.ndarray) -> dict[tuple[int, int, int], np.float32]:
+    """When each source that is sent is there: ``(source, from, to)``. They leave one after another on each link."""
+    free: dict[tuple[int, int], np.float32] = {}
+    there: dict[tuple[int, int, int], np.float32] = {}
+    for s, where in enumerate(problem.source_home):
+        home = 0 if where < 0 else int(assignment[where])
+        for d in sorted({int(assignment[v]) for u, v in problem.source_edges if u == s} - {home}):
+            begin = free.get((home, d), np.float32(0.0))
+            there[s, home, d] = free[home, d] = np.float32(begin + problem.source_time[s, home, d])
+    return there
 
 
 def peak_memory(problem: Problem, assignment: np.ndarray, schedule: list[Event]) -> np.ndarray:

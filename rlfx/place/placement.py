@@ -25,7 +25,9 @@ from rlfx.place.methods import checked_method, fits, solve
 from rlfx.place.online import descend
 from rlfx.place.plot import draw
 from rlfx.place.problem import Problem, build
+from rlfx.place.resident import StageExecutor
 from rlfx.place.runtime import Timeline
+from rlfx.place.stages import StagedGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,8 @@ class Placement:
       seconds: simulated makespan.
       method, calls: how it was found, and with how many simulator calls.
       params: the policy's parameters, if the method learned one.
+      alone: of stages, the predicted seconds of what was not chosen: one program on one device, or the best assignment
+        where that is slower.
     """
 
     graph: DataflowGraph
@@ -50,19 +54,24 @@ class Placement:
     method: str
     calls: int
     params: Any = None
+    alone: float | None = None
 
     @cached_property
-    def executor(self) -> Executor:
+    def executor(self) -> Executor | StageExecutor:
         """The compiled graph on its devices."""
+        if isinstance(self.graph, StagedGraph):
+            return StageExecutor(self.graph, self.problem, self.devices)
         return Executor(self.graph, self.devices)
 
     def __call__(self, *args: Any) -> Any:
-        """The function's result, computed by its shards on their devices; on the first device.
+        """The function's result, computed by its shards on their devices; on the first device, that of stages where it is.
 
         Raises:
           PlacementError: the arguments have other shapes or types than those that were placed, a device is gone, or the
             call is inside ``jit``, ``grad`` or ``vmap``.
         """
+        if isinstance(self.executor, StageExecutor):
+            return self.executor(self._check(args), self.assignment)
         return self.timed(*args)[1]
 
     def timed(self, *args: Any) -> tuple[Timeline, Any]:
@@ -86,9 +95,11 @@ class Placement:
                 located(f"{name} was placed for arguments {self.graph.in_tree}, and is called with {tree}.",
                         fix="Call it with the same pytree, or assign again.")
             )  # fmt: skip
-        if others := [x for x in flat if not isinstance(x, jax.Array)]:
+        new = self.executor.unknown(flat) if isinstance(self.executor, StageExecutor) else range(len(flat))
+        if others := [flat[i] for i in new if not isinstance(flat[i], jax.Array)]:
             expect("args", others, ARRAYS, PlacementError, of=name)
-        for i, (x, aval) in enumerate(zip(flat, self.graph.in_avals, strict=True)):
+        for i in new:
+            x, aval = flat[i], self.graph.in_avals[i]
             if jnp.shape(x) != aval.shape or jnp.result_type(x) != aval.dtype:
                 raise PlacementError(
                     located(
@@ -97,7 +108,7 @@ class Placement:
                         fix="A placement holds for one set of shapes: assign again for these arguments.",
                     )
                 )
-        return [jnp.asarray(x) for x in flat]
+        return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in flat]
 
     @cached_property
     def schedule(self) -> sim.Schedules:
@@ -137,6 +148,8 @@ class Placement:
         flat = self._check(args)
 
         def seconds(assignment: Assignment) -> float:
+            if isinstance(self.executor, StageExecutor):
+                return self.executor.measure(flat, assignment, repeats=1)
             self.executor.load(flat, assignment)
             return self.executor.run(assignment)[0].makespan
 
@@ -161,6 +174,7 @@ class Placement:
             f"{self.method}, {self.calls} simulator calls: {self.seconds * 1e3:.3f} ms "
             f"({self.seconds / bound:.2f} x the lower bound {bound * 1e3:.3f} ms, "
             f"{alone / self.seconds:.2f} x faster than one device)",
+            *self._decision(),
             f"{int(copies.sum())} transfers, {float(p.nbytes @ copies.sum(axis=1)) / 1e6:.3f} MB",
             f"{'device':<28} {'tasks':>6} {'busy':>6} {'peak memory':>12}",
         ]
@@ -169,6 +183,16 @@ class Placement:
             busy = float(p.exec_time[mine, d].sum()) / self.seconds
             lines.append(f"{name!s:<28} {int(mine.sum()):>6} {busy:>6.0%} {peak[d] / 1e6:>9.3f} MB")
         return "\n".join(lines)
+
+    def _decision(self) -> list[str]:
+        """Of stages, one device or several, and why."""
+        if self.alone is None:
+            return []
+        if self.problem.tasks == 1:
+            return [f"one device: one program is predicted to take {self.seconds * 1e3:.3f} ms, "
+                    f"stages on {len(self.devices)} devices {self.alone * 1e3:.3f} ms"]  # fmt: skip
+        return [f"{len(self.devices)} devices: one program on one of them takes {self.alone * 1e3:.3f} ms, "
+                f"{self.alone / self.seconds:.2f} x as long as predicted for the stages"]  # fmt: skip
 
     def plot(self) -> Any:
         """A matplotlib figure: the graph coloured by device, and each device's and link's simulated use over time."""
@@ -208,7 +232,7 @@ class Placement:
         """
         record = _record(path)
         expect("hardware", hardware, _MACHINE, PlacementError, of="load")
-        devices = _devices(devices)
+        devices = chosen_devices(devices)
         if len(devices) != len(record["devices"]):
             raise PlacementError(
                 located(
@@ -252,7 +276,7 @@ def _record(path: str | Path) -> dict[str, Any]:
     return record
 
 
-def _devices(devices: Sequence[Any] | None) -> tuple[Any, ...]:
+def chosen_devices(devices: Sequence[Any] | None) -> tuple[Any, ...]:
     chosen = tuple(jax.devices()) if devices is None else check_devices(devices)
     if len(chosen) < 2:
         raise PlacementError(
@@ -307,7 +331,7 @@ def assign(
     method, budget = checked_method("assign", method, budget)
     key = expect("key", key, optional(KEY), PlacementError, of="assign")
     expect("hardware", hardware, _MACHINE, PlacementError, of="assign")
-    chosen = _devices(devices)
+    chosen = chosen_devices(devices)
     graph = explode(fn, *args, splits=len(chosen) if splits is None else splits, fuse=fuse)
     machine = hardware or measured(list(chosen))
     if machine.devices != len(chosen):

@@ -53,6 +53,11 @@ class Problem:
       names: of the tasks.
       held: float32 ``[D]``, bytes of each device that a call holds throughout, beside the input blocks that its tasks
         read and what they compute; none by default.
+      source_bytes: float32 ``[S]``, sizes of inputs that are on one device when a call begins, and are sent to others that read
+        them; none by default.
+      source_time: float32 ``[S, D, D]``, seconds from row to column device.
+      source_home: int32 ``[S]``, the task on whose device each is (its result in the call before), or -1: on device 0.
+      source_edges: int32 ``[Q, 2]``, pairs (source, task): which tasks read them, by source.
     """
 
     exec_time: np.ndarray
@@ -65,6 +70,10 @@ class Problem:
     metas: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = field(default=())
     names: tuple[str, ...] = field(default=())
     held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    source_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    source_time: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1), np.float32))
+    source_home: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    source_edges: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
 
     def __post_init__(self) -> None:
         """Nothing is held where nothing is said."""
@@ -282,6 +291,9 @@ def _check_fits(problem: Problem, label: str) -> None:
 
 jax.tree_util.register_dataclass(
     Problem,
-    data_fields=["exec_time", "transfer_time", "edges", "nbytes", "input_bytes", "input_edges", "memory", "held"],
+    data_fields=[
+        "exec_time", "transfer_time", "edges", "nbytes", "input_bytes", "input_edges", "memory", "held",
+        "source_bytes", "source_time", "source_home", "source_edges",
+    ],
     meta_fields=["metas", "names"],
 )

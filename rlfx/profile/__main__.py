@@ -15,7 +15,8 @@ import jax
 
 from rlfx._checks import POSITIVE, expect, installed
 from rlfx.errors import ProfileError, located
-from rlfx.profile.scripts import Window, execute
+from rlfx.profile import outside
+from rlfx.profile.scripts import execute
 
 ONE_CALL = (
     "The script was inside one call of XLA all the time: what changes over the training does not show in it. Split the "
@@ -43,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--events", type=int, default=1_000_000, metavar="N",
                      help="end it at about so many events; an instruction of XLA has two (default: %(default)s)")  # fmt: skip
     run.add_argument("--steps", type=int, default=0, help="environment steps done in the capture")
+    run.add_argument("--operation", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
+                     help="name the calls of a package's function; with () after it, those of what it returns")  # fmt: skip
     run.add_argument("--python-tracer", action="store_true", help="record every Python call (inflates Python 1.7-2x)")
     run.add_argument("script")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -58,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--html", metavar="FILE", help="write the table as HTML")
     report.add_argument("--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev (.json or .json.gz)")
-    report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, processes as PNG")
+    report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, memory, processes as PNG")
     report.add_argument("--corrected", action="store_true", help="take out the cost of profiling (calibrate first)")
     compared = commands.add_parser("compare", help="compare captured directories: two, or many side by side")
     compared.add_argument("before", help="a directory; several with commas are repeated runs of one program")
@@ -86,9 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ProfileError(
             located(f"The script {str(script)!r} does not exist.", fix="Give the path of a Python file.")
         )
+    named = [outside.parse(text) for text in arguments.operation]
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMMAND_BUFFERS}".strip()
 
     from rlfx.profile.capture import capturing
+    from rlfx.profile.window import ALIKE, Window
 
     thread = threading.get_ident()
 
@@ -100,7 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
     jax.config.update(key, True)
     try:
         limits = arguments.memory << 20, arguments.events
-        with Window(captured, arguments.start, arguments.duration, *limits) as window:
+        with (
+            outside.naming(named) as missing,
+            Window(captured, arguments.start, arguments.duration, *limits) as window,
+        ):
             status = execute(script, arguments.arguments)
     finally:
         jax.config.update(key, before)
@@ -111,21 +119,28 @@ def run(arguments: argparse.Namespace) -> int:
                 fix="Run it with `python` alone, and read its own directory with `python -m rlfx.profile report`.",
             )
         )
-    if not window.sessions:
-        never = f"ran for less than --start {arguments.start} seconds" if arguments.start else "ran nothing of jax"
+    part = window.part
+    if part is None:
+        early = f"ran for less than --start {arguments.start} seconds"
+        never = early if arguments.start else "ran nothing of jax, and hardly anything but imports"
         fact = f"The script ended before the capture began: it {never}."
         fix = "Give a smaller --start; with one, a script without jax is captured, too."
         raise ProfileError(located(fact, fix=fix))
+    said = [f"no call of {n.module}:{'.'.join(n.path)} was named: the script did not import it" for n in missing]
+    if window.kept:
+        said += [
+            f"this is what the script repeated, {part.start:.1f} to {part.stop:.1f} s after its begin; what was before, "
+            f"with what it compiled: python -m rlfx.profile report {window.first.session.folder}"
+        ]
     if window.cut:
         cut = f"the capture ended {window.cut}, and the script went on"
-        print(f"rlfx.profile: {cut}; --start, --duration, --events and --memory choose others.", file=sys.stderr)
-    if len(window.sessions) > 1:
-        print(
-            "rlfx.profile: this is what the script repeated after a second without a compilation; what was before, with "
-            f"what it compiled: python -m rlfx.profile report {window.sessions[0].folder}",
-            file=sys.stderr,
-        )
-    found = window.sessions[-1].report()
+        said += [f"{cut}; --start, --duration, --events and --memory choose others."]
+    if arguments.duration is None and window.other.by > ALIKE:
+        name, here, later = window.other
+        said += [f"{name} had {later:.0%} of the later half of the script's time, and {here:.0%} of this window"]
+    for line in said:
+        print(f"rlfx.profile: {line}", file=sys.stderr)
+    found = part.session.report()
     print(found)
     if found.one_call:
         print(f"\n{ONE_CALL}")
@@ -171,8 +186,8 @@ def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
 
     matplotlib.use("agg")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("bars", "timeline", "transitions", "process_tree"):
-        folded = {} if name == "process_tree" else {"depth": depth or 1}
+    for name in ("bars", "timeline", "transitions", "memory", "process_tree"):
+        folded = {} if name in ("memory", "process_tree") else {"depth": depth or 1}
         getattr(plot, name)(found, **folded).figure.savefig(folder / f"{name}.png", dpi=150)
 
 

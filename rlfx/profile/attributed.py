@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlfx._checks import TEXT, expect, one_of, optional
 from rlfx.errors import ProfileError
 from rlfx.profile import hlo, rules
 from rlfx.profile.compilations import Compiled
+from rlfx.profile.lines import Frame, computed, own
+from rlfx.profile.memory import Held, noted
 from rlfx.profile.roofline import Roof, roofline
 from rlfx.profile.rows import DeviceRow, Row, bound_by, key_of, named
 from rlfx.profile.rules import COMPILE, IDLE
 from rlfx.profile.sweep import Sweep, sampled, spans, union
-from rlfx.profile.threads import lines_of
+from rlfx.profile.threads import ENOUGH, OURS
 from rlfx.profile.timeline import Kernel, Timeline
 from rlfx.profile.verdict import verdict
 
@@ -41,6 +43,14 @@ class Process:
     def span(self) -> tuple[int, int]:
         """The window in epoch ns."""
         return self.epoch_ns + self.sweep.window[0], self.epoch_ns + self.sweep.window[1]
+
+
+class DeviceLine(NamedTuple):
+    """A line of the program: ns that the device worked for it with all that it calls, and `alone` without."""
+
+    frame: Frame
+    ns: float
+    alone: float
 
 
 @dataclass(repr=False)
@@ -205,6 +215,38 @@ class Attributed:
         lasted = sum(p.timeline.alone for p in self.processes)
         return lasted > 0.9 * rest and self.device_bound * self.window_ns > 0.5 * rest
 
+    def device_lines(self) -> list[DeviceLine]:
+        """How long the device worked for lines of the program: the longest first.
+
+        XLA's instructions know the lines that they come from, of packages as well; the user's count where there are any.
+        """
+        alone: collections.Counter = collections.Counter()
+        within: collections.Counter = collections.Counter()
+        for kernel in self._leaves():
+            sources = kernel.op.sources if kernel.op is not None else ()
+            total = sum(weight for _, weight in sources)
+            for stack, weight in sources:
+                frames = [f._replace(function="") for f in own(stack)]
+                alone.update({frames[0]: kernel.ns * weight / total} if frames else {})
+                within.update(dict.fromkeys(frames, kernel.ns * weight / total))
+        return [DeviceLine(f, ns, alone[f]) for f, ns in within.most_common()]
+
+    @property
+    def iterations(self) -> tuple[str, int]:
+        """The operation that began least often, twice at least, of those outermost ones that hold a tenth of the time;
+        and how often: one of them is an iteration of the program. An empty name and 0 where there is none."""
+        began: collections.Counter = collections.Counter()
+        for process in self.processes:
+            for (_, path), n in process.timeline.operations.items():
+                began[path[0]] += n * (len(path) == 1)
+        long = {name: n for name, n in began.items() if n > 1 and self.within(name) >= 0.1 * self.window_ns}
+        return min(long.items(), key=lambda item: item[1], default=("", 0))
+
+    @property
+    def memory(self) -> list[list[Held]]:
+        """For every process, what memory it held, about ten times a second."""
+        return [noted(process.notes) for process in self.processes]
+
     def roofline(self) -> list[Roof]:
         """Of every operation the flops and bytes, and how near it is to what the device can do: the longest first.
 
@@ -228,5 +270,5 @@ class Attributed:
         """One line: what limits the program, where, and what to do; or what is missing to say so."""
         busiest: collections.Counter = collections.Counter()
         for process in self.processes:
-            busiest.update(lines_of(process.notes))
+            busiest.update(computed(process.notes, OURS, ENOUGH))
         return verdict(self.rows, self.window_ns, busiest, {roof.operation: str(roof) for roof in self.roofline()})

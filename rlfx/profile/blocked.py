@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlfx.profile.rules import BACKEND, BLOCKED, CALLBACK, COMPILE, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
+from rlfx.profile.rules import BACKEND, BLOCKED, CALLBACK, COMPILE, DISPATCH, FETCH, IMPORT, PYTHON, TRANSFER, WAIT
 from rlfx.profile.timeline import Context, Timeline, Track
 
 # Less than this between two samples, as a part of the time between them, is the clocks' own error.
 NOISE = 0.03
 # A thread that blocks in a call of jax waits for the device; elsewhere for others.
 BECOMES = {PYTHON: BLOCKED, BACKEND: WAIT, DISPATCH: WAIT}
-ACTS = frozenset({PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK})
+ACTS = frozenset({PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, IMPORT})
 RESTS = frozenset({WAIT, BLOCKED, FETCH})
 
 Span = tuple[int, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -13,6 +14,7 @@ import numpy as np
 
 from rlfx.errors import ProfileError, located
 from rlfx.profile import columns, rules, threads
+from rlfx.profile.lines import places
 from rlfx.profile.rules import WAIT, Rule
 from rlfx.profile.xspace import Trace
 
@@ -350,11 +352,28 @@ def _from_notes(
     for name, start, thread in trace.notes.get("open_at_stop", []):
         begin = max(window[0], start - trace.start_ns)
         made.append(Event(begin, window[1], known.get(thread, main), name, rules.rule(name), synthetic=True))
+    made += _setting_up(trace, known, window)
     for c in trace.notes.get("compilations", []):
         if c.get("main") and c["stage"] in ("trace", "lower"):
             end = c["end_ns"] - trace.start_ns
             name = f"rlfx.compile:{c['stage']}"
             made.append(Event(end - round(c["seconds"] * 1e9), end, main, name, rules.rule(name), synthetic=True))
+    return made
+
+
+_SET_UP = {"compile": "rlfx.compile:under way", "import": f"{rules.IMPORTING}under way"}
+
+
+def _setting_up(trace: Trace, known: dict[int, int], window: tuple[int, int]) -> list[Event]:
+    """An import or a compilation that was under way when the capture began leaves no event; samples say how long it was."""
+    found = places(trace.notes)
+    made = []
+    for thread in trace.notes.get("threads", []):
+        states = [(when, found[place].sets_up if place >= 0 else "") for when, _, _, place in thread["samples"]]
+        at, name = known.get(thread["line"]), _SET_UP.get(states[0][1] if states else "")
+        if at is not None and name:
+            *_, (stop, _) = itertools.takewhile(lambda sample: sample[1], states)
+            made.append(Event(window[0], min(stop - trace.start_ns, window[1]), at, name, rules.rule(name), synthetic=True))
     return made
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import multiprocessing.connection
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,8 @@ import jax
 
 from rlfx._jaxpr import waits
 from rlfx.profile import annotate
-from rlfx.profile.rules import BLOCKING, TOGETHER, WAITING
+from rlfx.profile.rules import BLOCKING, IMPORTING, TOGETHER, WAITING
+from rlfx.profile.threads import foreign
 
 # What the public functions end in, so that `from jax import block_until_ready` is seen too; else those themselves.
 OF_JAX = waits or ((jax, "block_until_ready"), (jax, "effects_barrier"))
@@ -45,6 +48,7 @@ def intercepting() -> Iterator[None]:
         **dict.fromkeys(OF_PYTHON, functools.partial(_annotated, prefix=BLOCKING)),
         **dict.fromkeys(SELECTS, functools.partial(_together, suspended)),
         (asyncio.Handle, "_run"): functools.partial(_in_turn, suspended),
+        (importlib._bootstrap, "_find_and_load"): functools.partial(_imported, threading.local()),
     }
     originals = [(owner, name, getattr(owner, name)) for owner, name in wrappers if hasattr(owner, name)]
     _leave_suspended()
@@ -66,6 +70,36 @@ def _annotated(function: Callable, prefix: str) -> Callable:
             return function(*args, **kwargs)
 
     return wrapped
+
+
+def _imported(inside: threading.local, load: Callable) -> Callable:
+    """The import of a package, with all that it imports; a module of the user's may be the program itself."""
+
+    @functools.wraps(load)
+    def wrapped(name: str, import_: Callable):
+        if getattr(inside, "a_package", False) or not _foreign(name.partition(".")[0]):
+            return load(name, import_)
+        inside.a_package = True
+        try:
+            with jax.profiler.TraceAnnotation(IMPORTING + name):
+                return load(name, import_)
+        finally:
+            inside.a_package = False
+
+    return wrapped
+
+
+@functools.lru_cache(maxsize=4096)
+def _foreign(name: str) -> bool:
+    """Is a module without a dot one of an installed package, or of Python?"""
+    if name in sys.builtin_module_names or name in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    found = spec and (spec.origin or next(iter(spec.submodule_search_locations or ()), None))
+    return found is not None and foreign(found)
 
 
 # asyncio: an annotation that is open at an `await` ends when its task leaves the thread, and begins again with it.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rlfx.profile import wire
@@ -101,22 +102,96 @@ class Seen(NamedTuple):
     tick: bool = False
 
 
+#: A line in which nearly all samples are holds the program: what packages do in it says more.
+HOLDS = 0.95
+
+
+class Place(NamedTuple):
+    """What a sample saw: `frames` innermost first. Does it call jax, and does it `import` a package or `compile`?"""
+
+    frames: Stack
+    of_jax: bool
+    sets_up: str
+
+
+def places(notes: dict[str, Any]) -> list[Place]:
+    """The places of a capture's samples.
+
+    Lines are the user's; where one of these holds nearly all samples (`model.learn()`), those of the packages inside of it
+    count, too.
+    """
+    found = notes.get("places", [])
+    threads = notes.get("threads", [])
+    threads = [t for t in threads if t["line"] == notes.get("line")] or threads  # those of packages only wait
+    counts = collections.Counter(at for thread in threads for *_, at in thread["samples"] if at >= 0)
+    counts.update(at for _, _, at in notes.get("ticks", []))
+    leaves: collections.Counter = collections.Counter()
+    for i, (file, line, *_) in enumerate(found):
+        leaves[file, line] += counts[i]
+    wide = bool(leaves) and leaves.most_common(1)[0][1] > HOLDS * leaves.total()
+    out = []
+    for file, line, of_jax, *more in found:
+        callers, packages, sets_up = (*more, *([], [], "")[len(more) :])
+        inner = [Frame(*f) for f in packages] if wide else []
+        frames = (*inner, Frame(file, line), *(Frame(*caller) for caller in callers))
+        out.append(Place(frames, bool(of_jax), sets_up))
+    return out
+
+
 def samples(notes: dict[str, Any], start_ns: int) -> list[Seen]:
-    """Where the sampler saw Python's threads, from the notes of a capture; times as in its trace."""
-    places = [
-        (Frame(file, line), bool(of_jax), tuple(Frame(*caller) for around in callers for caller in around))
-        for file, line, of_jax, *callers in notes.get("places", [])
-    ]
+    """Where the sampler saw Python's threads, from the notes of a capture; times as in its trace. Imports are left out."""
+    known = places(notes)
+    seen = [(t["line"], at, place, False) for t in notes.get("threads", []) for at, _, _, place in t["samples"]]
+    seen += [(thread, at, place, True) for thread, at, place in notes.get("ticks", [])]
     return [
-        Seen(thread["line"], at - start_ns, *places[place])
-        for thread in notes.get("threads", [])
-        for at, _, _, place in thread["samples"]
-        if 0 <= place < len(places)
-    ] + [
-        Seen(thread, at - start_ns, *places[place], tick=True)
-        for thread, at, place in notes.get("ticks", [])
-        if 0 <= place < len(places)
+        Seen(thread, at - start_ns, known[i].frames[0], known[i].of_jax, known[i].frames[1:], tick)
+        for thread, at, i, tick in seen
+        if 0 <= i < len(known) and known[i].sets_up != "import"
     ]
+
+
+def computed(notes: dict[str, Any], ours: str, enough: int) -> collections.Counter:
+    """`(file, line)` to ns that threads spent on a processor or ready for one there, from the notes of a capture.
+
+    Args:
+      notes: of a capture.
+      ours: how the names of threads begin that do not count.
+      enough: ticks that say more than the samples of another thread.
+    """
+    known = places(notes)
+    ticked = [(line, known[place]) for line, _, place in notes.get("ticks", [])]
+    often = {line for line, _ in ticked} if len(ticked) >= enough else set()
+    out: collections.Counter = collections.Counter()
+    for thread in notes.get("threads", []):
+        if thread["name"].startswith(ours):
+            continue
+        mine: collections.Counter = collections.Counter()
+        for (_, run, queued, before), (_, run_, queued_, after) in itertools.pairwise(thread["samples"]):
+            if max(before, after) >= 0:
+                mine[known[max(before, after) if min(before, after) < 0 else after]] += run_ + queued_ - run - queued
+        if thread["line"] in often:  # the same time, divided by what was seen in it
+            seen = collections.Counter(p for line, p in ticked if line == thread["line"] and not p.of_jax)
+            mine = collections.Counter({p: n * mine.total() // seen.total() for p, n in seen.items()}) if seen else mine
+        out += mine
+    return _parted(collections.Counter({p: n for p, n in out.items() if not p.sets_up}))
+
+
+def _parted(weights: Mapping[Place, int]) -> collections.Counter:
+    """By the innermost line; where packages count, by the outermost one at which the program parts."""
+    depth = max((len(p.frames) for p in weights), default=0)
+    out: collections.Counter = collections.Counter()
+    if not any(INSTALLED.fullmatch(p.frames[0].file) for p in weights):
+        depth = 0
+    for size in range(1, depth + 1):
+        out = collections.Counter()
+        for place, n in weights.items():
+            out[place.frames[max(-size, -len(place.frames))][:2]] += n
+        if out.total() and out.most_common(1)[0][1] <= HOLDS * out.total():
+            return out
+    out = collections.Counter()
+    for place, n in weights.items():
+        out[place.frames[0][:2]] += n
+    return out
 
 
 def within(stacks: Iterable[Stack], frames: Callable[[Stack], Stack] = own) -> dict[Frame, list[Stack]]:

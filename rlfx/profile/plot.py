@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ from rlfx.errors import ProfileError, located
 from rlfx.profile.report import Report
 from rlfx.profile.rows import bound_by
 from rlfx.profile.rules import IDLE, STATES
-from rlfx.profile.tables import COLOURS
+from rlfx.profile.tables import COLOURS, MEMORY
 
 COLOUR = dict(zip(STATES, COLOURS, strict=True))
 HATCH = {"idle": "", "busy": "///", "copy": "..."}
+PHASES = "#4C4C99"
 WORKING = "#333333"  # the device; no state of the host has this colour
 LIMIT = {
     "host": "#E69F00", "dispatch": "#D55E00", "compile": "#CC79A7", "transfer": "#56B4E9", "device": WORKING,
-    "blocked": "#DDDDDD", "idle": "#FFFFFF",
+    "blocked": "#DDDDDD", "import": "#A6761D", "idle": "#FFFFFF",
 }  # fmt: skip
 
 
@@ -129,8 +131,9 @@ def timeline(
     used = [s for s in STATES if report.total(host=s)]
     handles = [plt.Rectangle((0, 0), 1, 1, color=COLOUR[s]) for s in used]
     handles += [plt.Rectangle((0, 0), 1, 1, color=shades[o]) for o in operations]
-    handles += [plt.Rectangle((0, 0), 1, 1, color=WORKING)]
-    names = [*(f"host: {s}" for s in used), *operations, "device works"]
+    works = any(r.device != IDLE for r in report.rows)
+    handles += [plt.Rectangle((0, 0), 1, 1, color=WORKING)] * works
+    names = [*(f"host: {s}" for s in used), *operations, *["device works"] * works]
     ax.legend(handles, names, fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     ax.set_title("Host, operation and device over time", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
@@ -180,33 +183,74 @@ def transitions(reports: Report | dict[str, Report], *, depth: int | None = 1, a
     ax.set_xticks(
         np.arange(len(cells)) + 0.4 - width / 2, [f"{n}\n{o}" if n else o for n, o in cells], rotation=45, ha="right"
     )
-    ax.set_yscale("log")
-    if cells:
+    if not cells:
+        ax.text(0.5, 0.5, "no calls of jax from Python", transform=ax.transAxes, ha="center", color="#666666")
+        ax.set_yticks([])
+    else:
+        ax.set_yscale("log")
         counts = [v for c in cells.values() for v in c.values()]
         ax.set_ylim(10 ** np.floor(np.log10(min(counts)) - 0.3), 1.3 * max(counts))
     ax.set_ylabel("transitions a step" if all(r.steps for r in named.values()) else "transitions")
     ax.set_title("Transitions between states of the host", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    if kinds:
+        ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
+    return ax
+
+
+def memory(report: Report, *, ax: Any = None) -> Any:
+    """Memory over seconds of the span: of jax's arrays, of the devices' allocators where they say, and of the process.
+
+    Args:
+      report: what to draw.
+      ax: matplotlib axes; new ones by default.
+    """
+    plt = _pyplot()
+    if ax is None:
+        ax = plt.figure(figsize=(9, 3.5), layout="constrained").add_subplot()
+    first = min(p.span[0] for p in report.processes)
+    most = max((max(s[1:]) for samples in report.memory for s in samples), default=1)
+    unit, size = ("GB", 1e9) if most > 2e9 else ("MB", 1e6)
+    several = len(report.processes) > 1
+    for p, samples, style in zip(report.processes, report.memory, itertools.cycle(("-", "--", ":", "-."))):
+        for i, (name, colour) in enumerate(zip(MEMORY, (COLOUR["device"], COLOUR["wait"], COLOUR["callback"]), strict=True), 1):
+            if any(s[i] > 0 for s in samples):
+                label = f"{p.name}: {name}" if several else name
+                at = [(s.at_ns - first) / 1e9 for s in samples]
+                ax.plot(at, [s[i] / size for s in samples], style, color=colour, label=label)
+    ax.set_ylim(bottom=0)
+    ax.set_xlim(0, report.span_ns / 1e9)
+    ax.set_xlabel("s")
+    ax.set_ylabel(unit)
+    ax.set_title("Memory over time", loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    if ax.lines:
+        ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     return ax
 
 
 def process_tree(report: Report, *, ax: Any = None) -> Any:
     """Processes under the one that started them, from begin to end of their windows, by what limits them (Figure 8).
 
-    A line leads from each process to those that it started.
+    A line leads from each process to those that it started. Under each process are its phases, when each of them was open.
     """
     plt = _pyplot()
-    placed = _tree(report)
+    placed = [(depth, p, phase) for depth, p in _tree(report) for phase in ("", *_phases(p))]
     if ax is None:
         ax = plt.figure(figsize=(9, 1.6 + 0.45 * len(placed)), layout="constrained").add_subplot()
     first = min(p.span[0] for p in report.processes)
     unit, size = _unit(report.span_ns)
     margin = 0.015 * report.span_ns / size
-    rows = {p.pid: y for y, (_, p) in enumerate(placed)}
+    rows = {p.pid: y for y, (_, p, phase) in enumerate(placed) if not phase}
     used = [k for k in LIMIT if any(bound_by(r.host, r.device) == k for r in report.rows)]
-    for y, (_, p) in enumerate(placed):
+    for y, (_, p, phase) in enumerate(placed):
         left = begin = (p.span[0] - first) / size
+        if phase:
+            runs = [(begin + a / size, (b - a) / size) for a, b in _phases(p)[phase]]
+            ax.broken_barh(runs, (-y - 0.15, 0.3), facecolors=PHASES)
+            total = sum(length for _, length in runs)
+            ax.text(runs[-1][0] + runs[-1][1] + margin / 2, -y, f"{total:.3g} {unit}", va="center", fontsize="small")
+            continue
         for kind in used:
             ns = sum(v for r, v in p.sweep.rows.items() if bound_by(r.host, r.device) == kind)
             ax.barh(-y, ns / size, 0.5, left=left, color=LIMIT[kind], edgecolor="#888888", linewidth=0.3)
@@ -216,7 +260,9 @@ def process_tree(report: Report, *, ax: Any = None) -> Any:
             ax.plot([begin - margin, begin - margin, begin], [-above, -y, -y], color="black", linewidth=0.8)
             ax.plot([begin], [-y], marker=">", color="black", markersize=4)
         ax.text(left + margin / 2, -y, f"{p.window_ns / size:.3g} {unit}", va="center", fontsize="small")
-    ax.set_yticks([-y for y in range(len(placed))], ["└ " * depth + p.name for depth, p in placed])
+    names = ["└ " * depth + p.name if not phase else f"phase: {phase}" for depth, p, phase in placed]
+    ax.set_yticks([-y for y in range(len(placed))], names)
+    ax.set_ylim(0.6 - len(placed), 0.6)
     ax.set_xlim(-3 * margin, 1.1 * report.span_ns / size)
     ax.set_xlabel(f"{unit} after the first process's begin")
     ax.set_title("Processes, by what limits them", loc="left")
@@ -224,6 +270,17 @@ def process_tree(report: Report, *, ax: Any = None) -> Any:
     handles = [plt.Rectangle((0, 0), 1, 1, facecolor=LIMIT[k], edgecolor="#888888", linewidth=0.3) for k in used]
     ax.legend(handles, used, fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
     return ax
+
+
+def _phases(process: Any) -> dict[str, list[tuple[float, float]]]:
+    """When each phase of a process was open: ns after its begin."""
+    sweep = process.sweep
+    named = [max(a.rows, key=lambda r: r[1])[0].phase for a in sweep.attributions]
+    out: dict[str, list[tuple[float, float]]] = {}
+    for a, b, phase in _runs(sweep.bounds - sweep.bounds[0], [named[c] for c in sweep.combo]):
+        if phase:
+            out.setdefault(phase, []).append((a, b))
+    return out
 
 
 def _tree(report: Report) -> list[tuple[int, Any]]:

@@ -14,6 +14,7 @@ from rlfx.profile.rules import (
     DEVICE,
     DISPATCH,
     IDLE,
+    IMPORT,
     PYTHON,
     TRANSFER,
     WAIT,
@@ -24,7 +25,7 @@ BOUND = {
     (PYTHON, None): "host", (CALLBACK, None): "host", (BACKEND, None): "dispatch", (DISPATCH, None): "dispatch",
     (COMPILE, None): "compile", (TRANSFER, None): "transfer", (WAIT, BUSY): "device", (DEVICE, BUSY): "device",
     (WAIT, COPY): "transfer", (DEVICE, COPY): "transfer", (WAIT, IDLE): "idle", (DEVICE, IDLE): "idle",
-    (BLOCKED, BUSY): "device", (BLOCKED, COPY): "transfer", (BLOCKED, IDLE): "blocked",
+    (IMPORT, None): "import", (BLOCKED, BUSY): "device", (BLOCKED, COPY): "transfer", (BLOCKED, IDLE): "blocked",
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from rlfx.profile.annotate import AGAIN, CAPTURE, OPERATION, PHASE
 
 # Host states. `callback`: Python called back from inside a compiled program. `device`: this thread itself executes
 # XLA kernels (the CPU backend runs small programs inline). `wait`: blocked until the device has finished. `blocked`:
-# by others than the device: a queue, a lock, a pipe, a socket, another process, a sleep.
-PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED = [
+# by others than the device: a queue, a lock, a pipe, a socket, another process, a sleep. `import`: of a package.
+PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED, IMPORT = [
     "python",
     "backend",
     "dispatch",
@@ -21,13 +21,15 @@ PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED = 
     "device",
     "wait",
     "blocked",
+    "import",
 ]
 # Reading a result back: a wait while the device still executes, a transfer afterwards. Resolved by the sweep.
 FETCH = "fetch"
 WAITING = "rlfx.wait:"
 BLOCKING = "rlfx.blocked:"
+IMPORTING = "rlfx.import:"
 TOGETHER = "rlfx.tasks:"  # a loop of asyncio waits: `//` between the operations of its tasks, `/` inside one
-STATES = (PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED)
+STATES = (PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, DEVICE, WAIT, BLOCKED, IMPORT)
 BUSY, COPY, IDLE = "busy", "copy", "idle"
 
 
@@ -42,6 +44,7 @@ class Rule(NamedTuple):
 RULES: tuple[tuple[str, Rule], ...] = (
     (r"end: .*", Rule("ignore")),
     (r"rlfx\.(blocked|tasks):.*", Rule("state", BLOCKED)),
+    (r"rlfx\.import:.*", Rule("state", IMPORT)),
     (r"ThreadpoolListener::Record", Rule("record")),
     (r"ThreadpoolListener::StartRegion", Rule("region")),
     (r"ThreadpoolListener::StopRegion", Rule("stop")),

@@ -25,13 +25,14 @@ from rlfx.profile.rules import (
     DISPATCH,
     FETCH,
     IDLE,
+    IMPORT,
     PYTHON,
     TRANSFER,
     WAIT,
 )
 from rlfx.profile.timeline import CONTAINER, Context, Share, Timeline
 
-ACTING = frozenset({PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK})
+ACTING = frozenset({PYTHON, BACKEND, DISPATCH, COMPILE, TRANSFER, CALLBACK, IMPORT})
 
 
 class Attribution(NamedTuple):

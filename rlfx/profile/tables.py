@@ -68,10 +68,12 @@ def text(report: Attributed, depth: int | None = None) -> str:
         ("Gains", "\n".join(f"- {gain}" for gain in gains(report))),
         ("Lines of Python, with what they call", _lines(report)),
         ("Device work by operation", _device_rows(report, depth)),
+        ("Device work by line", _device_lines(report)),
         ("Roofline", _roofline(report)),
         ("Transitions", _transitions(report)),
         ("Compiled", _compiled(report)),
         ("Stages of compiled programs", _stages(report)),
+        ("Memory, MB", _memory(report)),
         ("Processes", _processes(report)),
         ("Threads", _threads(report)),
         ("Note", "\n".join(f"- {p}" for p in report.problems)),
@@ -188,6 +190,9 @@ def _transitions(report: Attributed) -> str:
     rows = sorted(cells.items(), key=lambda item: -item[1].total())[:15]
     body = [[name, *[str(c[k] or ".") for k in columns]] for name, c in rows]
     body.append(["all", *[str(kinds[k]) for k in columns]])
+    name, count = report.iterations
+    if count:
+        body.append([f"per {name} ({count} times)", *[f"{kinds[k] / count:.3g}" for k in columns]])
     if report.steps:
         body.append(["per step", *[f"{kinds[k] / report.steps:.3g}" for k in columns]])
     return grid(["operation", *[f"{a}→{b}" for a, b in columns]], body) if columns else ""
@@ -209,6 +214,30 @@ def _lines(report: Attributed) -> str:
         for line in by_line(process)[:10]
     ]
     return grid(["line", "what the thread does", "ms", "of the window", "samples"], body, left=2) if body else ""
+
+
+def _device_lines(report: Attributed) -> str:
+    found = report.device_lines()
+    total = sum(line.alone for line in found) or 1
+    rows = [line for line in found if line.ns >= 0.02 * total and line.alone >= 0.001 * total][:12]
+    body = [[str(r.frame), f"{r.ns / 1e6:.2f}", f"{r.ns / total:.1%}", f"{r.alone / 1e6:.2f}"] for r in rows]
+    return grid(["line", "ms with what it calls", "share", "ms alone"], body) if body else ""
+
+
+def _memory(report: Attributed) -> str:
+    body = []
+    for process, samples in zip(report.processes, report.memory, strict=True):
+        for i, name in enumerate(MEMORY, 1):
+            values = [sample[i] for sample in samples]
+            if values and max(values) > 0:
+                at = (samples[values.index(max(values))].at_ns - process.span[0]) / 1e9
+                shown = [f"{v / 1e6:.1f}" for v in (values[0], values[-1], max(values))]
+                body.append([process.name, name, *shown, f"{max(0.0, at):.2f}"])
+    return grid(["process", "of", "at the begin", "at the end", "most", "at s"], body, left=2) if body else ""
+
+
+#: What the fields of `Held` are called.
+MEMORY = ("jax's arrays", "the devices' allocators", "the process")
 
 
 def _stages(report: Attributed) -> str:
@@ -268,7 +297,7 @@ def html(report: Attributed) -> str:
 
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart: one colour a host state.
-COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2", "#DDDDDD")
+COLOURS = ("#E69F00", "#F0E442", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#009E73", "#0072B2", "#DDDDDD", "#A6761D")
 
 
 def as_dict(report: Attributed) -> dict[str, Any]:
@@ -306,6 +335,11 @@ def as_dict(report: Attributed) -> dict[str, Any]:
             for p in report.processes
             for line in by_line(p)
         ],
+        "device_lines": [
+            {"file": r.frame.file, "line": r.frame.line, "ns": r.ns, "alone": r.alone} for r in report.device_lines()[:50]
+        ],
+        "iterations": dict(zip(("operation", "count"), report.iterations, strict=True)),
+        "memory": [[sample._asdict() for sample in samples] for samples in report.memory],
         "roofline": [{**vars(roof), "near": roof.limit} for roof in report.roofline()],
         "transitions": [
             {"from": a, "to": b, "phase": phase, "path": path, "count": n}

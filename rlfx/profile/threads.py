@@ -6,13 +6,14 @@ process: that is what the clocks tell. A thread that waits for a processor compu
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
+import functools
 import itertools
 import linecache
 import os
 import pathlib
+import re
 import sys
 import sysconfig
 import threading
@@ -24,7 +25,7 @@ from typing import Any
 
 import jax
 
-from rlfx.profile import annotate, ticks
+from rlfx.profile import annotate, memory, ticks
 from rlfx.profile.lines import INSTALLED
 
 OURS = "rlfx.profile"  # how the names of our own threads begin
@@ -35,11 +36,12 @@ DEPTH = 8  # lines of the user's that a sample keeps
 SHARE = 0.01
 EDGE = 2 * 10**6  # ns
 
-_PRIVATE = tuple(
+#: Where files of Python, of jax, and ours are.
+STDLIB = tuple(
     str(pathlib.Path(p)) + os.sep for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 )
 _JAX = str(pathlib.Path(jax.__file__).parent) + os.sep
-_OURS = str(pathlib.Path(__file__).parent) + os.sep
+PRIVATE = (*STDLIB, _JAX, str(pathlib.Path(__file__).parent) + os.sep)
 #: Functions in C that wait for the device, called from anywhere.
 FETCHES = frozenset({"block_until_ready", "asarray", "array", "item", "tolist", "device_get", "float", "int", "bool"})
 
@@ -63,6 +65,35 @@ def line_id(ident: int) -> int:
 _pread = getattr(ctypes.PyDLL(None), "pread", None)
 if _pread is not None:
     _pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long]
+
+
+Lines = tuple[tuple[CodeType, int], ...]  # code, and where in it
+
+
+@functools.lru_cache(maxsize=65536)
+def foreign(path: str) -> bool:
+    """A file that is not the user's."""
+    return path.startswith(PRIVATE) or bool(INSTALLED.fullmatch(path))
+
+
+@functools.lru_cache(maxsize=65536)
+def internal(path: str) -> bool:
+    """A file of Python, of jax, or ours, whose lines say nothing of a program."""
+    ours = path.startswith(tuple(p for p in PRIVATE if p not in STDLIB))
+    return ours or (path.startswith(STDLIB) and not INSTALLED.fullmatch(path))
+
+
+#: Functions of jax and torch that are open while they trace and compile.
+COMPILES = re.compile(
+    r".*[/\\]jax[/\\]_src[/\\](compiler\.py:.*|interpreters[/\\](mlir\.py:lower.*|partial_eval\.py:trace_to_jaxpr.*))"
+    r"|.*[/\\]torch[/\\](_inductor[/\\].*|_dynamo[/\\](convert_frame|symbolic_convert|output_graph)\.py:.*)"
+)
+
+
+@functools.lru_cache(maxsize=65536)
+def compiles(path: str, name: str) -> bool:
+    """Is a function of a file one that is open while something is compiled?"""
+    return bool(COMPILES.fullmatch(f"{path}:{name}"))
 
 
 @dataclass
@@ -100,6 +131,7 @@ class Watch:
 
     threads: list[Watched] = field(default_factory=list)
     ticks: list[tuple[int, int]] = field(default_factory=list)  # of the main thread: epoch ns, place
+    memory: list[memory.Held] = field(default_factory=list)
     _now: dict[int, Watched] = field(default_factory=dict)  # by ident, which threads that ended leave to others
     _places: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -110,6 +142,11 @@ class Watch:
             thread = known.get(ident)
             if ident != but and thread is not None:
                 self._read(self._of(thread), self._place(frame))
+
+    def measure(self) -> None:
+        """What memory is held now, if it was not asked for a while."""
+        if not self.memory or time.time_ns() - self.memory[-1].at_ns > memory.PERIOD * 1e9:
+            self.memory.append(memory.held())
 
     def edge(self) -> None:
         """Read the clocks of the calling thread, where an operation begins or ends; not twice within `EDGE`."""
@@ -130,17 +167,27 @@ class Watch:
         return found
 
     def _place(self, frame: FrameType) -> int:
-        """The number of a place: what the thread does, and the lines of the user's that called for it, innermost first."""
+        """The number of a place: what the thread does, and the lines that called for it, innermost first.
+
+        Those of packages are kept up to the first of the user's, and only the user's from there on.
+        """
         outer: FrameType | None = frame
-        while outer is not None and outer.f_code.co_filename.startswith((*_PRIVATE, _JAX, _OURS, "<frozen")):
-            outer = outer.f_back
-        around, mine = outer or frame, []
+        packages, mine, sets_up, inner = [], [], "", ""
         while outer is not None and len(mine) < DEPTH:
-            if not INSTALLED.fullmatch(outer.f_code.co_filename):  # a package's line is not the user's
-                mine.append((outer.f_code, outer.f_lasti))
+            path = outer.f_code.co_filename
+            if path.startswith("<frozen importlib"):
+                sets_up = sets_up or "import" * (not inner or foreign(inner))
+            else:
+                inner = path
+                sets_up = sets_up or "compile" * compiles(path, outer.f_code.co_name)
+            if not path.startswith("<frozen") and not internal(path):
+                if not INSTALLED.fullmatch(path):
+                    mine.append((outer.f_code, outer.f_lasti))
+                elif not mine:
+                    packages.append((outer.f_code, outer.f_lasti))
             outer = outer.f_back
-        mine = mine or [(around.f_code, around.f_lasti)]
-        return self._places.setdefault((frame.f_code, frame.f_lasti, *mine), len(self._places))
+        key = (frame.f_code, frame.f_lasti), tuple(packages[:DEPTH] + packages[DEPTH:][-DEPTH:]), tuple(mine), sets_up
+        return self._places.setdefault(key, len(self._places))
 
     def tick(self, frame: FrameType) -> None:
         """The main thread is there, whoever has Python's lock."""
@@ -159,15 +206,21 @@ class Watch:
             "threads": [{"line": line_id(t.ident), "name": t.name, "samples": t.samples} for t in self.threads],
             "ticks": [[line_id(threading.main_thread().ident or 0), at, place] for at, place in self.ticks],
             "places": [_described(*key) for key in self._places],
+            "memory": self.memory,
         }
 
 
-def _described(code: CodeType, at: int, *mine: tuple[CodeType, int]) -> list[Any]:
-    """`[the user's file, its line, is the call one of jax's, [file, line] of its callers]`."""
-    path = code.co_filename
-    waits = path.startswith(_JAX) or _callee(code, at) in FETCHES
-    (file, line), *callers = ((c.co_filename, _position(c, i)[0] or c.co_firstlineno) for c, i in mine)
-    return [file, line, waits, [list(caller) for caller in callers]]
+def _described(here: tuple[CodeType, int], packages: Lines, mine: Lines, sets_up: str) -> list[Any]:
+    """`[the user's file, its line, is the call one of jax's, [file, line] of its callers, those of packages in it,
+    does it `import` or `compile`?]`."""
+    waits = here[0].co_filename.startswith(_JAX) or _callee(*here) in FETCHES
+
+    def lines(found: Lines) -> list[list[Any]]:
+        return [[c.co_filename, _position(c, i)[0] or c.co_firstlineno, c.co_qualname] for c, i in found]
+
+    own, inner = lines(mine), lines(packages)
+    first, *callers = own or inner[-1:] or lines((here,))
+    return [*first[:2], waits, callers, inner if own else inner[:-1], sets_up]
 
 
 def _position(code: CodeType, at: int) -> tuple[int | None, int | None, int | None, int | None]:
@@ -193,6 +246,7 @@ def watching(watch: Watch) -> Iterator[None]:
     ended = threading.Lock()
     ended.acquire()
     watch.sample()
+    watch.measure()
     annotate.at_edges(watch.edge)
 
     def run() -> None:
@@ -200,6 +254,7 @@ def watching(watch: Watch) -> Iterator[None]:
         while not ended.acquire(timeout=pause):  # a bare lock: waits of `threading` leave events in the trace
             begin = time.thread_time()
             watch.sample(me)
+            watch.measure()
             pause = max(PERIOD, (time.thread_time() - begin) / SHARE)
 
     sampler = threading.Thread(target=run, name=OURS, daemon=True)
@@ -212,25 +267,5 @@ def watching(watch: Watch) -> Iterator[None]:
         ended.release()
         sampler.join()
         watch.sample()
+        watch.memory.append(memory.held())
         watch.close()
-
-
-def lines_of(notes: dict[str, Any]) -> collections.Counter:
-    """`(file, line)` to ns that threads spent on a processor or ready for one there, from the notes of a capture."""
-    out: collections.Counter = collections.Counter()
-    places = notes.get("places", [])
-    ticked = [(line, places[place]) for line, _, place in notes.get("ticks", [])]
-    known = {line for line, _ in ticked} if len(ticked) >= ENOUGH else set()
-    for thread in notes.get("threads", []):
-        if thread["name"].startswith(OURS):
-            continue
-        mine: collections.Counter = collections.Counter()
-        for (_, run, queued, before), (_, run_, queued_, after) in itertools.pairwise(thread["samples"]):
-            place = places[max(before, after) if min(before, after) < 0 else after]
-            if max(before, after) >= 0:
-                mine[tuple(place[:2])] += run_ + queued_ - run - queued
-        if thread["line"] in known:  # the same time, divided by what was seen in it
-            seen = collections.Counter(tuple(p[:2]) for line, p in ticked if line == thread["line"] and not p[2])
-            mine = collections.Counter({p: n * mine.total() // seen.total() for p, n in seen.items()}) if seen else mine
-        out += mine
-    return out

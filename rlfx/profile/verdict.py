@@ -7,18 +7,22 @@ import os
 from collections.abc import Mapping
 
 from rlfx.profile.rows import Row, bound_by, key_of
+from rlfx.profile.rules import BACKEND, COMPILE, DISPATCH, IDLE
 
 ADVICE = {
     "host": "move the loop, or the environment, into one jitted program",
     "dispatch": "do more in a call: put the loop into `lax.scan`, or batch more environments",
     "device": "the device itself is the limit: make its work smaller",
     "transfer": "keep data on the device between steps",
+    "import": "packages are imported once: begin the capture later (`run` does where the script goes on; else `--start`)",
     "compile": "warm up before the capture, or keep argument shapes and functions the same",
     "blocked": "it waits for a queue, lock, pipe, sleep or another process: make what it waits for faster, or overlap it",
     "idle": "nothing works: look at locks, sleeps, input, and other programs on this machine",
 }
 
 
+#: Of a program without jax.
+ELSEWHERE = "make it cheaper, or do it for more environments at a time"
 OUTSIDE = "(none)"
 
 
@@ -49,16 +53,18 @@ def verdict(
         places[kind][key_of(row, "operation")] += ns
     ((kind, total),) = kinds.most_common(1)
     ((place, ns),) = places[kind].most_common(1)
-    if place != OUTSIDE or kind in ("compile", "idle"):
+    uses_jax = any(row.device != IDLE or row.host in (BACKEND, DISPATCH, COMPILE) for row in rows)
+    advice = ADVICE[kind] if uses_jax or kind != "host" else ELSEWHERE
+    if place != OUTSIDE or kind in ("compile", "import", "idle"):
         near = (roofs or {}).get(place) if kind == "device" else ""
         where = f"most of it in {place} ({ns / window_ns:.0%})"
-        return f"{kind}-bound: {total / window_ns:.0%} of the time, {where}; {near or ADVICE[kind]}"
+        return f"{kind}-bound: {total / window_ns:.0%} of the time, {where}; {near or advice}"
     if kind == "host" and lines:
         (((file, line), at),) = lines.most_common(1)
         where = f"{os.path.basename(file)}:{line} ({at / max(1, lines.total()):.0%} of Python's time)"
         return (
             f"host-bound: {total / window_ns:.0%} of the time, most of it outside of every operation, at {where}; "
-            f"{ADVICE[kind]}"
+            f"{advice}"
         )
     return (
         f"no verdict: {ns / window_ns:.0%} of the time is outside of every operation ({kind}-bound); "

@@ -75,7 +75,7 @@ class Progress(Callback):
         except ImportError as error:
             raise missing("tqdm", "Progress") from error
         with tqdm(
-            total=loop.updates, initial=loop.done, desc=self.label or None, unit="update", disable=self.quiet
+            total=loop.updates, initial=loop.done, desc=self.label or None, unit="update", disable=self.quiet or not _writes()
         ) as bar:
 
             def read(call: Call) -> None:
@@ -188,12 +188,19 @@ class TensorBoard:
 
 
 Sink = Any
-"""``write(update, metrics)``, any function of a number and a dict of NumPy values; or :class:`CSV`, :class:`TensorBoard`."""
+"""``write(update, metrics)``, any function of a number and a dict of NumPy values; or :class:`CSV`, :class:`TensorBoard`.
+
+Of several processes (``jax.distributed``) the first one alone writes files; a function is called in each."""
+
+
+def _writes() -> bool:
+    """Whether this process is the one of all that shows, and writes files."""
+    return jax.process_index() == 0
 
 
 def _open(sink: Sink, done: int) -> Any:
     if hasattr(sink, "opened"):
-        return sink.opened(done)
+        return sink.opened(done) if _writes() else nullcontext(lambda update, metrics: None)
     return nullcontext(expect("to", sink, function("update", "metrics"), TrainingError))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from rlfx import _jaxpr as J
 from rlfx._checks import KEY, NATURAL, PATH, POSITIVE, expect, integer
@@ -34,7 +35,8 @@ class Checkpoints(Callback):
 
     A resumed run is the run that was not interrupted, to the last bit, wherever the process was killed: an update depends
     on the agent, on the key of the run and on its number alone. Arrays are copied to the host after a call; orbax writes
-    them while the next ones run, to a directory that gets its name when it is complete.
+    them while the next ones run, to a directory that gets its name when it is complete. Of several processes
+    (``jax.distributed``) the first one writes what all of them hold, and each reads it: ``directory`` is one that all see.
 
     Args:
       directory: where; it may not exist yet.
@@ -243,14 +245,21 @@ def _named(agent: Any) -> list[tuple[str, Any]]:
 
 
 def _host(leaf: jax.Array) -> np.ndarray:
-    """A copy: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
-    return np.array(jax.random.key_data(leaf) if J.is_key(leaf) else leaf, copy=True, order="C")
+    """A copy, whole on every process: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
+    data = jax.random.key_data(leaf) if J.is_key(leaf) else leaf
+    if not data.is_fully_addressable:
+        data = multihost_utils.process_allgather(data, tiled=True)
+    return np.array(data, copy=True, order="C")
 
 
 def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
     """On the devices of ``like``; on none in particular if it is."""
-    array = array if like.size else np.zeros(like.shape, like.dtype)
-    placed = jax.device_put(array, like.sharding) if like.committed else jnp.asarray(array)
+    data = jax.random.key_data(like) if J.is_key(like) else like
+    array = array if like.size else np.zeros(data.shape, data.dtype)
+    if not data.is_fully_addressable:  # each process gives the parts of its own devices
+        placed = jax.make_array_from_callback(array.shape, data.sharding, lambda part: array[part])
+    else:
+        placed = jax.device_put(array, data.sharding) if like.committed else jnp.asarray(array)
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like)) if J.is_key(like) else placed
 
 

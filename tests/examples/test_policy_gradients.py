@@ -131,14 +131,15 @@ def test_vtrace_is_the_hand_written_gradient(short_episodes):
     terminated, done, gamma = np.asarray(data.terminated), np.asarray(data.done), vtrace.GAMMA
     # Espeholt et al. 2018, remark 1: v_s = V(x_s) + delta_s + gamma c_s (v_{s+1} - V(x_{s+1})).
     target, correction = np.zeros_like(values), np.zeros(B, np.float32)
+    reward = vtrace.REWARD_SCALE * np.asarray(data.reward)
     for t in reversed(range(T)):
         bootstrap = gamma * np.where(terminated[t], 0.0, following[t])
-        delta = clipped[t] * (data.reward[t] + bootstrap - values[t])
+        delta = clipped[t] * (reward[t] + bootstrap - values[t])
         correction = delta + gamma * vtrace.LAMBDA * clipped[t] * np.where(done[t], 0.0, correction)
         target[t] = values[t] + correction
     after = np.concatenate([target[1:], following[-1:]])
     after = np.where(terminated, 0.0, np.where(done, following, after))
-    advantage = clipped * (data.reward + gamma * after - values)
+    advantage = clipped * (reward + gamma * after - values)
     wanted = jax.value_and_grad(_actor_critic_loss)(learner, data, target, advantage, vtrace.ENTROPY)
     hand.assert_close(got, wanted)
 
@@ -181,7 +182,13 @@ def test_reinforce_learns(lenient):
     assert falls[-5:].mean() < 0.25 * falls[:5].mean()
 
 
-@pytest.mark.parametrize("module", [a2c, ppo_one_epoch, vtrace, policies])
+@pytest.mark.parametrize("module", [a2c, vtrace])
+def test_the_recipes_are_commands(module, capsys, lenient):
+    assert module.main(module.make, ["--updates", "2", "--seeds", "0"]) == 1  # two updates reach no bar
+    assert "seed 0: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [ppo_one_epoch, policies])
 def test_the_scripts_run(module, capsys, lenient):
     module.main(["--updates", "2"])
     assert "falls per 1,000 steps" in capsys.readouterr().out

@@ -3,18 +3,28 @@
 import json
 from pathlib import Path
 
+import a2c
+import apg
 import dqn_family
+import es
 import grpo
+import her
 import jax
 import jax.numpy as jnp
+import multi_agent
 import numpy as np
+import ppo
 import ppo_continuous
 import pqn
 import pytest
+import r2d2
 import recipes
 import recurrent_ppo
+import reinforce
 import sac
+import tasks
 import td3
+import vtrace
 from networks import one_each
 
 import rlfx.envs
@@ -24,12 +34,16 @@ pytestmark = pytest.mark.usefixtures("lenient")
 KEY = jax.random.key(0)
 
 
-def ppo():
+def gaussian():
     return ppo_continuous.make(length=5, envs=8, updates=4, hidden=(8,))
 
 
 def soft():
     return sac.make(length=3, envs=2, updates=4, hidden=(8,))
+
+
+def small_ppo(make):
+    return make(length=4, envs=4, updates=4, hidden=(4,))
 
 
 def pair(make):
@@ -38,17 +52,35 @@ def pair(make):
 
 #: Each as tests train it, and as its file does.
 RECIPES = {
-    "ppo_continuous": (ppo, ppo_continuous.make),
+    "ppo_continuous": (gaussian, ppo_continuous.make),
     "sac": (soft, sac.make),
     "recurrent_ppo": (lambda: recurrent_ppo.make(length=5, envs=4, updates=4, hidden=4), recurrent_ppo.make),
     "grpo": (lambda: grpo.make(updates=4, prompts=2, group=3, width=4, pretrain=2), grpo.make),
     "pqn": (lambda: pqn.make(length=4, envs=8, updates=4, hidden=(8,)), pqn.make),
     "distributional_dqn": (lambda: pair(dqn_family.FAMILY["distributional"]), dqn_family.FAMILY["distributional"]),
     "td3": (lambda: pair(td3.FAMILY["td3"]), td3.FAMILY["td3"]),
+    "a2c": (lambda: a2c.make(length=4, envs=4, updates=4, hidden=(4,)), a2c.make),
+    "apg": (lambda: apg.make(length=3, envs=4, updates=4, hidden=(4,)), apg.make),
+    "es": (lambda: es.make(members=4, horizon=4, updates=4, hidden=(4,)), es.make),
+    "her": (lambda: her.FAMILY["her"](length=12, envs=2, updates=4, hidden=(4,)), her.FAMILY["her"]),
+    "impala": (lambda: vtrace.make(length=4, envs=4, updates=4, lag=2, hidden=(4,)), vtrace.make),
+    "mappo": (lambda: small_ppo(multi_agent.FAMILY["central"]), multi_agent.FAMILY["central"]),
+    "ppo_masked": (lambda: small_ppo(ppo.FAMILY["masked"]), ppo.FAMILY["masked"]),
+    "r2d2": (lambda: r2d2.make(length=24, envs=2, updates=4, hidden=4), r2d2.make),
+    "reinforce": (
+        lambda: reinforce.FAMILY["monte_carlo"](length=8, envs=4, updates=4, hidden=(4,)),
+        reinforce.FAMILY["monte_carlo"],
+    ),
 }
-#: Those that differ from one of the above by a part alone.
+#: Those that differ from one of the above by a part, or a task, alone.
 LEARNED = {name: make for name, (_, make) in RECIPES.items()} | {
     make.args[-1]: make for module in (dqn_family, td3) for make in module.FAMILY.values()
+}
+LEARNED |= {
+    "ippo": multi_agent.FAMILY["independent"],
+    "ppo_acrobot": ppo.FAMILY["acrobot"],
+    "ppo_cartpole": ppo.FAMILY["cartpole"],
+    "ppo_inverted_pendulum": ppo_continuous.FAMILY["inverted_pendulum"],
 }
 
 
@@ -60,6 +92,11 @@ def small(monkeypatch):
     monkeypatch.setattr(dqn_family, "SAMPLES", 4)
     monkeypatch.setattr(td3, "SAMPLES", 4)
     monkeypatch.setattr(td3, "EXPLORE", 2)
+    monkeypatch.setattr(her, "WARMUP", her.task.size)  # there is no whole sequence before
+    monkeypatch.setattr(her, "SAMPLES", 4)
+    monkeypatch.setattr(her, "CAPACITY", 24)
+    monkeypatch.setattr(r2d2, "WARMUP", r2d2.BURN + r2d2.LEARNED)
+    monkeypatch.setattr(r2d2, "CAPACITY", 48)
 
 
 def equal(a, b):
@@ -103,13 +140,14 @@ def test_ppos_rollout_by_hand():
     state = agent.carry.state
     state = type(state)(state.theta, state.theta_dot, state.time + 197)  # an episode is cut at the third step
     first = agent.carry._replace(state=state)
-    carry, (samples, rewards) = rlfx.unroll(P.act, length=T, batch=B)(params, first, KEY)
+    task, env = P.PENDULUM, P.PENDULUM.make()
+    carry, (samples, rewards) = rlfx.unroll(P.make_act(task, env), length=T, batch=B)(params, first, KEY)
 
     rewards, ends = np.float64(rewards), np.arange(T) == 2
     discounted, seen = np.zeros(B), []
     scaled = np.zeros((T, B))
     for t in range(T):
-        discounted = P.GAMMA * discounted + rewards[t]
+        discounted = task.gamma * discounted + rewards[t]
         seen.append(discounted)
         scaled[t] = rewards[t] / np.std(seen)
         discounted = np.where(ends[t], 0.0, discounted)
@@ -122,11 +160,11 @@ def test_ppos_rollout_by_hand():
     target, advantage = np.float64(samples.target), np.float64(samples.advantage)
     np.testing.assert_allclose(target, advantage + value, rtol=1e-4, atol=1e-5)
     for t in (0, 1, 3, 4):
-        delta = scaled[t] + P.GAMMA * np.float64(value[t + 1]) - value[t]
-        np.testing.assert_allclose(advantage[t], delta + P.GAMMA * P.LAMBDA * advantage[t + 1], rtol=1e-3, atol=1e-4)
-    last = jax.vmap(lambda s: P.critic(params, of_obs(P.env.observe(s))))(carry.state)
+        delta = scaled[t] + task.gamma * np.float64(value[t + 1]) - value[t]
+        np.testing.assert_allclose(advantage[t], delta + task.gamma * P.LAMBDA * advantage[t + 1], rtol=1e-3, atol=1e-4)
+    last = jax.vmap(lambda s: P.critic(params, of_obs(env.observe(s))))(carry.state)
     # The value beyond the rollout is that of an observation that is counted, too, as at any timestep.
-    assert np.abs(advantage[5] - (scaled[5] + P.GAMMA * np.float64(last) - value[5])).max() < 0.5
+    assert np.abs(advantage[5] - (scaled[5] + task.gamma * np.float64(last) - value[5])).max() < 0.5
 
 
 def test_in_sac_each_part_learns_from_its_own_loss():
@@ -289,6 +327,49 @@ def test_the_group_by_hand():
 
     got, expected = jax.value_and_grad(total)(params), jax.jit(jax.value_and_grad(by_hand))(params)
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-3, atol=1e-5), got, expected)
+
+
+def test_hindsight_gives_what_was_reached_in_the_same_episode():
+    """Always a state that follows, up to the end of the episode; with a share of nothing the goal stays."""
+    bits = jnp.arange(4.0)[:, None].repeat(10, 1)
+    x = her.Transition(bits, bits * 0 - 1, jnp.arange(4), bits + 1, jnp.array([False, False, True, False]))
+    goals = jax.vmap(lambda key: her.hindsight(x, key, 1.0).goal[0])(jax.random.split(KEY, 64))
+    assert set(goals.tolist()) == {1.0, 2.0, 3.0}
+    assert her.hindsight(x, KEY, 0.0).goal.tolist() == [-1.0] * 10
+    assert her.hindsight(x, KEY, 1.0).bits.tolist() == [0.0] * 10
+
+
+def test_small_tasks_keep_the_protocol_and_their_rewards():
+    bag = tasks.Knapsack(4)
+    for task in (bag, tasks.BitFlip(4), tasks.TMaze(2), tasks.Meeting()):
+        rlfx.envs.check(tasks.made(task))
+    state = bag.reset(KEY)
+    value, weight, total, order = np.float64(state.value), np.float64(state.weight), 0.0, []
+    subsets = [[i for i in range(4) if n >> i & 1] for n in range(16)]
+    best = max(value[s].sum() for s in subsets if weight[s].sum() <= state.room)
+    while bool(bag.allowed(state).any()):
+        action = int(jnp.argmax(bag.allowed(state)))
+        state, step = bag.step(KEY, state, jnp.int32(action))
+        order.append(action)
+        total += float(step.reward)
+    assert bool(step.terminated)
+    np.testing.assert_allclose(total, value[order].sum() / best, rtol=1e-5)
+
+    maze = tasks.TMaze(2)
+    for turn, reward in ((3, 1.0), (2, -1.0)):
+        state = tasks.Walk(jnp.int32(1), jnp.int32(0), jnp.int32(0))
+        for action in (1, 1, turn):
+            state, step = maze.step(KEY, state, jnp.int32(action))
+        assert (float(step.reward), bool(step.terminated)) == (reward, True)
+
+    meeting, at = tasks.Meeting(), jnp.array([[0, 0], [3, 3]], jnp.int32)
+    for goals, reward in ((at, 1.0), (at[::-1], 1.0), (at.at[0, 0].set(1), 0.0)):
+        _, step = meeting.step(KEY, tasks.Places(at, goals, jnp.int32(0)), (jnp.int32(0), jnp.int32(0)))
+        assert float(step.reward) == reward
+
+
+def test_ranks_are_centred():
+    np.testing.assert_allclose(es.centred_ranks(jnp.array([3.0, 9.0, 1.0])), [0.0, 0.5, -0.5])
 
 
 def test_the_surrogate_is_pessimistic():

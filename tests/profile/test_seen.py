@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlfx.profile import capture, ticks
+from rlfx.profile import capture, lines, ticks
 from rlfx.profile.seen import by_line
 from tests.profile.truths import burn
 
@@ -87,3 +87,46 @@ def test_lines_are_in_the_text(tmp_path):
     with capture(tmp_path) as session:
         burn(0.2)
     assert "Lines of Python, with what they call:" in session.report().text()
+
+
+def framework(*ticks):
+    """Notes of a script of one line, which calls a framework: samples of its frames, innermost first, and how often."""
+    package = "/lib/python3.11/site-packages/framework"
+    places = [
+        ["script.py", 3, False, [], [[f"{package}/{f}", n, ""] for f, n in frames], ""] for frames, _ in ticks
+    ]
+    samples = [[10**6 * k, 10**6 * k, 0, 0] for k in range(11)]
+    waits = [[10**6 * k, 0, 0, len(places)] for k in range(11)]  # a thread of the framework's
+    places.append([f"{package}/writer.py", 5, False, [], [], ""])
+    return {
+        "line": 1, "places": places, "threads": [{"line": 1, "name": "MainThread", "samples": samples},
+                                                 {"line": 2, "name": "writer", "samples": waits}],
+        "ticks": [[1, 0, place] for place, (_, often) in enumerate(ticks) for _ in range(often)],
+    }  # fmt: skip
+
+
+def test_where_one_line_calls_a_framework_its_lines_say_more():
+    learn = ("algorithm.py", 9)
+    notes = framework(
+        ([("tensor.py", 7), ("train.py", 20), learn], 60),
+        ([("linear.py", 1), ("train.py", 30), learn], 20),
+        ([("env.py", 4), ("collect.py", 8), ("algorithm.py", 11)], 20),
+    )
+    seen = lines.samples(notes, 0)
+    assert {str(s.frame) for s in seen if s.tick} == {"tensor.py:7", "linear.py:1", "env.py:4"}
+    found = lines.computed(notes, "rlfx.profile", 8)
+    main = {f"{file.rpartition('/')[2]}:{line}": ns for (file, line), ns in found.items() if "writer" not in file}
+    assert main == {"algorithm.py:9": 8_000_000, "algorithm.py:11": 2_000_000}  # where the program parts
+
+
+def test_a_script_of_several_lines_is_shown_by_its_own():
+    notes = framework(([("tensor.py", 7)], 60), ([("env.py", 4)], 40))
+    notes["places"][1][1] = 8  # another line of the script
+    assert {str(s.frame) for s in lines.samples(notes, 0) if s.tick} == {"script.py:3", "script.py:8"}
+
+
+def test_lines_at_which_packages_are_imported_are_none_of_what_a_program_computes():
+    notes = framework(([("tensor.py", 7)], 60), ([("env.py", 4)], 40))
+    notes["places"][0][5] = "import"
+    assert {s.frame.line for s in lines.samples(notes, 0) if s.tick} == {4}
+    assert all("tensor" not in file for file, _ in lines.computed(notes, "rlfx.profile", 8))

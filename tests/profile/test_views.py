@@ -4,24 +4,14 @@ import dataclasses
 import gzip
 import json
 import os
-import pathlib
-import signal
-import subprocess
 import sys
-import threading
-import time
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-import rlfx
 from rlfx.errors import ProfileError
 from rlfx.profile import read
 from rlfx.profile.__main__ import main
-from rlfx.profile.capture import capturing
 from rlfx.profile.perfetto import save
-from rlfx.profile.scripts import Window
 
 pytestmark = pytest.mark.optimised
 
@@ -192,6 +182,7 @@ def test_run_report_and_compare(tmp_path, capsys, monkeypatch):
     assert data["steps"] == 5
     assert sorted(p.name for p in figures.iterdir()) == [
         "bars.png",
+        "memory.png",
         "process_tree.png",
         "timeline.png",
         "transitions.png",
@@ -215,218 +206,6 @@ def test_run_of_a_window(tmp_path, capsys, monkeypatch):
     assert report.within("loop") > 0.95 * report.window_ns
     assert main(["run", "--out", str(tmp_path / "b"), "--start", "60", str(script)]) == 1
     assert "ended before the capture began: it ran for less than --start 60.0 seconds" in capsys.readouterr().err
-
-
-def outside(tmp_path, script, *options):
-    """`python -m rlfx.profile run` as a user runs it: in a process of its own."""
-    (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, "-m", "rlfx.profile", "run", "--out", "out", *options, "script.py"]
-    path = os.pathsep.join([str(pathlib.Path(rlfx.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
-
-
-FAILS = """
-import jax.numpy as jnp
-x = jnp.ones(3) + 1
-raise {error}
-"""
-
-
-def test_run_ends_with_the_status_of_the_script(tmp_path):
-    done = outside(tmp_path, FAILS.format(error="SystemExit(3)"))
-    assert done.returncode == 3
-    assert done.stdout.startswith("1 process, ")
-    done = outside(tmp_path, FAILS.format(error="ValueError('simulator broke')"))
-    assert done.returncode == 1
-    traceback = done.stderr.splitlines()
-    assert traceback[0] == "Traceback (most recent call last):"
-    assert traceback[1].startswith('  File "script.py", line 4')
-    assert "ValueError: simulator broke" in traceback
-    assert done.stdout.startswith("1 process, ")
-
-
-LATE = """
-import time
-import jax
-jax.config.update("jax_num_cpu_devices", 3)  # refused once jax has started
-import jax.numpy as jnp
-f = jax.jit(lambda a: jnp.sin(a) * 2)
-x = jnp.ones(3)
-end = time.time() + 1
-while time.time() < end:
-    x = f(x)
-x.block_until_ready()
-assert len(jax.devices()) == 3
-"""
-
-
-def test_run_lets_the_script_choose_its_devices_and_ends_the_capture_in_time(tmp_path):
-    done = outside(tmp_path, LATE, "--duration", "0.3")
-    assert done.returncode == 0
-    assert (
-        "the capture ended after 0.3 s, and the script went on; --start, --duration, --events and --memory choose"
-        in done.stderr
-    )
-    assert read(tmp_path / "out").window_ns >= 0.3e9
-
-
-SETTLES = """
-import time
-import jax, jax.numpy as jnp
-
-f = jax.jit(lambda a: jnp.sin(a) * 2)
-for size in (3, 4, 5):  # compiles three times, 0.3 s apart
-    state, end = jnp.ones(size), time.time() + (0.3 if size < 5 else 3.0)
-    while time.time() < end:
-        state = f(state)
-        time.sleep(0.005)
-"""
-
-
-def test_run_ends_the_capture_a_second_after_the_last_compilation(tmp_path):
-    done = outside(tmp_path, SETTLES)
-    assert done.returncode == 0
-    assert "this is what the script repeated after a second without a compilation" in done.stderr
-    assert not read(tmp_path / "out").compiled  # the newer one
-    (said,) = [line for line in done.stderr.splitlines() if "what was before, with what it compiled" in line]
-    report = read(tmp_path / said.split()[-1])
-    assert {c.function: c.count for c in report.compiled}["<lambda>"] == 3
-    assert report.window_ns > 1.6e9
-    whole = outside(tmp_path, SETTLES, "--duration", "0", "--out", "whole")
-    assert "the capture ended" not in whole.stderr
-    assert read(tmp_path / "whole").window_ns > 3.5e9
-
-
-def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
-    done = outside(tmp_path, "print(1)")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "rlfx.profile: The script ended before the capture began: it ran nothing of jax.\n"
-        "  Fix: Give a smaller --start; with one, a script without jax is captured, too.\n"
-    )
-    own = (
-        "import jax.numpy as jnp\nfrom rlfx.profile import capture\nwith capture('own'):\n    print(jnp.ones(3) + 1)\n"
-    )
-    done = outside(tmp_path, own)
-    assert done.stdout == "[2. 2. 2.]\n"
-    assert done.returncode == 1
-    assert "The script captures itself, and a process has one capture at a time.\n  Fix: Run it with" in done.stderr
-    assert read(tmp_path / "own").window_ns > 0
-
-
-IMPORTS = """
-import time
-import jax, jax.numpy as jnp
-scale = jnp.ones(3) * 2  # a first tiny trace, while things are set up
-time.sleep(1.6)
-
-@jax.jit
-def train(a):
-    return jax.lax.fori_loop(0, 100, lambda i, c: jnp.tanh(c @ a), a)
-
-a = jnp.ones((100, 100))
-end = time.time() + 3
-while time.time() < end:
-    train(a).block_until_ready()
-"""
-
-
-def test_run_does_not_end_before_the_script_has_worked(tmp_path):
-    done = outside(tmp_path, IMPORTS)
-    assert done.returncode == 0, done.stderr
-    assert "a second" in done.stderr  # after the last compilation; where it went on for long enough, without one
-    assert "jit(train)" in {row.path[0] for row in read(tmp_path / "out").device_rows if row.path}
-
-
-def test_a_window_of_one_long_call_ends_in_time_and_says_what_it_is(tmp_path):
-    @jax.jit
-    def train(a, n):
-        return jax.lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ a), a)
-
-    a = jnp.ones((64, 64))
-    train(a, 1).block_until_ready()
-    taken = []
-    for _ in range(5):  # the fastest, so that the call lasts 3 s at least
-        begin = time.perf_counter()
-        train(a, 2000).block_until_ready()
-        taken.append(time.perf_counter() - begin)
-    long = int(2000 * 3.0 / min(taken))
-    thread = threading.get_ident()
-    with Window(lambda: capturing(tmp_path, 0, None, False, 2, thread), 0.3, 0.3, 2 << 30) as window:
-        train(a, long).block_until_ready()
-    assert window.cut == "after 0.3 s"
-    report = read(tmp_path)
-    assert report.verdict.startswith("device-bound")
-    assert report.one_call
-    assert any("arrays not ready: 1" in p for p in report.problems)  # the call went on
-
-
-GROWS = """
-import time
-import jax.numpy as jnp
-x = jnp.ones(3) + 1
-held = []
-for _ in range(40):
-    held.append(bytearray(b"x") * (8 << 20))
-    time.sleep(0.02)
-"""
-
-
-def test_run_ends_the_capture_when_memory_is_used_up(tmp_path):
-    done = outside(tmp_path, GROWS, "--memory", "100", "--duration", "0")
-    assert done.returncode == 0, done.stderr
-    assert "the capture ended at 100 MB of memory, and the script went on" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("grown", "limit", "why"),
-    [
-        (271 * 1000, 1 << 30, ""),
-        (273 * 1000, 1 << 30, "at the memory of 1,000 events"),
-        (200 * 1000, 1 << 19, "at 0 MB of memory"),
-    ],
-)
-def test_a_capture_ends_at_what_its_events_take(grown, limit, why):
-    window = Window(lambda: capturing("unused", 0, None, False, 2, 0), 0.0, 0.0, limit, 1000)
-    assert window._over(0.1, grown, 0.0) == why
-
-
-def test_run_of_a_script_without_jax(tmp_path):
-    script = "import time\nend = time.time() + 1.5\nwhile time.time() < end:\n    sum(range(1000))\n"
-    done = outside(tmp_path, script, "--start", "0.3", "--duration", "0.5")
-    assert done.returncode == 0, done.stderr
-    assert "host-bound" in done.stdout
-    assert "script.py:4" in done.stdout
-
-
-CAPTURES = """
-import jax.numpy as jnp
-from rlfx.profile import capture
-print(jnp.ones(3) + 1)
-with capture("own"):
-    print(jnp.ones(4) + 1)
-"""
-
-
-def test_run_leaves_a_script_that_captures_itself_alone(tmp_path):
-    done = outside(tmp_path, CAPTURES)
-    assert done.stdout == "[2. 2. 2.]\n[2. 2. 2. 2.]\n"
-    assert "The script captures itself" in done.stderr
-    assert read(tmp_path / "own").window_ns > 0
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_run_that_is_ended_by_a_signal_reports_what_it_saw(tmp_path, number, status):
-    script = (
-        "import os, signal, time\nimport jax.numpy as jnp\nx = jnp.ones(3) + 1\ntime.sleep(0.2)\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it\n"
-        f"os.kill(os.getpid(), {int(number)})\ntime.sleep(20)\n"
-    )
-    done = outside(tmp_path, script, "--duration", "0")
-    assert done.returncode == status
-    assert done.stdout.startswith("1 process, ")
-    assert read(tmp_path / "out").window_ns > 0.15e9
 
 
 def test_a_file_that_cannot_be_written(report, tmp_path, capsys):

@@ -139,6 +139,17 @@ def test_a_mesh_changes_nothing(axis, devices):
     assert f"f32[{rows},3]" in text if axis == "tb" else f"f32[64,{16 // 4 // devices},3]" in text  # a part each
 
 
+def test_the_mesh_that_jax_makes_is_a_mesh():
+    """Of `jax.make_mesh` without more words, whose axes are explicit."""
+    data, mesh = jax.random.normal(KEY, (4, 4)), jax.make_mesh((2,), ("b",), devices=jax.devices()[:2])
+    total = lambda mesh: jax.jit(  # noqa: E731
+        lambda data: rlfx.minibatch_epochs(
+            lambda c, x: (c + x.mean() * c, None), jnp.float32(1.0), data, epochs=2, minibatches=2, key=KEY, mesh=mesh
+        )[0]
+    )
+    np.testing.assert_allclose(total(mesh)(data), total(None)(data), rtol=1e-6)
+
+
 def test_minibatches_that_do_not_divide_over_the_mesh():
     mesh = jax.make_mesh((4,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
     with pytest.raises(ScheduleError, match=r"Minibatches of 6 cannot be split over the 4 devices of mesh axis 'b'"):

@@ -231,6 +231,50 @@ def test_a_nest_by_reference(monkeypatch):
     np.testing.assert_allclose(slope, exact, rtol=1e-5)
 
 
+def test_loops_and_branches_that_call_programs_by_reference():
+    """Absolute times and ends of the program inside are numbers there, too: a loop is gone through in Python."""
+    ending = {"length": 3, "until": lambda x: x > 0.9}
+    grow = lambda w, x, t: (w * x * (1.0 + t), x + w, x)  # noqa: E731
+
+    def outer(w, c, i):
+        inner = lambda w, t0: rlfx.compile(grow, **ending)(w, 0.2, t0=t0)[0]  # noqa: E731
+        looped = jax.lax.scan(lambda s, k: (s + inner(w, 2 * i.now + k), s), 0.0, jnp.arange(2), reverse=True)
+        branch = jax.lax.cond(i.now % 2 == 0, lambda w: inner(w, i.now), lambda w: w**2, w)
+        remade = jax.checkpoint(lambda w: inner(w, 1) ** 2)(w)
+        counted = jax.lax.while_loop(
+            lambda s: s[1] < 1.5, lambda s: (s[0] + 1, s[1] + inner(jnp.float32(0.5), 0)), (0, c)
+        )
+        return looped[0] + looped[1].sum() + branch + remade, c + 0.1, counted
+
+    def by_loops(w):
+        def inner(w, t0):
+            x, total = 0.2, []
+            for t in range(3):
+                total.append(w * x * (1.0 + t0 + t))
+                x = x + w
+                if duals.number(x) > 0.9:
+                    break
+            return sum(total) / len(total)
+
+        total, counts, c = 0.0, [], 0.0
+        for i in range(2):
+            first = inner(w, 2 * i + 1)
+            branch, again = inner(w, i) if i % 2 == 0 else w * w, inner(w, 1)
+            total = total + first + inner(w, 2 * i) + first + branch + again * again
+            at, n = c, 0
+            while at < 1.5:
+                at, n = at + inner(0.5, 0), n + 1
+            counts.append([n, at])
+            c += 0.1
+        return total * 0.5, counts
+
+    want, slope, counts = duals.value_and_slope(by_loops, 0.4)
+    for f in (rlfx.compile(outer, length=2, dim="i"), rlfx.reference(outer, length=2, dim="i")):
+        (got, (_, counted)), grad = jax.value_and_grad(f, has_aux=True)(jnp.float32(0.4), jnp.float32(0.0))
+        np.testing.assert_allclose([got, grad], [want, slope], rtol=1e-5)
+        np.testing.assert_allclose(np.stack(counted, 1), counts, rtol=1e-5)
+
+
 def test_second_order_where_environments_end():
     """The acting loop that ends early has a derivative, too: the value of an inner loss is differentiated again."""
 
@@ -281,13 +325,8 @@ def _by_hand(w):
 
 def _agree(seed, *, reference):
     level = nests.random_nest(seed)
-    want, closest = nests.loops_outcome(level)
-    assert np.isfinite(want).all()
-    if closest < 1e-3:
-        return  # float32 may end an environment at another timestep
-    np.testing.assert_allclose(nests.compiled_outcome(level), want, rtol=2e-4, atol=2e-5, err_msg=str(level))
-    if reference:
-        np.testing.assert_allclose(nests.reference_outcome(level), want, rtol=2e-4, atol=2e-5, err_msg=str(level))
+    found = nests.compared(level, reference=reference)
+    assert found["outcome"] in ("right", "close"), (seed, found, level)
 
 
 @pytest.mark.parametrize("seed", [4, 8, 12])
@@ -298,10 +337,10 @@ def test_generated_nests(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(100))
 def test_more_generated_nests(chunk):
-    """2,000, of which 300 by reference."""
+    """2,000, of which 300 by reference; ``nest_sweep.py`` runs them one by one (``nests_swept.json``)."""
     for seed in range(1000 + 20 * chunk, 1020 + 20 * chunk):
-        _agree(seed, reference=seed % 20 in (3, 9, 15))
-        jax.clear_caches()
+        _agree(seed, reference=seed % 20 in nests.BY_REFERENCE)
+    jax.clear_caches()
 
 
 def test_the_loops_are_those_of_the_nest():

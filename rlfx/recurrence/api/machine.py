@@ -30,12 +30,16 @@ def sharding_of(mesh: Mesh | AbstractMesh | None, axis: str | None) -> Sharding 
                 fix='Name one of them, or make the mesh with jax.make_mesh((n,), ("b",)).',
             )
         )
-    # The compiler places the environments itself: no axis of the mesh shows up in the types of the user's arrays.
+    return Sharding(automatic(mesh), axis)
+
+
+def automatic(mesh: Mesh | AbstractMesh) -> Mesh:
+    """The mesh whose axes the compiler places itself: none of them shows up in the types of the user's arrays."""
     auto = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
     if isinstance(mesh, AbstractMesh):  # of devices that are not here: rlfx.target("h200:8").mesh("b")
         abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names, auto, abstract_device=mesh.abstract_device)
-        return Sharding(abstract, axis)  # pyright: ignore[reportArgumentType]
-    return Sharding(Mesh(mesh.devices, mesh.axis_names, axis_types=auto), axis)
+        return abstract  # pyright: ignore[reportReturnType]
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
 
 
 def here(sharding: Sharding | None) -> Target:

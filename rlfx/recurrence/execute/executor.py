@@ -18,9 +18,11 @@ from rlfx.recurrence.analysis.graph import first_operands, in_order
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.collectives import SPECIAL
 from rlfx.recurrence.execute.extent import Extent, whole_extent
+from rlfx.recurrence.execute.features import run_features_first
 from rlfx.recurrence.execute.held import first_of, held, seen_after_ends
 from rlfx.recurrence.execute.loops import RunningLoop
 from rlfx.recurrence.execute.ragged import evaluate_ragged
+from rlfx.recurrence.execute.strided import run_strided
 from rlfx.recurrence.execute.tiling import run_blocked
 from rlfx.recurrence.execute.values import Value, expand, map_over, of_atom, run_pointwise, zeros
 from rlfx.recurrence.ir.access import reach_in
@@ -29,6 +31,7 @@ from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.language.primitives import inputs_p
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Repeated, Together
+from rlfx.recurrence.schedule.strided import Strided
 from rlfx.recurrence.schedule.tiling import Blocked
 
 
@@ -77,8 +80,17 @@ class Execution:
         for part in node.parts:
             if isinstance(part, Blocked):
                 run_blocked(self, part, self._part)
+            elif isinstance(part, Strided):
+                self._strided(part)
             else:
                 self.sequence(part, self.env, self.times, self.read_complete)
+
+    def _strided(self, part: Strided) -> None:
+        e = part.equation
+        with jax.named_scope(e.scope) if e.scope else jax.named_scope(e.op.name):
+            operands = [of_atom(a, self.env) for a in e.inputs[1:]]
+            outs = run_strided(e, part.n, operands, self.t0 + self.times.data)
+        self.env.update(zip(e.outputs, outs, strict=True))
 
     def _part(self, times: Any, domain: Domain, env: Mapping[Var, Value]) -> Execution:
         """An execution of a part of the timesteps that evaluates slices in a domain of its own."""
@@ -262,7 +274,7 @@ class Execution:
         for group_key, group in itertools.groupby(_by_dims(equations, key), key=lambda ke: ke[0]):
             members = [e for _, e in group]
             if isinstance(group_key, frozenset):
-                run_pointwise(members, env, lambda v: True)
+                (run_features_first if self.plan.features_first else run_pointwise)(members, env)
                 continue
             (equation,) = members
             with jax.named_scope(equation.scope) if equation.scope else jax.named_scope(equation.op.name):

@@ -92,26 +92,28 @@ def of_atom(atom: Atom, env: Mapping[Var, Value]) -> Value:
     return Value(jnp.asarray(atom.value)) if isinstance(atom, Lit) else env[atom]
 
 
-def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], wanted: Callable[[Var], bool]) -> None:
-    """Evaluate consecutive equations that vary with the same dims under one map, and add what is wanted to ``env``."""
-    defined = {v for e in equations for v in e.outputs}
-    inputs = list(dict.fromkeys(u for e in equations for u in e.inputs if isinstance(u, Var) and u not in defined))
-    outputs = [v for e in equations for v in e.outputs if wanted(v)]
+def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value]) -> None:
+    """Evaluate consecutive equations that vary with the same dims under one map, and add what they give to ``env``."""
+    inputs, outputs = read_by(equations), [v for e in equations for v in e.outputs]
     dims = frozenset().union(*(env[u].dims for u in inputs)) if inputs else NO_DIMS
 
     def point(*args):
         local: dict[Var, Any] = dict(zip(inputs, args, strict=True))
         for e in equations:
             operands = [u.value if isinstance(u, Lit) else local[u] for u in e.inputs]
-            with jax.named_scope(e.scope) if e.scope else _NO_SCOPE:
-                draws = e.op in J.DRAWS
-                outs = draw(e.op, dict(e.params), *map(_arrays, operands)) if draws else evaluate(e, operands)
-                local.update(zip(e.outputs, outs, strict=True))
+            with scope_of(e):
+                local.update(zip(e.outputs, evaluate_or_draw(e, operands), strict=True))
         return [local[v] for v in outputs]
 
     mapped = map_over(point, dims, [env[u].dims for u in inputs])
     for v, data in zip(outputs, mapped(*(env[u].data for u in inputs)), strict=True):
         env[v] = Value(data, dims)
+
+
+def read_by(equations: Sequence[Equation]) -> list[Var]:
+    """What consecutive equations read that none of them gives."""
+    defined = {v for e in equations for v in e.outputs}
+    return list(dict.fromkeys(u for e in equations for u in e.inputs if isinstance(u, Var) and u not in defined))
 
 
 class _NoScope:
@@ -123,6 +125,18 @@ class _NoScope:
 
 
 _NO_SCOPE = _NoScope()
+
+
+def scope_of(equation: Equation) -> Any:
+    """The names under which the user wrote an equation, as a context."""
+    return jax.named_scope(equation.scope) if equation.scope else _NO_SCOPE
+
+
+def evaluate_or_draw(equation: Equation, operands: Sequence[Any]) -> list:
+    """As :func:`evaluate`; random numbers are drawn as the machine does it best."""
+    if equation.op in J.DRAWS:
+        return draw(equation.op, dict(equation.params), *map(_arrays, operands))
+    return evaluate(equation, operands)
 
 
 def evaluate(equation: Equation, operands: Sequence[Any]) -> list:

@@ -138,7 +138,8 @@ def std(x: Any, over: str | tuple[str, ...] = BOTH) -> Any:
 def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
     """``fn()`` at the timesteps where ``(t0 + t) % n == 0``, and ``otherwise`` at the others.
 
-    In a sequential loop ``fn`` is executed only at its timesteps. Target networks, checkpoints, evaluations.
+    ``fn`` is executed at its timesteps alone: in a loop over timesteps as a branch, where all timesteps run at once of every
+    n-th of them. Target networks, checkpoints, evaluations.
 
     Args:
       n: a positive integer.
@@ -168,7 +169,8 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
         same_type(value, otherwise, "What fn of rlfx.every returns", "otherwise", fix, where=where)
         return value
 
-    return jax.lax.cond(now_p.bind() % np.int32(n) == 0, run, lambda: otherwise)
+    # One equation for each operation: the schedule finds n in them.
+    return jax.lax.cond(jax.lax.rem(now_p.bind(), np.int32(n)) == 0, run, lambda: otherwise)
 
 
 def shared(fn: Callable, *args: Any) -> Any:

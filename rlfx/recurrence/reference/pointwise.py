@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx import _jaxpr as J
 from rlfx.errors import CausalityError, located
 from rlfx.recurrence.execute.values import evaluate
 from rlfx.recurrence.ir.access import reach_in
@@ -28,6 +27,7 @@ from rlfx.recurrence.language.primitives import (
     series_p,
     whole_p,
 )
+from rlfx.recurrence.reference import control
 
 #: Equations that are matched between the programs of different timesteps, by their order among their kind.
 _MATCHED = (series_p, read_p, reduce_p, whole_p, across_p)
@@ -209,7 +209,7 @@ class Evaluation:
             for i in range(n, len(e.inputs)):
                 args.append(stacked([self._get(self._twin(e, here, t, c).inputs[i], t, c) for c in range(self.batch)]))
             closed = e.params["jaxpr"]
-            return J.jaxpr_as_fun(closed.jaxpr, closed.consts)(*args)
+            return control.body(closed.jaxpr, closed.consts)(*args)
         if e.op is across_p:
             data = stacked([self._get(self._twin(e, here, t, c).inputs[0], t, c) for c in range(self.batch)])
             return [data[array(self._get(e.inputs[2], t, b)), array(self._get(e.inputs[1], t, b))]]
@@ -223,7 +223,7 @@ class Evaluation:
         if e.op is inputs_p:
             index = {"t": t, "b": b}
             return [operands[0][tuple(index[a] for a in e.params["axes"])]]
-        return evaluate(e, operands) if e.op is custom_p else J.bind(e.op, dict(e.params), *operands)
+        return evaluate(e, operands) if e.op is custom_p else control.run(e.op, e.params, operands)
 
     def _read(self, e: Equation, here: AtPoint, t: int, b: int) -> Any:
         if isinstance(e.access, Point):

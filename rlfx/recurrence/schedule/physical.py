@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from rlfx._target import Target
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.schedule.narrow import is_narrow
 from rlfx.recurrence.schedule.products import Joined, share_products
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
+from rlfx.recurrence.schedule.strided import Strided, strided
 from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
 
 
@@ -67,23 +69,33 @@ class Together:
     """Equations that run for all timesteps at once, part by part.
 
     Attributes:
-      parts: equations in order, or those that run in blocks.
+      parts: equations in order; those that run in blocks; one that runs at every n-th timestep.
     """
 
-    parts: tuple[tuple[Equation, ...] | Blocked, ...]
+    parts: tuple[tuple[Equation, ...] | Blocked | Strided, ...]
 
     @property
     def equations(self) -> tuple[Equation, ...]:
         """Those of all parts."""
-        return tuple(e for p in self.parts for e in (p.equations if isinstance(p, Blocked) else p))
+        return tuple(e for part in self.parts for e in _equations(part))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What is special about it."""
-        return tuple(str(part) for part in self.parts if isinstance(part, Blocked))
+        return tuple(str(part) for part in self.parts if not isinstance(part, tuple))
 
     def __str__(self) -> str:
         return f"all t: {len(self.equations)} equations"
+
+
+def _equations(part: tuple[Equation, ...] | Blocked | Strided) -> tuple[Equation, ...]:
+    match part:
+        case Blocked():
+            return part.equations
+        case Strided():
+            return (part.equation,)
+        case _:
+            return part
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +162,7 @@ class ExecutablePlan:
       nodes: one a stage, in order.
       differentiated: whether derivatives are taken of it.
       first: the number of its first stage in `explain`, and so in profiles.
+      features_first: whether arrays have rows last (``execute/features.py``).
     """
 
     graph: Graph
@@ -157,6 +170,7 @@ class ExecutablePlan:
     nodes: tuple[Node, ...]
     differentiated: bool
     first: int = 1
+    features_first: bool = False
 
     def __str__(self) -> str:
         lines = []
@@ -195,9 +209,14 @@ def physical(
         parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room.tile)
-        return Together(tuple(parts))
+        program = graph.program
+        return Together(
+            tuple(p for part in parts for p in (strided(part, program) if isinstance(part, tuple) else [part]))
+        )
 
-    return ExecutablePlan(graph, target, tuple(map(node, schedule.stages)), iteration.differentiable, first)
+    narrow = is_narrow(schedule, batch, steps or graph.program.domain.length, target.rewrites.narrow)
+    nodes = tuple(map(node, schedule.stages))
+    return ExecutablePlan(graph, target, nodes, iteration.differentiable, first, narrow)
 
 
 def _repeated(
