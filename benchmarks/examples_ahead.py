@@ -6,8 +6,8 @@
 Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. What
 rlfx refuses until a later jaxlib is a row of its own, and no failure. It shows that programs compile, not that they are right,
 nor fast. Left out: examples/place_block.py, which places a function on the devices of this process, and
-examples/two_roles.py, which takes two of them; of examples/composed_dqn.py, whose loop is the host's, the learner's two
-functions are compiled.
+examples/two_roles.py and examples/distributed.py, which take two of them; of examples/composed_dqn.py, whose loop is the
+host's, the learner's two functions are compiled.
 """
 
 import argparse
@@ -27,23 +27,29 @@ from rlfx.errors import RlfxError
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 import a2c
+import apg
 import attention
 import composed_dqn
 import dqn
 import dqn_family
+import es
 import frame_stacking
 import grpo
 import gru_bptt
+import her
 import iteration_level
 import learned_rate
 import maml
 import memory_over_time
+import multi_agent
 import policies
 import population
+import ppo
 import ppo_continuous
 import ppo_one_epoch
 import pqn
 import profile_dqn_loop
+import r2d2
 import recurrent_ppo
 import reinforce
 import sac
@@ -153,10 +159,16 @@ def profiled():
 
 MAKES = {
     **{f"dqn_family: {name}": make for name, make in dqn_family.FAMILY.items()},
+    **{f"her: {name}": make for name, make in her.FAMILY.items()},
+    **{f"multi_agent: {name}": make for name, make in multi_agent.FAMILY.items()},
+    **{f"ppo: {name}": make for name, make in ppo.FAMILY.items()},
     **td3.FAMILY,
+    "apg": apg.make,
+    "es": es.make,
     "grpo": grpo.make,
     "ppo_continuous": ppo_continuous.make,
     "pqn": pqn.make,
+    "r2d2": r2d2.make,
     "recurrent_ppo": recurrent_ppo.make,
     "sac": sac.make,
 }

@@ -21,14 +21,12 @@ import sys
 import jax
 import jax.numpy as jnp
 import recorded
+from memory_ranking_pairs import ranked
 
 import rlfx
 from rlfx.recurrence.analysis.divisors import divisors
 from rlfx.recurrence.plan.choose import why_not, why_not_environments
 from rlfx.recurrence.plan.planner import evaluator_of
-
-#: Programs that need less are not looked at.
-SMALL = 64 * 1024
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 
@@ -105,17 +103,6 @@ def measure(name, f, options, arguments):
     for plan in plans(learner, order, options["length"], options["batch"] or 1):
         rows.append({"plan": str(plan), "exact": evaluator.measured(plan), "bound": evaluator.estimated(plan)})
     return {"name": name, "plans": rows}
-
-
-def ranked(program):
-    """``(alike, all)`` pairs of plans."""
-    pairs = [
-        (a, b)
-        for a, b in itertools.combinations(program["plans"], 2)
-        if max(a["exact"], b["exact"]) > max(SMALL, 1.02 * min(a["exact"], b["exact"]))
-    ]
-    alike = sum((a["exact"] < b["exact"]) == (a["bound"] < b["bound"]) and a["bound"] != b["bound"] for a, b in pairs)
-    return alike, len(pairs)
 
 
 def main():

@@ -3,7 +3,8 @@
     python -m benchmarks.tables            # rewrites what stands between the markers
     python -m benchmarks.tables --check    # says whether the pages are up to date, with status 1 if not
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`; figures in running text are written by hand from it.
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a figure in running text between `<!-- value: NAME -->`
+and `<!-- end -->` (benchmarks/tables_values.py).
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import re
 import sys
 
 from benchmarks.tables_markdown import ROOT
+from benchmarks.tables_values import VALUES
 
 SUBJECTS = ("profile_tables", "tables_envs", "tables_index", "tables_learning", "tables_memory", "tables_place", "tables_speed",
-            "tables_untuned")  # fmt: skip
+            "tables_untuned", "tables_values")  # fmt: skip
 TABLES = {name: made for s in SUBJECTS for name, made in importlib.import_module(f"benchmarks.{s}").TABLES.items()}
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[pathlib.Path]:
-    """The pages that have tables."""
-    return [p for p in sorted((ROOT / "docs").rglob("*.md")) if MARKED.search(p.read_text())]
+    """The pages that have tables or values."""
+    return [p for p in sorted((ROOT / "docs").rglob("*.md")) if MARKED.search(text := p.read_text()) or VALUE.search(text)]
 
 
 def page(text: str) -> str:
-    """The page with all its tables made anew."""
+    """The page with all its tables and values made anew."""
 
     def made(name: str) -> str:
         try:
@@ -36,7 +39,8 @@ def page(text: str) -> str:
         except FileNotFoundError as missing:
             return f"Not measured yet: no {pathlib.Path(missing.filename).name}.\n"
 
-    return MARKED.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", text)
+    text = MARKED.sub(lambda found: f"{found[1]}\n{made(found[2])}\n{found[3]}", text)
+    return VALUE.sub(lambda found: f"{found[1]}{VALUES[found[2]]()}{found[3]}", text)
 
 
 def main() -> None:

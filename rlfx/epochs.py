@@ -14,9 +14,11 @@ from rlfx._checks import POSITIVE, TEXT, expect, function, instance, one_of, opt
 from rlfx._target import target
 from rlfx.errors import DomainError, ProgramError, ScheduleError, located
 from rlfx.recurrence.api.machine import automatic
-from rlfx.recurrence.cpu.contractions import fast_contractions
+from rlfx.recurrence.cpu.contractions import FAST
+from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.language.operands import as_key, same_type, type_of
 from rlfx.recurrence.language.shuffle import shuffle as keyed_shuffle
+from rlfx.recurrence.rewrite.picks import picking
 from rlfx.threefry import unrolled
 
 tree = jax.tree_util
@@ -92,7 +94,9 @@ def minibatch_epochs(
     lead = 0 if axis == "tb" else 1
     place = _placement(mesh, mesh_axis, size)
     rows = tree.tree_map(place(), rows)
-    update, given = fast_contractions(update, target()), update
+    pays = target().rewrites
+    rules = {**(FAST if pays.contractions else {}), **(picking(pays.picks) if pays.picks else {})}
+    update, given = rewritten(update, rules), update
 
     def epoch(carry, epoch_key):
         order = _permutation(shuffle(epoch_key, sequences), sequences, shuffle).reshape(minibatches, size)

@@ -21,6 +21,13 @@ from rlfx._jaxpr.rules import zero_tangent_like
 NO_STRUCTURED_RESIDUALS = (None,) if "structured_residuals" in private_ad.LinearizeTrace.__annotations__ else ()
 
 
+def mapped(fn: Callable, added: tuple) -> Callable:
+    """``fn`` over one more axis, as :class:`Staged` gives it to ``again``: every result has it, as its leading one."""
+    size, varies, name = added
+    named = {} if name is None else {"axis_name": name}
+    return jax.vmap(fn, tuple(0 if v else None for v in varies), axis_size=size, **named)
+
+
 class Staged(Primitive):
     """A call of ``params["jaxpr"]``, which ``jax.vmap`` replaces.
 

@@ -34,6 +34,8 @@ _FAMILIES = {
     "gymnax": gymnax, "brax": brax, "gymnasium": gymnasium,
     "jumanji": jumanji, "jaxmarl": jaxmarl,
 }  # fmt: skip
+#: Those whose names always begin with theirs: that their package is missing explains no other name.
+_BY_PREFIX = ("jumanji", "jaxmarl")
 #: What installs a family's package, where the extra has another name.
 _EXTRAS = {"gymnax": "envs", "brax": "envs"}
 
@@ -91,7 +93,7 @@ def _bare(name: str, kwargs: dict[str, Any]) -> Environment:
         return _own(name, kwargs)
     if name in gymnax.available():
         return gymnax.make(name, **kwargs)
-    missing = [f for f, module in _FAMILIES.items() if not module.available()]
+    missing = [f for f, module in _FAMILIES.items() if f not in _BY_PREFIX and not module.available()]
     extras = dict.fromkeys(_EXTRAS.get(family, family) for family in missing)
     without = (
         f" Those of {', '.join(missing)} are not installed: pip install 'rlfx[{','.join(extras)}]'." if missing else ""

@@ -19,8 +19,8 @@ def ahead(script):
 
 
 def test_every_example_is_compiled(ahead):
-    shared = {"networks", "recipes", "transitions"}  # without an update of their own
-    elsewhere = {"place_block": "the devices of this process", "two_roles": "two of them"}
+    shared = {"networks", "recipes", "tasks", "transitions"}  # without an update of their own
+    elsewhere = {"place_block": "the devices of this process", "two_roles": "two of them", "distributed": "two of them"}
     files = {path.stem for path in (ROOT / "examples").glob("*.py")} - shared - {*elsewhere}
     named = {name.partition(":")[0] for name in ahead.EXAMPLES}
     assert files <= named

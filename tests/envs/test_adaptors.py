@@ -218,7 +218,7 @@ def test_names_of_a_missing_package(monkeypatch):
     from rlfx.envs import gymnax
 
     monkeypatch.setattr(gymnax, "available", lambda: ())
-    with pytest.raises(EnvError, match=r"Those of gymnax are not installed: pip install 'rlfx\[envs,gymnasium\]'"):
+    with pytest.raises(EnvError, match=r"Those of gymnax are not installed: pip install 'rlfx\[envs\]'"):
         rlfx.envs.make("FourRooms-misc")
 
 

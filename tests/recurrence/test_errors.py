@@ -215,7 +215,7 @@ def test_a_definition_whose_type_does_not_settle():
         (lambda x, t: x["a"], "affine in t"),
         (lambda x, t: x[None], "affine in t"),
         (lambda x, t: x[0.5 * t :], "A slice bound must be affine in t"),
-        (lambda x, t: x[: t * t], "A slice bound must be affine in t"),
+        (lambda x, t: x[: jnp.arange(3)], "A slice bound must be affine in t"),
         (lambda x, t: x[t::-2], "The step of a slice of a series is a positive integer, got -2"),
         (lambda x, t: x[jnp.arange(2.0)], "affine in t"),
         (lambda x, t: x.window(1, 1), "window needs integers lo < hi, got lo=1, hi=1"),

@@ -334,6 +334,12 @@ def test_generated_nests(seed):
     _agree(seed, reference=seed == 8)
 
 
+@pytest.mark.parametrize("seed", [1460, 1169, 2429])
+def test_derivatives_of_gradients_where_the_inner_environments_end(seed):
+    """A branch of a mapped loop, a program inside of it, and a third derivative had none."""
+    _agree(seed, reference=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(100))
 def test_more_generated_nests(chunk):

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.execute import reads
+from rlfx.recurrence.execute.ending import while_somebody
 from rlfx.recurrence.execute.host import to_host
 from rlfx.recurrence.execute.sections import Section, advance_in_sections
 from rlfx.recurrence.execute.values import Value, expand, of_atom, zeros
@@ -58,54 +58,7 @@ class WhileGoing:
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
         if going is None or backward:
             return jax.lax.scan(step, init, xs, reverse=backward)
-        return _while_going(step, init, xs, going)
-
-
-def _while_going(step: Callable, init: Any, xs: Any, going: Callable) -> tuple[Any, Any]:
-    """A loop that ends when nobody goes on. Its derivative, of which a second derivative has need, is that of all iterations."""
-    init, structure = jax.tree.flatten(init)
-    xs, structure_of_xs = jax.tree.flatten(xs)
-    length, n = xs[0].shape[0], len(init)
-
-    def flat_step(*args):
-        kept, ys = step(jax.tree.unflatten(structure, args[:n]), jax.tree.unflatten(structure_of_xs, args[n:]))
-        return [*jax.tree.leaves(kept), *ys]
-
-    body, consts = J.make_jaxpr(flat_step)(*init, *(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs))
-    test, test_consts = J.make_jaxpr(lambda *kept: going(jax.tree.unflatten(structure, kept)))(*init)
-
-    def one(closed, kept, ys, i, xs):
-        """An iteration: whether it was one, what is kept, what is stacked."""
-        outs = J.jaxpr_as_fun(body, closed[0])(*kept, *(x[i] for x in xs))
-        goes_on = J.jaxpr_as_fun(test, closed[1])(*kept)[0]
-        stacked = [jax.lax.dynamic_update_index_in_dim(a, y, i, 0) for a, y in zip(ys, outs[n:], strict=True)]
-        return goes_on, outs[:n], stacked
-
-    def begin(kept):
-        ys = [zeros((length, *v.aval.shape), v.aval.dtype) for v in body.outvars[n:]]
-        return jnp.int32(0), jnp.bool_(True), list(kept), ys
-
-    def ended(state):
-        done, _, kept, ys = state
-        last = jnp.minimum(jnp.arange(length, dtype=jnp.int32), done - 1)
-        return kept, [jnp.take(y, last, axis=0) for y in ys]
-
-    def run(closed, kept, xs):
-        step = lambda s: (s[0] + 1, *one(closed, s[2], s[3], s[0], xs))  # noqa: E731
-        return ended(jax.lax.while_loop(lambda s: (s[0] < length) & s[1], step, begin(kept)))
-
-    def of_all(closed, kept, xs):
-        def iteration(s, _):
-            step = lambda s: (s[0] + 1, *one(closed, s[2], s[3], s[0], xs))  # noqa: E731
-            return jax.lax.cond(s[1], step, lambda s: s, s), None
-
-        return ended(jax.lax.scan(iteration, begin(kept), None, length)[0])
-
-    if not body.effects:
-        plain, run = run, jax.custom_jvp(run)
-        run.defjvp(lambda primals, tangents: (plain(*primals), jax.jvp(of_all, primals, tangents)[1]))
-    kept, ys = run((list(consts), list(test_consts)), init, xs)
-    return jax.tree.unflatten(structure, kept), ys
+        return while_somebody(step, init, xs, going)
 
 
 scan, while_going = Scan(), WhileGoing()

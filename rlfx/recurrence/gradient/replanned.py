@@ -55,8 +55,7 @@ def planned(make: Make, of: Any, *args: Any) -> Any:
 def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:
     """``fn`` over its axes, the last one outermost; every result has all of them."""
     for axis in axes:
-        named = {} if axis.name is None else {"axis_name": axis.name}
-        fn = jax.vmap(fn, tuple(0 if v else None for v in axis.varies), axis_size=axis.size, **named)
+        fn = J.mapped(fn, (axis.size, axis.varies, axis.name))
     return fn
 
 

@@ -56,8 +56,8 @@ def check_loss(loss: Any, f: Callable) -> Any:
 def as_returned(leaf: Any, f: Callable) -> Any:
     """A returned leaf as an array whose shape does not depend on t."""
     if isinstance(leaf, NoArray):
-        fact = "The program returned a Series, which is not an array: it stands for its values at all timesteps."
-        raise ProgramTypeError(located(fact, where=J.function_source(f), fix="Return its value at t, x[t]."))
+        fact = f"The program returned a {leaf.name}, which is not an array: {leaf.because}."
+        raise ProgramTypeError(located(fact, where=J.function_source(f), fix=leaf.fix))
     try:
         value = to_array(leaf)
     except (TypeError, ValueError, OverflowError):

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import BoundaryError, RlfxError, located
-from rlfx.recurrence.language.operands import NoArray, not_an_array
+from rlfx.recurrence.language.operands import NoArray
 from rlfx.recurrence.language.time import without_time
 
 tree = jax.tree_util
@@ -48,7 +48,7 @@ def fitted(value: Any, dtype: Any) -> Any:
         other dtype, and one that is traced if the other dtype does not hold all values of its own.
     """
     if isinstance(value, NoArray):
-        raise not_an_array()
+        raise value.refusal()
     x = jnp.asarray(value)
     if x.dtype == dtype and hasattr(value, "dtype"):
         return x

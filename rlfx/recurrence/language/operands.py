@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,30 @@ tree = jax.tree_util
 
 
 class NoArray:
-    """Base of what stands for its values at all timesteps, and is no array."""
+    """Base of what stands for values at several timesteps, and is no array: what Python makes of arrays is refused.
+
+    Attributes:
+      name, because, fix: what it is called, why it is no array, and what to write, in the refusal.
+    """
+
+    name: ClassVar[str]
+    because: ClassVar[str]
+    fix: ClassVar[str]
+
+    def refusal(self) -> ProgramTypeError:
+        """The error of a use as an array."""
+        return ProgramTypeError(
+            located(f"A {self.name} is not an array: {self.because}.", where=J.here(), fix=self.fix)
+        )
+
+    def _refused(self, *_: Any) -> Any:
+        raise self.refusal()
 
 
-def not_an_array() -> ProgramTypeError:
-    """The refusal to use a series as an array."""
-    fact = "A Series is not an array: it stands for its values at all timesteps."
-    return ProgramTypeError(located(fact, where=J.here(), fix="Write x[t]."))
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_UNARY = ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "iter", "len", "bool")
+for _op in (*_BINARY, *(f"r{op}" for op in _BINARY), *_UNARY):
+    setattr(NoArray, f"__{_op}__", NoArray._refused)
 
 
 def to_array(leaf: Any) -> Any:
@@ -44,7 +61,7 @@ def as_array(leaf: Any, what: str) -> Any:
       ProgramError: for what is no array.
     """
     if isinstance(leaf, NoArray):
-        raise not_an_array()
+        raise leaf.refusal()
     try:
         return to_array(leaf)
     except RlfxError:
@@ -59,7 +76,7 @@ def type_of(leaf: Any, what: str, where: str | None = None) -> Any:
     Raises: as :func:`as_array`.
     """
     if isinstance(leaf, NoArray):
-        raise not_an_array()
+        raise leaf.refusal()
     try:
         return jax.typeof(jnp.asarray(leaf) if hasattr(leaf, "__jax_array__") else leaf)
     except RlfxError:

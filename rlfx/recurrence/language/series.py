@@ -17,9 +17,10 @@ from rlfx.recurrence.language.domain import Level, current_domain
 from rlfx.recurrence.language.history import History
 from rlfx.recurrence.language.index import LENGTH, TIME, Index, Lookup, Point, Slice, Window, as_index
 from rlfx.recurrence.language.lookups import check_outside, check_promise, check_window, environments, filled, times
+from rlfx.recurrence.language.masked import Masked, bound_of, inside_of
 from rlfx.recurrence.language.names import BOTH, Names
 from rlfx.recurrence.language.nesting import check_program, this_level
-from rlfx.recurrence.language.operands import NoArray, as_array, not_an_array
+from rlfx.recurrence.language.operands import NoArray, as_array
 from rlfx.recurrence.language.primitives import across_p, inputs_p, now_p, read_p, series_p
 from rlfx.recurrence.language.steps import step_of, stepped, strided
 from rlfx.recurrence.language.time import as_integer, index_of, without_time
@@ -38,6 +39,7 @@ class Series(NoArray):
     ``x[t:t + n:k]``                      every k-th of a slice, from its first bound on: t, t + k, ...
     ``x[t - t % n:t - t % n + n]``        the block that contains t
     ``x[:]``                              every timestep
+    ``x[t:end]``, ``x[begin:t + 1]``      to, or since, a time that the program computes: a :class:`Masked`, to be reduced
     ``x.window(lo, hi, fill=v)``          a window of fixed length, filled at the ends
     ``x[i]``, ``x[i, b]``                 random access into the past, with traced integers: absolute times
     ``x[t, b]``                           the value of another environment
@@ -48,6 +50,8 @@ class Series(NoArray):
     Attributes:
       history: the next value of the :class:`History` given to :func:`series`, else None.
     """
+
+    name, because, fix = "Series", "it stands for its values at all timesteps", "Write x[t]."
 
     _leaves: tuple
     _treedef: Any
@@ -145,24 +149,20 @@ class Series(NoArray):
 
     def _slice(self, index: slice) -> Any:
         domain = current_domain("A slice of a series")
-        bounds = []
-        for bound, default in ((index.start, Index()), (index.stop, LENGTH)):
-            expr = default if bound is None else index_of(bound)
-            if expr is None:
-                raise DomainError(
-                    located(
-                        f"A slice bound must be affine in t (also //, %, rlfx.minimum, rlfx.maximum), got {bound!r}.",
-                        where=J.here(),
-                        fix="Read single positions with x[i] for traced integers, or mask a slice with static bounds.",
-                    )
-                )
-            # T and N are the same bound of the domain: print and compare them as one.
-            bounds.append(LENGTH if expr.is_constant and expr.constant == domain.length else _not_from_the_end(expr))
+        bounds = [bound_of(b, d, index) for b, d in ((index.start, Index()), (index.stop, LENGTH))]
+        # T and N are the same bound of the domain: print and compare them as one.
+        last = lambda i: i.is_constant and i.constant == domain.length  # noqa: E731
+        lo, hi = (LENGTH if last(b.index) else _not_from_the_end(b.index) for b in bounds)
         step = step_of(index)
-        access = stepped(Slice(*bounds), step)
+        access = stepped(Slice(lo, hi), step)
         size = domain.size_of(access)
-        every = self._read(access, size)
-        return every if step == 1 else tree.tree_map(lambda leaf: strided(leaf, step, domain), every)
+        taken = lambda leaf: leaf if step == 1 else strided(leaf, step, domain)  # noqa: E731
+        every = tree.tree_map(taken, self._read(access, size))
+        first, stop = (b.event for b in bounds)
+        if first is None and stop is None:
+            return every
+        now = read_p.bind(series_p.bind(now_p.bind()), access=access, size=size, start=False, end=False)
+        return Masked(every, inside_of(taken(now), first, stop))
 
     def _read(self, access: Any, size: Any = None) -> Any:
         lo, hi = (access.index, access.index + 1) if isinstance(access, Point) else (access.first, access.stop)
@@ -201,15 +201,6 @@ class Series(NoArray):
             return self.history.lookup(now_p.bind(), i, b, across_p.bind, domain.batch, access.outside)
         return self._bind(access, None, [(i,) if b is None else (i, b)] * len(self._leaves))
 
-    def __iter__(self):
-        raise not_an_array()
-
-    def __len__(self):
-        raise not_an_array()
-
-    def __bool__(self):
-        raise not_an_array()
-
 
 def _of_environment(value: Any, b: Any) -> Any:
     """What environments ``b`` have for a value of this timestep."""
@@ -220,15 +211,6 @@ def _of_environment(value: Any, b: Any) -> Any:
     return tree.tree_map(
         lambda leaf: filled(inside, across_p.bind(leaf[None], jnp.zeros_like(nearest), nearest)), value
     )
-
-
-def _raise_not_an_array(self, *_):
-    raise not_an_array()
-
-
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-for _op in (*_BINARY, *(f"r{op}" for op in _BINARY), "neg", "pos", "abs", "invert", "lt", "le", "gt", "ge"):
-    setattr(Series, f"__{_op}__", _raise_not_an_array)
 
 
 def series(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Equation, Program
 
-DYNAMIC_SLICE = J.primitive("dynamic_slice")
+DYNAMIC_SLICE, GATHER, SCATTER_ADD = map(J.primitive, ("dynamic_slice", "gather", "scatter_add"))
 
 
 def with_picks(program: Program, most: int) -> Program:
@@ -49,3 +49,89 @@ def _pick(x: Any, *starts: Any, axes: Sequence[int]) -> Any:
         mine = jax.lax.broadcasted_iota(index.dtype, x.shape, axis) == index
         x = jnp.sum(jnp.where(mine, x, jnp.zeros_like(x)), axis, dtype=x.dtype, keepdims=True)
     return x
+
+
+# -- the same in a function of whole batches, such as the update of a minibatch: gathers, and scatters of their derivatives
+
+
+def picking(most: int) -> Mapping[Any, Callable[[Any, list], Any]]:
+    """Rules for :func:`rlfx.recurrence.ir.interpret.rewritten`: of every row one element, along an axis of at most ``most``.
+
+    ``jnp.take_along_axis(q, action[:, None], axis=1)`` and ``jax.vmap(lambda q, a: q[a])`` are such gathers, and what jax
+    makes of their derivatives such scatters. Others stay.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from rlfx.recurrence.ir.interpret import rewritten
+      >>> pick = rewritten(lambda q, a: jnp.take_along_axis(q, a[:, None], axis=1), picking(16))
+      >>> "gather" in str(jax.make_jaxpr(pick)(jnp.ones((8, 3)), jnp.zeros(8, jnp.int32)))
+      False
+    """
+    return {GATHER: functools.partial(_gathered, most=most), SCATTER_ADD: functools.partial(_scattered, most=most)}
+
+
+def _gathered(eqn: Any, operands: list, most: int) -> list | None:
+    n, (x, indices) = eqn.params["dimension_numbers"], operands
+    rows = n.operand_batching_dims, n.start_indices_batching_dims
+    picked = _picked(n.collapsed_slice_dims, n.start_index_map, rows, n.offset_dims, x, indices, most)
+    if picked is None or set(eqn.params["slice_sizes"]) != {1}:
+        return None
+    axis, indices = picked
+    mine, inside = _mine(indices, x.shape[axis], eqn.params["mode"])
+    lines = jnp.moveaxis(x, axis, -1)[..., None, :]
+    found = jnp.sum(jnp.where(mine, lines, jnp.zeros_like(lines)), -1, dtype=x.dtype)
+    if inside is None:
+        return [found]
+    fill = eqn.params["fill_value"]
+    other = _outside(x.dtype) if fill is None else fill
+    return [jnp.where(inside, found, jnp.asarray(other, x.dtype))]
+
+
+def _outside(dtype: Any) -> Any:
+    """What jax reads outside of an array, if nothing else is said."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.nan
+    info = jnp.iinfo(dtype)
+    return info.min if jnp.issubdtype(dtype, jnp.signedinteger) else info.max
+
+
+def _scattered(eqn: Any, operands: list, most: int) -> list | None:
+    n, (x, indices, updates) = eqn.params["dimension_numbers"], operands
+    rows = n.operand_batching_dims, n.scatter_indices_batching_dims
+    picked = _picked(
+        n.inserted_window_dims, n.scatter_dims_to_operand_dims, rows, n.update_window_dims, x, indices, most
+    )
+    if picked is None:
+        return None
+    axis, indices = picked
+    mine, _ = _mine(indices, x.shape[axis], eqn.params["mode"])
+    lines = updates[..., None]
+    added = jnp.sum(jnp.where(mine, lines, jnp.zeros_like(lines)), -2, dtype=x.dtype)
+    return [x + jnp.moveaxis(added, -1, axis)]
+
+
+def _picked(
+    left_out: Sequence[int], mapped: Sequence[int], rows: tuple, window: Sequence[int], x: Any, indices: Any, most: int
+) -> tuple[int, Any] | None:
+    """The axis along which one element of every row is read or written, and the indices as ``[*rows, k, 1]``.
+
+    All other axes are rows, those of the indices too. Of ``jax.vmap(lambda q, a: q[a])`` the axis stays, with one element.
+    """
+    if len(mapped) != 1 or not jnp.issubdtype(x.dtype, jnp.number):
+        return None
+    (axis,), others = mapped, x.ndim - 1
+    if tuple(rows[0]) != tuple(a for a in range(x.ndim) if a != axis) or tuple(rows[1]) != tuple(range(others)):
+        return None
+    if not left_out and tuple(window) == (others,) and indices.ndim == x.ndim:
+        indices = indices[..., None, :]
+    elif tuple(left_out) != (axis,) or window or indices.ndim != x.ndim + 1:
+        return None
+    return (int(axis), indices) if x.shape[axis] * indices.shape[-2] <= most else None
+
+
+def _mine(indices: Any, n: int, mode: Any) -> tuple[Any, Any]:
+    """Which elements the indices ``[*rows, k, 1]`` are, bool ``[*rows, k, n]``; and whether they are any, None if all are."""
+    drops = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
+    at = indices if drops else jnp.clip(indices, 0, n - 1)
+    mine = jax.lax.broadcasted_iota(at.dtype, (*at.shape[:-1], n), at.ndim - 1) == at
+    return mine, ((indices >= 0) & (indices < n))[..., 0] if drops else None

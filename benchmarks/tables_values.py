@@ -1,0 +1,112 @@
+"""Figures in running text, each from a file of results: ``<!-- value: NAME -->0.69x<!-- end -->``."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+
+from benchmarks.memory_ranking_pairs import SMALL, ranked
+from benchmarks.tables_markdown import markdown, read, times
+from benchmarks.untuned.measure import ratios, summary
+
+
+def grid(program: str) -> str:
+    """The geometric mean over TimeRL's grid."""
+    return times(statistics.geometric_mean(r["programs"][program]["wall_ratio"] for r in read("ppo_grid")["results"]))
+
+
+def peer() -> str:
+    found = read("ppo_learning_peer")["results"]["CartPole-v1"]
+    low, high = found["interval"]
+    return (
+        f"areas {found['area'][0]:.1f} and {found['area'][1]:.1f}, difference {found['difference']:+.1%}, "
+        f"95% interval [{low:+.1%}, {high:+.1%}]; at the end {found['final'][0]:.0f} and {found['final'][1]:.0f}"
+    )
+
+
+@functools.cache
+def means_of(name: str) -> dict:
+    return summary(read(f"untuned_{name}")["workloads"])
+
+
+def untuned(name: str, of: str) -> str:
+    """The geometric mean of times, with its 95% interval."""
+    means = means_of(name)
+    low, high = means[f"time_of_{of}_interval"]
+    return f"{means[f'time_of_{of}']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def memory(name: str) -> str:
+    """Geometric means of temporary bytes: of plain, and of the best."""
+    return " and ".join(f"{means_of(name)[f'memory_of_{of}']:.2f}" for of in ("plain", "best"))
+
+
+def built(name: str) -> str:
+    """Tracing and compiling, of plain's."""
+    return " and ".join(f"{means_of(name)[f'{what}_of_plain']:.2f}x" for what in ("trace", "compile"))
+
+
+def slower(name: str) -> str:
+    """The workloads that are slower than the best by more than 5%."""
+    found = read(f"untuned_{name}")["workloads"]
+    return "; ".join(n for n, r in found.items() if statistics.median(ratios(r, "best")) > 1.05)
+
+
+def seeds() -> str:
+    """The table of many seeds under `jax.vmap`."""
+    body = [
+        [str(r["seeds"]), *(f"{r['cpu_ms_per_seed'][k]:.1f}" for k in ("hand", "rlfx")), times(r["ratio"])]
+        for r in read("nstep_seeds")["results"]
+    ]
+    return markdown(["seeds", "by hand, CPU ms a seed", "rlfx", "ratio"], body)
+
+
+def ranking() -> str:
+    """The table of how the static bound ranks plans."""
+    results = read("memory_ranking")["results"]
+    kinds = {
+        "written: images, n-step and Monte-Carlo returns, GRU-like learners, attention": False,
+        "generated": True,
+    }
+    body = []
+    for kind, is_generated in kinds.items():
+        mine = [r for r in results if r["name"].startswith("generated") == is_generated]
+        alike, pairs = map(sum, zip(*map(ranked, mine), strict=True))
+        ratios = [row["bound"] / row["exact"] for r in mine for row in r["plans"] if row["exact"] > SMALL]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        body.append([f"{kind} ({len(mine)})", f"{alike} of {pairs} pairs", spread])
+    return markdown(["programs", "ranked as by XLA", "bound / exact, median (lowest to highest)"], body)
+
+
+def steps_in_a_call(size: int, form: str) -> str:
+    """What 1,000 steps in a call gain over one."""
+    rates = {(r["N"], r["K"]): r["steps/s"][form] for r in read("envs_study")["rows"]["K"]}
+    ratio = rates[size, 1000] / rates[size, 1]
+    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+
+
+TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
+VALUES = {
+    "grid-chunked": lambda: grid("hand-chunked"),
+    "grid-rlfx": lambda: grid("rlfx"),
+    "grid-chunked-2": lambda: grid("hand-chunked on 2 devices"),
+    "grid-rlfx-2": lambda: grid("rlfx on 2 devices"),
+    "learning-peer": peer,
+    "untuned-plain": lambda: untuned("tuning", "plain"),
+    "untuned-best": lambda: untuned("tuning", "best"),
+    "untuned-after-plain": lambda: untuned("tuning_after", "plain"),
+    "untuned-after-best": lambda: untuned("tuning_after", "best"),
+    "held-out-plain": lambda: untuned("held_out_after", "plain"),
+    "held-out-best": lambda: untuned("held_out_after", "best"),
+    "held-out-worst": lambda: f"{means_of('held_out_after')['worst_of_best']:.1f}",
+    "held-out-memory": lambda: memory("held_out_after"),
+    "untuned-memory": lambda: memory("tuning"),
+    "untuned-after-memory": lambda: memory("tuning_after"),
+    "untuned-built": lambda: built("tuning"),
+    "untuned-after-built": lambda: built("tuning_after"),
+    "untuned-after-slower": lambda: slower("tuning_after"),
+    "calls-64-fused": lambda: steps_in_a_call(64, "auto"),
+    "calls-4096-fused": lambda: steps_in_a_call(4096, "auto"),
+    "calls-64-scan": lambda: steps_in_a_call(64, "vmap"),
+    "calls-4096-scan": lambda: steps_in_a_call(4096, "vmap"),
+}
