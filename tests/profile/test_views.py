@@ -29,7 +29,9 @@ def test_text(report):
     assert "  loss     1.14  38.0%       .        .         .         .  1.14         1.14" in text
     assert "device busy 43.5% of the span, device-bound 38.0%; a sampling tool would say 100%" in text
     assert "device work outside operations 0.0%" in text
-    assert "per step              0.1               0.1          0.1              0.1" in text
+    rows = [" ".join(row.split()) for row in text.splitlines()]
+    assert "per step 0.1 0.1 0.1 0.1" in rows
+    assert "per update (3 times) 1 1 1 1" in rows
     assert str(report) == text
     assert repr(report).startswith("Report(1 processes, 0.003 s, 'host-bound: 55%")
 
