@@ -65,7 +65,7 @@ def test_derivatives_are_those_of_the_iterations(limit, order):
 def test_mapped_over_loops_that_end_apart(order):
     """Each has what it has alone, though all run until the last one ends."""
     f = derivatives(numbers(ending))[order]
-    a, limits = jnp.array([0.3, 0.5, 0.1]), jnp.array([0.2, 2.0, 9.0])
+    a, limits = jnp.array([0.3, 0.5, 0.1], jnp.float32), jnp.array([0.2, 2.0, 9.0], jnp.float32)
     mapped = jax.jit(jax.vmap(f, (None, 0, 0)))(jnp.float32(0.7), a, limits)
     alone = [f(jnp.float32(0.7), x, limit) for x, limit in zip(a, limits, strict=True)]
     np.testing.assert_allclose(mapped, jnp.stack(alone), rtol=1e-4, atol=1e-5)
@@ -73,7 +73,7 @@ def test_mapped_over_loops_that_end_apart(order):
 
 def test_a_derivative_of_what_is_mapped():
     f = jax.vmap(numbers(ending), (None, 0, 0))
-    a, limits = jnp.array([0.3, 0.5, 0.1]), jnp.array([0.2, 2.0, 9.0])
+    a, limits = jnp.array([0.3, 0.5, 0.1], jnp.float32), jnp.array([0.2, 2.0, 9.0], jnp.float32)
     found = jax.grad(lambda w: f(w, a, limits).sum())(jnp.float32(0.7))
     want = sum(
         jax.grad(numbers(counted))(jnp.float32(0.7), x, float(limit)) for x, limit in zip(a, limits, strict=True)
