@@ -290,6 +290,11 @@ REFUSED = {
         ProgramTypeError,
         "its length is known when the program runs",
     ),
+    "summed by jnp": (
+        lambda x, t, e: jnp.sum(x[t:e]),
+        ProgramTypeError,
+        "A slice to a computed time is not an array",
+    ),
     "its length": (lambda x, t, e: len(x[t:e]), ProgramTypeError, "Reduce it, x[t:end].sum()"),
     "returned": (lambda x, t, e: x[t:e], ProgramTypeError, "The program returned a slice to a computed time"),
     "a float": (lambda x, t, e: x[t : e.astype(jnp.float32)].sum(), DomainError, "A slice bound must be affine in t"),

@@ -11,6 +11,7 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, ProgramTypeError, RlfxError, UnsupportedSliceOp, located
+from rlfx.recurrence.language.masked import Masked
 from rlfx.recurrence.language.python_use import CHOOSE, COUNT, NOT_PYTHON, ONCE, TRUTH
 from rlfx.recurrence.language.series import Series
 from rlfx.recurrence.language.time import Time
@@ -100,6 +101,13 @@ RULES = (
         "Series",
         _says("A Series is not an array: it stands for its values at all timesteps."),
         "Write x[t].",
+        ProgramTypeError,
+    ),
+    Rule(
+        _TYPE,
+        r"masked\.Masked",
+        _says(f"A {Masked.name} is not an array: {Masked.because}."),
+        Masked.fix,
         ProgramTypeError,
     ),
     Rule(_TYPE, r"(?s)\btau\b.*rank_promotion", lambda e: _in_t(e), "Give both as many axes, x[None] for x for example.", None),

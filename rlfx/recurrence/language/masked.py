@@ -71,11 +71,23 @@ def inside_of(now: Any, first: Any, stop: Any) -> Any:
 
 
 def _lowest(dtype: Any) -> Any:
-    return False if jnp.issubdtype(dtype, jnp.bool_) else -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+    return (
+        False
+        if jnp.issubdtype(dtype, jnp.bool_)
+        else -jnp.inf
+        if jnp.issubdtype(dtype, jnp.inexact)
+        else jnp.iinfo(dtype).min
+    )
 
 
 def _highest(dtype: Any) -> Any:
-    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+    return (
+        True
+        if jnp.issubdtype(dtype, jnp.bool_)
+        else jnp.inf
+        if jnp.issubdtype(dtype, jnp.inexact)
+        else jnp.iinfo(dtype).max
+    )
 
 
 @dataclass(frozen=True, eq=False)
