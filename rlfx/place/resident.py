@@ -222,9 +222,10 @@ class StageExecutor:
         with self.lock:
             plan = self.plan(assignment)
             memories = self._place([*args, *self.constants], plan)
-            return self._finish(plan, memories, *self._walked(plan, memories, None))
+            self._walk_all(plan, memories, None)
+            return self._finish(plan, memories)
 
-    def _finish(self, plan: Plan, memories: list[Memory], *_: Any) -> Any:
+    def _finish(self, plan: Plan, memories: list[Memory]) -> Any:
         def result(b: Any) -> tuple[int, jax.Array]:
             if not isinstance(b, int):
                 return 0, b
@@ -240,10 +241,10 @@ class StageExecutor:
                 self.inputs[i] = _Known(x, {d: x} if d >= 0 else {})
         return jax.tree.unflatten(self.graph.out_tree, [x for _, x in results])
 
-    def _walked(self, plan: Plan, memories: list[Memory], clocks: Any) -> tuple:
+    def _walk_all(self, plan: Plan, memories: list[Memory], clock: _Clock | None) -> None:
         if not self.threads:
-            _dispatch(plan, memories, self.devices, clocks)
-            return ()
+            _dispatch(plan, memories, self.devices, clock)
+            return
         inboxes = [queue.SimpleQueue() for _ in self.devices]
         used = [d for d, steps in enumerate(plan.steps) if steps]
         done: queue.SimpleQueue = queue.SimpleQueue()
@@ -251,7 +252,7 @@ class StageExecutor:
         def part(d: int) -> None:
             error: BaseException | None = None
             try:
-                _walk(plan.steps[d], memories[d], inboxes, d, self.devices, clocks)
+                _walk(plan.steps[d], memories[d], inboxes, d, self.devices, clock)
             except BaseException as e:  # whatever it is, the others must not wait for it
                 error = e
                 for box in inboxes:
@@ -265,7 +266,6 @@ class StageExecutor:
         errors = [e for e in ended.values() if e is not None and not isinstance(e, _Stopped)]
         if errors:
             raise errors[0]
-        return ()
 
     def _worker(self, d: int) -> queue.SimpleQueue:
         """The queue of the thread that drives a device; it ends with this object."""
@@ -281,7 +281,8 @@ class StageExecutor:
             plan = self.plan(assignment)
             memories = self._place([known.value for known in self.inputs], plan)
             clock = _Clock(len(self.graph.tasks))
-            result = self._finish(plan, memories, *self._walked(plan, memories, clock))
+            self._walk_all(plan, memories, clock)
+            result = self._finish(plan, memories)
         return clock.timeline(len(self.devices)), result
 
     def measure(self, args: Sequence[jax.Array], assignment: Assignment, repeats: int = 5) -> float:
@@ -311,7 +312,7 @@ class StageExecutor:
         with self.lock:
             for i in range(repeats + 1):
                 clock = _Clock(tasks, count)
-                self._walked(together, self._place([*args, *self.constants], together), clock)
+                self._walk_all(together, self._place([*args, *self.constants], together), clock)
                 taken[i] = clock.end - clock.begin
         exec_time = np.maximum(np.median(taken[1:], axis=0), 1e-7).astype(np.float32)
         latency, rate = self._links()
@@ -373,6 +374,16 @@ def _serve(jobs: queue.SimpleQueue) -> None:
         del job
 
 
+def _compute(step: Step, memory: Memory, d: int, clock: _Clock | None) -> None:
+    """One step on what its device has."""
+    begin = time.perf_counter() if clock else 0.0
+    out = step.run(*[memory[b] for b in step.reads])
+    if clock:
+        jax.block_until_ready(out)
+        clock.note(step, d, begin)
+    memory.update(zip(step.yields, out, strict=True))
+
+
 def _walk(steps: Sequence[Step], memory: Memory, inboxes: Sequence[queue.SimpleQueue], d: int, devices: Sequence[Any],
           clock: _Clock | None) -> None:  # fmt: skip
     """One device's steps, in order, waiting for what others send."""
@@ -385,12 +396,7 @@ def _walk(steps: Sequence[Step], memory: Memory, inboxes: Sequence[queue.SimpleQ
                     raise _Stopped
                 blocks, values, source = message
                 memory.update(zip(blocks, moved(values, source, own), strict=True))
-        begin = time.perf_counter() if clock else 0.0
-        out = step.run(*[memory[b] for b in step.reads])
-        if clock:
-            jax.block_until_ready(out)
-            clock.note(step, d, begin)
-        memory.update(zip(step.yields, out, strict=True))
+        _compute(step, memory, d, clock)
         for target, blocks in step.sends:
             inboxes[target].put((blocks, [memory[b] for b in blocks], own))
         for b in step.frees:
@@ -401,12 +407,7 @@ def _dispatch(plan: Plan, memories: Sequence[Memory], devices: Sequence[Any], cl
     """All steps by one thread, in order: devices that run behind their host wait for each other by themselves."""
     for d, step in plan.sequence:
         memory = memories[d]
-        begin = time.perf_counter() if clock else 0.0
-        out = step.run(*[memory[b] for b in step.reads])
-        if clock:
-            jax.block_until_ready(out)
-            clock.note(step, d, begin)
-        memory.update(zip(step.yields, out, strict=True))
+        _compute(step, memory, d, clock)
         for target, blocks in step.sends:
             values = moved([memory[b] for b in blocks], devices[d], devices[target])
             memories[target].update(zip(blocks, values, strict=True))
