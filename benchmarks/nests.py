@@ -2,11 +2,11 @@
 
     python benchmarks/nests.py [run meta roles] [--rounds 7] [--out benchmarks/results/nests.json]
 
-`run`: 200 iterations as one call, of a rollout and its gradient and of PPO, against the same update in a hand-written scan: compile
-(processor seconds, median of three), iterations a second, temporary bytes at 10 and at 10,000 iterations; what tracing, planning and
-lowering take (median of seven programs made anew, without garbage collection), of what one iteration alone takes. `meta`: the gradient of what 64 updates
-reach, with and without `jax.checkpoint` around the update. `roles`: an iteration of acting and learning on one device; on two,
-the actor one iteration behind; on two, the batch split.
+`run`: 200 iterations as one call, of a rollout and its gradient and of PPO, against the same update in a hand-written scan:
+compile (processor seconds, median of three), iterations a second, temporary bytes at 10 and at 10,000 iterations; what tracing,
+planning and lowering take (median of seven programs made anew, without garbage collection), of what one iteration alone takes.
+`meta`: the gradient of what 64 updates reach, with and without `jax.checkpoint` around the update. `roles`: an iteration of
+acting and learning on one device; on two, the actor one iteration behind; on two, the batch split.
 Interleaved in one process, medians; `run` and `meta` by processor time, `roles` by the clock, with the load that there was.
 """
 
