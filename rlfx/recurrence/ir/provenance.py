@@ -12,9 +12,7 @@ from rlfx.recurrence.language.index import Lookup
 from rlfx.recurrence.language.primitives import inputs_p
 
 
-def check_times(
-    equations: Iterable[Equation], events: Iterable[tuple[Atom, str]], constants: Collection[Var]
-) -> None:
+def check_times(equations: Iterable[Equation], events: Iterable[tuple[Atom, str]], constants: Collection[Var]) -> None:
     """Refuse ``x[i]`` and ``x[t:end]`` with an integer of t and constants alone: it was meant as an index expression.
 
     Args:
