@@ -287,6 +287,43 @@ def test_what_else_is_read_by_reference():
     np.testing.assert_allclose(ref(jnp.float32(0.3), jnp.asarray(x))[0], far_by_loops(0.3, x, 2, 2), rtol=1e-5)
 
 
+def test_a_state_that_needs_what_is_read_later_calls_and_vmap():
+    """The state is that of the second call; with t0= the iterations are those of this call."""
+
+    def outer(w, c, i):
+        def inner(w, x, t):
+            y = rlfx.series(w * (1.0 + i) * (1.0 + t))
+            return x + y[i // 2, t] + y[:i, t].sum(), y[:i, t].count
+
+        return rlfx.unroll(inner, length=3)(w, c)
+
+    def by_loops(w, t0):
+        y = lambda i, t: w * (1.0 + i + t0) * (1.0 + t)  # noqa: E731
+        return 0.1 + sum(y(i // 2, t) + sum(y(j, t) for j in range(i)) for i in range(I) for t in range(3))
+
+    run = rlfx.unroll(outer, length=I, dim="i")
+    for t0 in (0, 5):
+        got, count = jax.vmap(lambda w, t0=t0: run(w, jnp.float32(0.1), t0=t0))(jnp.array([0.3, 0.6]))
+        np.testing.assert_allclose(got, [by_loops(w, t0) for w in (0.3, 0.6)], rtol=1e-6)
+        np.testing.assert_array_equal(count[0], [[i] * 3 for i in range(I)])
+    slope = jax.grad(lambda w: run(w, jnp.float32(0.1))[0])(jnp.float32(0.3))
+    np.testing.assert_allclose(slope, by_loops(1.0, 0) - 0.1, rtol=1e-6)
+
+
+def test_both_calls_draw_the_same():
+    def member(_, w, i):
+        def inner(w, x, t):
+            y = rlfx.series(w * x + jax.random.normal(t.key))
+            return x, (y[t], y[i // 2, t], y[:, t])
+
+        return w + 1.0, rlfx.unroll(inner, length=2, batch=2)(w, jnp.array([1.0, 2.0]), i.key)[1]
+
+    run = rlfx.unroll(member, length=I, dim="i", batch={"p": 2})
+    y, half, every = run(None, jnp.array([1.0, 3.0]), jax.random.key(0))[1]
+    np.testing.assert_allclose(half, y[np.arange(I) // 2], rtol=1e-6)
+    np.testing.assert_allclose(every, np.broadcast_to(np.moveaxis(y, 0, -1), (I, *y.shape[1:], I)), rtol=1e-6)
+
+
 def lagged(c, x, i):
     """A learner whose target is its own value of the iteration before; the gradient of the loss knows it for a constant."""
 
