@@ -69,6 +69,11 @@ class Compiled:
     target: Target | None = None
     _programs: dict = field(default_factory=dict, repr=False)
 
+    @property
+    def __name__(self) -> str:
+        """That of the function: by it ``jax.jit`` calls its program, in profiles and in what XLA prints."""
+        return getattr(self.f, "__name__", "program")
+
     @_in_its_names
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
         """Run T timesteps of B environments: a pure function, for ``jax.jit``, ``grad``, ``vmap`` and sharding.
