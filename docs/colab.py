@@ -19,7 +19,8 @@ from pathlib import Path
 
 from docs.notebooks import PROJECT, ROOT
 
-#: What Colab has of what the notebooks import, in the versions of its image of late 2025 (Python 3.12).
+#: Colab's image of late 2025 (Python 3.12): its jax, and what it has of what the notebooks import.
+IMAGE = "0.7.2"
 PACKAGES = {
     "numpy": "2.0.2", "scipy": "1.16.3", "networkx": "3.6", "optax": "0.2.6", "flax": "0.11.2", "chex": "0.1.90",
     "matplotlib": "3.10.0", "pillow": "11.3.0", "absl-py": "1.4.0", "ipykernel": "6.17.1", "nbclient": "0.10.2",
@@ -56,10 +57,10 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def environment(folder: Path, python: str, jax: str) -> Path:
-    """A fresh environment with Colab's packages and this jax; its Python."""
+    """A fresh environment with Colab's packages (or newer ones, for a newer jax) and this jax; its Python."""
     subprocess.run([python, "-m", "venv", folder], check=True)
-    inside = folder / "bin" / "python"
-    pip(inside, f"jax=={jax}", *(f"{name}=={version}" for name, version in PACKAGES.items()))
+    inside, which = folder / "bin" / "python", "==" if jax == IMAGE else ">="
+    pip(inside, f"jax=={jax}", *(f"{name}{which}{version}" for name, version in PACKAGES.items()))
     return inside
 
 
@@ -83,7 +84,7 @@ def executed(python: Path, notebook: Path, folder: Path) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="python3.12", help="Colab's Python")
-    parser.add_argument("--jax", nargs="+", default=["0.7.2", "0.11.0"], help="the jax that is there, one run each")
+    parser.add_argument("--jax", nargs="+", default=[IMAGE, "0.11.0"], help="the jax that is there, one run each")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds from the first cell to a trained agent")
     arguments = parser.parse_args()
     for jax in arguments.jax:

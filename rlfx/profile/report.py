@@ -141,7 +141,7 @@ def _computes(function: str, trace: xspace.Trace) -> bool:
     return any(op.opcode not in hlo.FREE for m in found for op in m.ops.values())
 
 
-def read(directory: str | os.PathLike) -> Report:
+def read(directory: str | os.PathLike[str]) -> Report:
     """Read the traces under a directory (or one `.xplane.pb`) into a report.
 
     Traces of several processes are merged on epoch time. Of two captures by one process name that do not overlap, the
