@@ -60,11 +60,11 @@ def training(key: str) -> str:
 
 def repeated() -> str:
     (r,) = rows("place_repeat")
-    found_whole = r["ms"]
+    critical, enumerated, heft = (f"{r['ms'][m]:.1f}" for m in ("critical-path", "enumerate", "heft"))
     return (
         f"one block takes {r['block_ms']:.2f} ms, its placement repeated {r['repeated_ms']:.1f} ms; the lower bound is "
-        f"{r['lower_bound_ms']:.1f}, and the heuristics that see the whole take {found_whole['critical-path']:.1f} (critical path), "
-        f"{found_whole['enumerate']:.1f} (EnumerativeOptimizer) and {found_whole['heft']:.1f} ms (HEFT)"
+        f"{r['lower_bound_ms']:.1f}, and the heuristics that see the whole take {critical} (critical path), "
+        f"{enumerated} (EnumerativeOptimizer) and {heft} ms (HEFT)"
     )
 
 
@@ -98,7 +98,8 @@ def zero_shot_behind(target: str) -> str:
     for r in rows("place_transfer"):
         if r["target"] == target:
             seeds.setdefault(r["source"], []).append(r)
-    return f"{max(statistics.median(r['zero_shot_ms'] for r in of) / statistics.median(r['full_4k_ms'] for r in of) - 1 for of in seeds.values()):.0%}"
+    zero, trained = ([statistics.median(r[k] for r in of) for of in seeds.values()] for k in ("zero_shot_ms", "full_4k_ms"))
+    return f"{max(a / b - 1 for a, b in zip(zero, trained, strict=True)):.0%}"
 
 
 def large() -> str:
@@ -157,7 +158,8 @@ def two_free_cores() -> str:
         parts = []
         for x in r["processor_ms"]["together"]:
             ran = [ms for name, ms in x.items() if name.startswith("actor")]
-            parts.append(max(x["replay and learner"], (sum(ran) + x["processes"]) / len(ran), (x["program"] + x["processes"]) / 2))
+            actor, half = (sum(ran) + x["processes"]) / len(ran), (x["program"] + x["processes"]) / 2
+            parts.append(max(x["replay and learner"], actor, half))
         ratios.append(sequential / statistics.median(parts))
     return between(min(ratios), max(ratios), 1)
 
