@@ -130,6 +130,11 @@ def finished(kind: str) -> str:
     return f"3x{size}x{size}"
 
 
+def dispatched(how: str) -> str:
+    (found,) = [r for r in read("envs_study")["rows"]["transitions"] if r["how"] == how]
+    return f"{found['dispatched']:,}"
+
+
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
     "grid-chunked": lambda: grid("hand-chunked"),
@@ -162,6 +167,9 @@ VALUES = {
     "images-compiling": lambda: planning(False),
     "images-limit-plain": lambda: finished("plain"),
     "images-limit-rlfx": lambda: finished("rlfx"),
+    "dispatched-jit": lambda: dispatched("jit a step"),
+    "dispatched-scan": lambda: dispatched("XLA scan"),
+    "dispatched-fused": lambda: dispatched("fused"),
     "calls-64-fused": lambda: steps_in_a_call(64, "auto"),
     "calls-4096-fused": lambda: steps_in_a_call(4096, "auto"),
     "calls-64-scan": lambda: steps_in_a_call(64, "vmap"),
