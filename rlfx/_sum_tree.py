@@ -160,11 +160,19 @@ def added_up(tree: SumTree, leaves: Array, changed: Array) -> SumTree:
     for level in reversed(tree.levels[:-1]):
         children, nodes = levels[-1].reshape(-1, K), nodes // K
         if level.shape[0] <= nodes.shape[0]:
-            sums = jnp.sum(children, axis=1)
+            sums = _row_sums(children)
             levels.append(jnp.pad(sums, (0, level.shape[0] - sums.shape[0])))
         else:
-            levels.append(level.at[nodes].set(jnp.sum(children[nodes], axis=1)))
+            levels.append(level.at[nodes].set(_row_sums(children[nodes])))
     return SumTree(tuple(reversed(levels)), tree.capacity)
+
+
+def _row_sums(x: Array) -> Array:
+    """Sums along rows, halves at a time: additions in one order, so that a node is the same bits whoever computes it."""
+    while x.shape[1] > 1:
+        half = -(-x.shape[1] // 2)
+        x = x[:, :half] + jnp.pad(x[:, half:], ((0, 0), (0, 2 * half - x.shape[1])))
+    return x[:, 0]
 
 
 TREE = instance(SumTree, "a SumTree", "make_tree(capacity)")

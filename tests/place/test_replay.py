@@ -1,5 +1,7 @@
 """The sum tree and the replay ring, against numpy and flashbax."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +100,22 @@ def test_the_last_of_many_equal_indices_counts():
     tree = set_priorities(rp.make_tree(64, 4), indices, values)
     np.testing.assert_array_equal(tree.levels[-1], expected)
     assert tree.total == pytest.approx(expected.sum(), rel=1e-6)
+
+
+@pytest.mark.optimised
+def test_a_loop_writes_the_leaves_in_place():
+    """No copy of all leaves in a loop that inserts, draws and sets priorities."""
+    capacity, like = 4096, {"obs": jnp.zeros(3)}
+
+    def step(replay, key):
+        replay = rp.insert(replay, {"obs": jnp.ones((4, 3))})
+        drawn = rp.sample(replay, key, 8)
+        return rp.update_priorities(replay, drawn.indices, drawn.data["obs"].sum(1)), drawn.probability
+
+    many = jax.jit(lambda replay, keys: jax.lax.scan(step, replay, keys), donate_argnums=0)
+    text = many.lower(rp.make_replay(capacity, like), jax.random.split(jax.random.key(0), 5)).compile().as_text()
+    assert f"f32[{capacity}]{{0}}" in text
+    assert not re.findall(rf"f32\[{capacity}(?:,3)?\]\S* copy\(", text)
 
 
 def test_sums_do_not_drift():
