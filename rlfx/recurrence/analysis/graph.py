@@ -254,9 +254,9 @@ class Graph:
           CausalityError: if its reads point both ways, or a point depends on itself.
         """
         component = list(component)
-        inside = self.nx.subgraph(component)
-        if len(component) == 1 and not inside.number_of_edges():
+        if len(component) == 1 and not self.nx.has_edge(*component, *component):
             return None
+        inside = self.nx.subgraph(component)
         signs = frozenset().union(*(s for *_, s in inside.edges(data="signs")))
         if {PAST, FUTURE} <= signs:
             raise _mixed(inside, self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -39,7 +39,10 @@ from rlfx.recurrence.schedule.plan import Plan
 SIGNATURES = 64
 
 
-def _in_its_names(method: Callable) -> Callable:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_its_names(method: F) -> F:
     """A method whose errors are told in the names of the program's dimensions."""
 
     @functools.wraps(method)
@@ -47,7 +50,7 @@ def _in_its_names(method: Callable) -> Callable:
         with self.domain.names.spoken():
             return method(self, *args, **kwargs)
 
-    return told
+    return told  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +60,22 @@ class Compiled:
     Call it as ``compiled(params, carry, key=None, *, t0=0)``; see :func:`compile` and :func:`unroll`.
     """
 
-    f: Callable
+    f: Callable[..., Any]
     domain: Domain
     has_loss: bool
     reduce: str
-    until: Callable | None
+    until: Callable[..., Any] | None
     sharding: Sharding | None = None
     transform: Callable[[Program], Program] | None = None
     options: Options = field(default_factory=Options)
     prng: Any = None
     target: Target | None = None
     _programs: dict = field(default_factory=dict, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        """That of the function: by it ``jax.jit`` calls its program, in profiles and in what XLA prints."""
+        return getattr(self.f, "__name__", "program")
 
     @_in_its_names
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
@@ -106,15 +114,15 @@ class Compiled:
         if not noted.reads:
             return out
 
-        def anew(f: Callable, crossing: Crossing, has_loss: bool) -> Compiled:
+        def anew(f: Callable[..., Any], crossing: Crossing, has_loss: bool) -> Compiled:
             domain = replace(self.domain, crossing=crossing)
             options = self.options if has_loss == self.has_loss else replace(self.options, plan=None)
             return replace(self, f=f, domain=domain, has_loss=has_loss, options=options, _programs={})
 
-        def call(f: Callable, crossing: Crossing, given: Any, has_loss: bool) -> Any:
+        def call(f: Callable[..., Any], crossing: Crossing, given: Any, has_loss: bool) -> Any:
             return anew(f, crossing, has_loss)._called(crossing, given, carry, key, t0)
 
-        def program(f: Callable, crossing: Crossing, given: Any) -> Program:
+        def program(f: Callable[..., Any], crossing: Crossing, given: Any) -> Program:
             return anew(f, crossing, False)._prepare(given, carry, key)[0].program
 
         return curried(call, program, self.f, noted, self.domain, self.has_loss, params)

@@ -33,9 +33,9 @@ tree = jax.tree_util
 
 
 def curried(
-    call: Callable[[Callable, Crossing, Any, bool], Any],
-    program: Callable[[Callable, Crossing, Any], Program],
-    f: Callable,
+    call: Callable[[Callable[..., Any], Crossing, Any, bool], Any],
+    program: Callable[[Callable[..., Any], Crossing, Any], Program],
+    f: Callable[..., Any],
     noted: Crossing,
     domain: Domain,
     has_loss: bool,
@@ -67,7 +67,7 @@ def curried(
         known.append(declare(leaves, *(_spread(edge, own, axes) for edge in own.around)))
     operands = tuple(_read(known[read.field], read.outer, len(axes)) for read in noted.reads)
 
-    def called(wanted: Callable[[Any, Any], Any], loss: bool) -> tuple[Callable, Crossing]:
+    def called(wanted: Callable[[Any, Any], Any], loss: bool) -> tuple[Callable[..., Any], Crossing]:
         """A function whose aux is ``wanted(aux, fields)``, perhaps with its loss, and what notes its reads."""
         crossing, step = Crossing(operands=()), getattr(f, "f", f)
 
@@ -97,7 +97,7 @@ def curried(
     return (*loss, results) if has_loss else results
 
 
-def _define(known: Sequence[Series], fields: Sequence) -> None:
+def _define(known: Sequence[Series], fields: Sequence[Any]) -> None:
     for one, value in zip(known, fields, strict=True):
         define(one, value, outer=True)
 
@@ -129,7 +129,7 @@ def _one_way(reads: Sequence[Crossed]) -> bool:
     return len(sides) == 1 and 0 not in sides
 
 
-def _needed(program: Program, operands: tuple, read: Crossed) -> tuple[tuple, bool]:
+def _needed(program: Program, operands: tuple[Any, ...], read: Crossed) -> tuple[tuple[Any, ...], bool]:
     """The operands of the call that gives the fields, zeros for those that no field needs; whether its carry needs no others."""
     if any(e.has_effects or SCOPE in e.scope for e in program.equations):
         raise told(
@@ -150,7 +150,7 @@ def _needed(program: Program, operands: tuple, read: Crossed) -> tuple[tuple, bo
     return given, all(v in seen for v in own if v in carried)
 
 
-def _behind(program: Program, values: Sequence) -> set[Var]:
+def _behind(program: Program, values: Sequence[Any]) -> set[Var]:
     """What some values are computed from."""
     seen: set[Var] = set()
     todo = [*values]
