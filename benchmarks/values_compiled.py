@@ -1,4 +1,4 @@
-"""Figures in the running text of docs/targets.md and nests.md: what was compiled and counted, and not run."""
+"""Figures in the running text of docs/targets.md: what was compiled and counted, and not run."""
 
 from __future__ import annotations
 
@@ -61,19 +61,6 @@ def kernel(key: str) -> int:
     return compiled(MIDDLE, "one kernel")["acting"][0][key]
 
 
-def nests(*keys: str) -> float:
-    found = read("nests")
-    for key in keys:
-        found = found[key]
-    return found  # type: ignore[return-value]
-
-
-def flat_bytes() -> str:
-    """The temporary bytes of a run, which are those of any number of iterations."""
-    (same,) = set(nests("run", "temp_bytes_by_iterations").values())
-    return f"{same:,}"
-
-
 TABLES: dict = {}
 VALUES = {
     "launches-acting": lambda: f"{acting_kernels('one')}",
@@ -97,10 +84,4 @@ VALUES = {
     "targets-estimate-budget": lambda: estimate("PPO, one epoch", "budget 1/8"),
     "targets-estimate-gru": lambda: estimate("recurrent PPO's learner", "at once"),
     "targets-estimate-attention": lambda: estimate("attention", "at once"),
-    "nests-compile": lambda: times(nests("run", "compile_over_scan")),
-    "nests-speed": lambda: times(nests("run", "speed_over_scan")),
-    "nests-bytes": flat_bytes,
-    "nests-meta-mb": lambda: f"{nests('meta', 'rows', 'checkpoint', 'temp_bytes') / 1e6:.2f}",
-    "nests-meta-kept-mb": lambda: f"{nests('meta', 'rows', 'kept', 'temp_bytes') / 1e6:.1f}",
-    "nests-meta-time": lambda: times(nests("meta", "time_over_kept")),
 }

@@ -9,6 +9,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError
+from rlfx.recurrence.language.masked import Masked
 
 I, T, B, EDGE = 4, 5, 2, np.float32(0.25)
 
@@ -31,22 +32,30 @@ FORMS = {
     "block": (lambda t: slice(t - t % 2, t - t % 2 + 2), lambda k, n: range(k - k % 2, min(k - k % 2 + 2, n))),
     ":": (lambda t: slice(None), lambda k, n: range(n)),
 }
-#: What an inner program may read of its own series: earlier iterations, and as many at each.
+#: What an inner program reads of its own series at other iterations: the same forms, but a slice of fixed length has that length.
+ITERATIONS = FORMS | {
+    "t - 2:t + 1": (lambda i: slice(i - 2, i + 1), lambda k, n: range(k - 2, k + 1)),
+    "t:t + 3": (lambda i: slice(i, i + 3), lambda k, n: range(k, k + 3)),
+}
+#: And some that read earlier ones alone, so that one call gives and takes.
 EARLIER = {
-    "i - 1": (lambda i: i - 1, lambda k: [k - 1]),
-    "i - 2": (lambda i: i - 2, lambda k: [k - 2]),
-    "i // 2 - 1": (lambda i: i // 2 - 1, lambda k: [k // 2 - 1]),
-    "i - i % 3 - 1": (lambda i: i - i % 3 - 1, lambda k: [k - k % 3 - 1]),
-    "i - 2:i": (lambda i: slice(i - 2, i), lambda k: [k - 2, k - 1]),
-    "i - 1:i + 1": (lambda i: slice(i - 1, i + 1), lambda k: [k - 1, k]),
-    "block": (lambda i: slice(i - i % 2 - 2, i - i % 2), lambda k: [k - k % 2 - 2, k - k % 2 - 1]),
+    "i - 1": (lambda i: i - 1, lambda k, n: [k - 1]),
+    "i - 2": (lambda i: i - 2, lambda k, n: [k - 2]),
+    "i // 2 - 1": (lambda i: i // 2 - 1, lambda k, n: [k // 2 - 1]),
+    "i - i % 3 - 1": (lambda i: i - i % 3 - 1, lambda k, n: [k - k % 3 - 1]),
+    "i - 2:i": (lambda i: slice(i - 2, i), lambda k, n: [k - 2, k - 1]),
+    ":i": (lambda i: slice(None, i), lambda k, n: range(k)),
+    "block before": (lambda i: slice(i - i % 2 - 2, i - i % 2), lambda k, n: [k - k % 2 - 2, k - k % 2 - 1]),
 }
 
 
+INSIDE = ITERATIONS | EARLIER
+
+
 def ys(w):
-    """y[i, t, b], what all tests of the table read."""
-    i, t, b = (np.arange(n, dtype=np.float32) for n in (I, T, B))
-    return jnp.sin(w * (1 + i[:, None, None]) * (1 + t[None, :, None]) + 0.7 * b[None, None, :])
+    """y[i, t, b], what all tests of the table read; float64."""
+    i, t, b = (np.arange(n) for n in (I, T, B))
+    return np.sin(w * (1 + i[:, None, None]) * (1 + t[None, :, None]) + 0.7 * b[None, None, :])
 
 
 def y_at(w, x, i, t):
@@ -55,9 +64,15 @@ def y_at(w, x, i, t):
 
 def summed(value):
     """Over all that is read: iterations, timesteps, both."""
+    value = value.sum() if isinstance(value, Masked) else value
     for _ in range(value.ndim):
         value = jnp.sum(value, 0)
     return value
+
+
+def _two(i, t):
+    """Of two numbers the first is a slice: otherwise it could be a timestep, and the second an environment."""
+    return (slice(i, i + 1), t) if isinstance(i, int) and isinstance(t, int) else (i, t)
 
 
 def inside(pairs):
@@ -66,8 +81,8 @@ def inside(pairs):
     def outer(params, x, i):
         def inner(params, x, t):
             w, weights = params
-            y = rlfx.series(y_at(w, x, i, t), start={"i": EDGE, "t": EDGE}, end={"t": EDGE})
-            reads = [summed(y[EARLIER[phi][0](i), FORMS[psi][0](t)]) for phi, psi in pairs]
+            y = rlfx.series(y_at(w, x, i, t), start={"i": EDGE, "t": EDGE}, end={"i": EDGE, "t": EDGE})
+            reads = [summed(y[_two(INSIDE[phi][0](i), FORMS[psi][0](t))]) for phi, psi in pairs]
             return x, sum(c * r for c, r in zip(weights, reads, strict=True))
 
         return jnp.sum(rlfx.unroll(inner, length=T, batch=B)(params, x)[1]), x
@@ -75,12 +90,17 @@ def inside(pairs):
     return rlfx.compile(outer, length=I, reduce="sum", dim="i")
 
 
-def inside_by_loops(pairs, w, weights):
-    y, total = ys(w), 0.0
-    for ((phi, psi), c), i, t in itertools.product(zip(pairs, weights, strict=True), range(I), range(T)):
-        for j, s in itertools.product(EARLIER[phi][1](i), FORMS[psi][1](t, T)):
-            total += c * jnp.sum(y[j, s] if j >= 0 and 0 <= s < T else jnp.full(B, EDGE))
-    return total
+def inside_by_loops(pairs, w):
+    """The sum of each read, over i, t, b."""
+    y, edge = ys(w), np.full(B, EDGE)
+    return [
+        sum(
+            float(np.sum(y[j, s] if 0 <= j < I and 0 <= s < T else edge))
+            for i, t in itertools.product(range(I), range(T))
+            for j, s in itertools.product(INSIDE[phi][1](i, I), FORMS[psi][1](t, T))
+        )
+        for phi, psi in pairs
+    ]
 
 
 def outside(pairs):
@@ -104,27 +124,30 @@ def outside(pairs):
     return rlfx.compile(outer, length=I, reduce="sum", dim="i")
 
 
-def outside_by_loops(pairs, w, weights):
-    y, total = ys(w), 0.0
-    edge = jnp.full((T, B), EDGE)
-    for (phi, psi), c in zip(pairs, weights, strict=True):
+def outside_by_loops(pairs, w):
+    y, edge, found = ys(w), np.full((T, B), EDGE), []
+    for phi, psi in pairs:
+        total = 0.0
         for i in range(I):
-            a = sum((y[j] if 0 <= j < I else edge for j in FORMS[phi][1](i, I)), jnp.zeros((T, B)))
+            a = sum((y[j] if 0 <= j < I else edge for j in FORMS[phi][1](i, I)), np.zeros((T, B)))
             for t in range(T):
-                for s in FORMS[psi][1](t, T):
-                    total += c * jnp.sum(a[s] if 0 <= s < T else jnp.full(B, EDGE))
-    return total
+                total += sum(float(np.sum(a[s] if 0 <= s < T else edge[0])) for s in FORMS[psi][1](t, T))
+        found.append(total)
+    return found
 
 
 def table_is_right(program, by_loops, pairs):
-    w, weights = jnp.float32(0.3), [jnp.float32(c) for c in np.linspace(-1, 1, len(pairs))]
+    """Each read, which is the gradient of its weight; their weighted sum, and its central difference."""
+    w, weights = 0.3, np.linspace(-1, 1, len(pairs))
     x = jnp.asarray(0.7 * np.arange(B, dtype=np.float32))
-    got = jax.jit(jax.value_and_grad(lambda p: program(p, x)[0]))((w, weights))
-    want = jax.jit(jax.value_and_grad(lambda p: by_loops(pairs, *p)))((w, weights))
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(got[1][0], want[1][0], rtol=1e-4, atol=1e-3)
-    for pair, a, b in zip(pairs, got[1][1], want[1][1], strict=True):
+    value, (slope, reads) = jax.jit(jax.value_and_grad(lambda p: program(p, x)[0]))(
+        (jnp.float32(w), [jnp.float32(c) for c in weights])
+    )
+    want, above, below = (np.array(by_loops(pairs, v)) for v in (w, w + 1e-5, w - 1e-5))
+    for pair, a, b in zip(pairs, reads, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=str(pair))
+    np.testing.assert_allclose(value, weights @ want, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(slope, weights @ (above - below) / 2e-5, rtol=1e-4, atol=1e-3)
 
 
 SAMPLE = [
@@ -134,19 +157,31 @@ SAMPLE = [
     ("i - i % 3 - 1", "t:"),
     ("i - 1", ":"),
     ("i - 2:i", "t"),
-    ("i - 1:i + 1", "t - 1"),
-    ("block", "t - 2:t + 1"),
+    (":i", "t - 1"),
+    ("block before", "t - 2:t + 1"),
+]
+#: Reads of this iteration, of later ones, of all.
+ANY = [
+    ("t // 2", "t + 2"),
+    ("N - 1 - t", "t:"),
+    ("0", "t - 2:t + 1"),
+    (":", "t - 1"),
+    ("t:", "block"),
+    (":t + 1", "min(t + 1, N - 1)"),
+    ("t:t + 3", ":t + 1"),
+    ("max(t - 2, 0)", "N - 1 - t"),
 ]
 ACROSS = [("t - 1", "t + 2"), ("t:", "block"), ("N - 1 - t", "t"), ("t - 2:t + 1", ":t + 1"), ("t // 2", "t:t + 3")]
 
 
 def test_a_sample_of_the_table():
     table_is_right(inside(SAMPLE), inside_by_loops, SAMPLE)
+    table_is_right(inside(ANY), inside_by_loops, ANY)
     table_is_right(outside(ACROSS), outside_by_loops, ACROSS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phi", EARLIER)
+@pytest.mark.parametrize("phi", INSIDE)
 def test_every_form_inside(phi):
     pairs = [(phi, psi) for psi in FORMS]
     table_is_right(inside(pairs), inside_by_loops, pairs)
@@ -197,6 +232,59 @@ def test_a_recurrence_over_both():
     np.testing.assert_allclose(jax.jit(jax.value_and_grad(lambda w: f(w, x)[0]))(w), want, rtol=1e-5)
     ref = rlfx.reference(knot, length=I, reduce="sum", dim="i")
     np.testing.assert_allclose(ref(w, x)[0], want[0], rtol=1e-5)
+
+
+def far(length, batch):
+    """y reads iterations before it, as far back as there are. What else is read, also of later ones, is for a second call."""
+
+    def outer(w, carry, i):
+        def smooth(w, x, t):
+            def value(y):
+                before = 0.3 * y[:i, t].sum() + 0.1 * y[i // 2 - 1, :].sum() + 0.2 * y[i, t - 1]
+                return jnp.sin(w * (1.0 + i) + before + 0.1 * x)
+
+            edges = {"i": EDGE, "t": EDGE}
+            y = rlfx.series(rlfx.solve(value, start=edges), start=edges, end=edges)
+            z = rlfx.series(y[i - 1, t] ** 2, end={"i": EDGE})
+            own = y[i // 2, t + 1] * jnp.float32(y[i:, t].count)
+            return 0.9 * x + 0.1 * y[t], jnp.sum(y[:, t] ** 2) + own + z[i + 1, t] + y[: i + 1, t - 1].max()
+
+        carry, out = rlfx.unroll(smooth, length=length, batch=batch)(w, carry)
+        return jnp.mean(out), carry
+
+    return outer
+
+
+def far_by_loops(w, x, iterations, length):
+    y, x, edge = {}, [float(v) for v in x], float(EDGE)
+    at = lambda i, t, b: y[i, t, b] if 0 <= i < iterations and 0 <= t < length else edge  # noqa: E731
+    points = list(itertools.product(range(iterations), range(len(x)), range(length)))
+    for i, b, t in points:
+        row = sum(at(i // 2 - 1, s, b) for s in range(length))
+        before = 0.3 * sum(at(j, t, b) for j in range(i)) + 0.1 * row + 0.2 * at(i, t - 1, b)
+        y[i, t, b] = np.sin(w * (1.0 + i) + before + 0.1 * x[b])
+        x[b] = 0.9 * x[b] + 0.1 * y[i, t, b]
+    total = 0.0
+    for i, b, t in points:
+        z = at(i, t, b) ** 2 if i + 1 < iterations else edge
+        most = max(at(j, t - 1, b) for j in range(i + 1))
+        total += sum(at(j, t, b) ** 2 for j in range(iterations)) + at(i // 2, t + 1, b) * (iterations - i) + z + most
+    return total / (length * len(x))
+
+
+def test_what_a_call_needs_of_itself_and_what_else_it_reads():
+    """The state goes on though later iterations are read: what a call gives does not need them."""
+    w, x = 0.3, np.array([0.1, 0.7], np.float32)
+    loops = lambda w: far_by_loops(w, x, I, T)  # noqa: E731
+    f = rlfx.compile(far(T, B), length=I, reduce="sum", dim="i")
+    got = jax.value_and_grad(lambda w: f(w, jnp.asarray(x))[0])(jnp.float32(w))
+    np.testing.assert_allclose(got, [loops(w), (loops(w + 1e-6) - loops(w - 1e-6)) / 2e-6], rtol=1e-4)
+
+
+def test_what_else_is_read_by_reference():
+    x = np.array([0.7], np.float32)
+    ref = rlfx.reference(far(2, 1), length=2, reduce="sum", dim="i")
+    np.testing.assert_allclose(ref(jnp.float32(0.3), jnp.asarray(x))[0], far_by_loops(0.3, x, 2, 2), rtol=1e-5)
 
 
 def lagged(c, x, i):
@@ -255,15 +343,40 @@ def test_a_call_that_is_made_again():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "all earlier iterations": (
-        lambda x, i, t: x[:i, t].sum(),
+    "to a computed time": (
+        lambda x, i, t: x[: i.now % 2, t].sum(),
         DomainError,
-        "x[:i, ...] is a slice over i inside inner (over t): how many there are depends on i.",
+        "A bound of a slice over i inside inner (over t) is no index expression of i.",
+    ),
+    "of all, to a computed time": (
+        lambda x, i, t: x[:i, t : (t.length, t.now)].sum(),
+        DomainError,
+        "Of a slice over i inside inner (over t), x[i + -3 : i + 0, filled, ...], timesteps to a computed time are read.",
+    ),
+    "two numbers": (
+        lambda x, i, t: x[2, 0],
+        DomainError,
+        "x[2, 0] inside inner (over t) has two meanings: i = 2 at t = 0, and t = 2 of environment 0.",
+    ),
+    "both ways": (
+        lambda x, i, t: rlfx.solve(lambda y: x[t] + y[i - 1, t] + y[i + 1, t], start={"i": 0.0}, end={"i": 0.0}),
+        CausalityError,
+        "a circle that needs both the past and the future of i",
+    ),
+    "itself": (
+        lambda x, i, t: rlfx.solve(lambda y: x[t] + y[i // 2, t], start={"i": 0.0}),
+        CausalityError,
+        "A value at time i depends on itself at the same time",
+    ),
+    "with an effect": (
+        lambda x, i, t: (rlfx.effect(print, x[t]), x[0, t])[1],
+        ProgramError,
+        "inner has an effect (rlfx.effect, or a callback of jax), and reads iterations that are not all before its own",
     ),
     "more with each iteration": (
         lambda x, i, t: x[i // 2 : i, t].sum(),
         DomainError,
-        "Fix: Read as many at each i, x[i - 8:i, t]; or return x from inner, and reduce a slice of what came back.",
+        "Fix: Read as many at each i, x[i - 8:i, t], or all before it, x[:i, t]; or return x from inner, and reduce a slice of",
     ),
     "none of them": (
         lambda x, i, t: x[i : i - 2, t].sum(),
@@ -284,11 +397,6 @@ REFUSED = {
         lambda x, i, t: rlfx.series(x[t])[i - 1, t],
         BoundaryError,
         "is read before the first i, and the series has no value there.",
-    ),
-    "the future of its own call": (
-        lambda x, i, t: rlfx.series(x[i - 1, t], start={"i": 0.0}, end={"i": 0.0})[i + 1, t],
-        CausalityError,
-        "i + 1",
     ),
     "three indices": (
         lambda x, i, t: x[i - 1, t, 0],

@@ -114,10 +114,18 @@ class Compiled:
         if not noted.reads:
             return out
 
-        def call(f: Callable[..., Any], crossing: Crossing, given: Any) -> Any:
-            return replace(self, f=f, _programs={})._called(crossing, given, carry, key, t0)
+        def anew(f: Callable[..., Any], crossing: Crossing, has_loss: bool) -> Compiled:
+            domain = replace(self.domain, crossing=crossing)
+            options = self.options if has_loss == self.has_loss else replace(self.options, plan=None)
+            return replace(self, f=f, domain=domain, has_loss=has_loss, options=options, _programs={})
 
-        return curried(call, self.f, noted, self.domain, self.has_loss, params)
+        def call(f: Callable[..., Any], crossing: Crossing, given: Any, has_loss: bool) -> Any:
+            return anew(f, crossing, has_loss)._called(crossing, given, carry, key, t0)
+
+        def program(f: Callable[..., Any], crossing: Crossing, given: Any) -> Program:
+            return anew(f, crossing, False)._prepare(given, carry, key)[0].program
+
+        return curried(call, program, self.f, noted, self.domain, self.has_loss, params)
 
     def _called(self, crossing: Crossing, params: Any, carry: Any, key: Any, t0: Any) -> Any:
         """A call in another program; None if ``crossing`` notes that it reads other iterations of itself."""

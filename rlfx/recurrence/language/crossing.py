@@ -1,8 +1,8 @@
 """Two indices inside an inner program: ``x[i - 1, t + 1]``, a series of this program at another index of the one around it.
 
 A series over (i, t) is a series over i of arrays over t, so such a read is two: outside of the call, of all that the call gives,
-at i - 1; inside, of the array that was read there, at t + 1. ``x[i - 8:i, t]`` is eight such reads. Here the reads are noted;
-the call (``api/curried.py``) ties them.
+at i - 1; inside, of the array that was read there, at t + 1. ``x[i - 8:i, t]`` is eight such reads, ``x[:i, t]`` a window as long
+as the dimension, of which the iterations before i count. Here the reads are noted; the call (``api/curried.py``) ties them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import BoundaryError, DomainError, ProgramError, located
 from rlfx.recurrence.language.domain import levels
-from rlfx.recurrence.language.index import Index
+from rlfx.recurrence.language.index import LENGTH, Index, Slice, Window
 from rlfx.recurrence.language.names import told
-from rlfx.recurrence.language.time import Time, index_of
+from rlfx.recurrence.language.time import Time, as_integer, index_of
 
 tree = jax.tree_util
 
@@ -39,12 +39,12 @@ class Crossed:
 
     Attributes:
       field: which of the crossing's fields it reads.
-      outer: the index of the enclosing program.
+      outer: the index of the enclosing program; a Slice of all iterations; a Window of which those that are there count.
       where: the user's line.
     """
 
     field: int
-    outer: Index
+    outer: Index | Slice | Window
     where: str
 
 
@@ -79,7 +79,7 @@ class Crossing:
         self.series.clear()
         self.trace = None
 
-    def read(self, series: Any, outer: Index) -> int:
+    def read(self, series: Any, outer: Index | Slice | Window) -> int:
         """Note a read; its number."""
         if series not in self.series:
             self.series.append(series)
@@ -90,12 +90,12 @@ class Crossing:
         return same[0] if same else len(self.reads) - 1
 
 
-def outer_index(index: Any) -> Index | tuple[Index, ...] | None:
+def outer_index(index: Any) -> Index | Slice | Window | tuple[Index, ...] | None:
     """The index of an enclosing program that ``x[index]`` begins with, or those of a slice there; None for any other."""
     first = index[0] if isinstance(index, tuple) and index else None
     bounds = (first.start, first.stop) if isinstance(first, slice) else (first,)
     found = [b for b in bounds if isinstance(b, Time) and b.depth < len(levels())]
-    if not found:
+    if not found and not _is_constant(first, index):
         return None
     *_, around, here = levels()
     if len(index) != 2 or any(b.depth != around.depth for b in found):
@@ -104,31 +104,90 @@ def outer_index(index: Any) -> Index | tuple[Index, ...] | None:
             f"Give two indices, the first of {around.program}, the second of {here.program}: "
             f"x[{around.names.dim} - 1, {here.names.dim}]. What is further outside is read before the call.",
         )
-    return _each(first) if isinstance(first, slice) else index_of(found[0])
+    return _each(first) if isinstance(first, slice) else index_of(first)
 
 
-def _each(window: slice) -> tuple[Index, ...]:
-    """The iterations of ``i - 8:i``, one by one: as many at each i."""
+def _is_constant(first: Any, index: Any) -> bool:
+    """Whether a pair of indices names iterations by numbers: ``x[0, t]``, ``x[:, t]``; in ``x[0, b]`` b is an environment."""
+    if len(levels()) < 2 or not isinstance(index, tuple) or len(index) != 2:
+        return False
+    if isinstance(first, slice):
+        return not any(isinstance(bound, Time) for bound in (first.start, first.stop))
+    if as_integer(first) is None:
+        return False
+    if as_integer(index[1]) is not None:
+        *_, around, here = levels()
+        i, t = around.names.dim, here.names.dim
+        raise _refusal(
+            f"x[{first}, {index[1]}] inside {here} has two meanings: {i} = {first} at {t} = {index[1]}, and {t} = {first} of "
+            f"environment {index[1]}.",
+            f"Write x[{first}:{first} + 1, {index[1]}][0] for the first, x.lookup({first}, {index[1]}) for the second.",
+        )
+    return isinstance(index[1], (slice, Time))
+
+
+def _each(window: slice) -> Slice | Window | tuple[Index, ...]:
+    """The iterations of ``i - 8:i``, one by one: as many at each i; all that there are; or all before i, or after it."""
     *_, around, here = levels()
-    dim = around.names.dim
-    lo, hi = (None if bound is None else index_of(bound) for bound in (window.start, window.stop))
-    width = None if lo is None or hi is None else hi - lo
+    dim, length = around.names.dim, around.length
+    lo, hi = (None if bound is None else _affine(bound) for bound in (window.start, window.stop))
     names = around.names.text
     written = ":".join("" if bound is None else names(str(bound)) for bound in (lo, hi))
-    if width is None or not width.is_constant:
+    if window.step is not None:
+        raise _refusal(
+            f"x[{written}, ...], a slice over {dim} inside {here}, has a step, {window.step}.",
+            "Step through what was read, [::2].",
+        )
+    if lo is None and hi is None:
+        return Slice(Index(), LENGTH)
+    if lo is None and hi is not None and hi.offset is not None:
+        return Window(1 - length, hi.offset) if hi.offset > 1 - length else _empty(written)
+    if hi is None and lo is not None and lo.offset is not None:
+        return Window(lo.offset, length) if lo.offset < length else _empty(written)
+    first, stop = Index() if lo is None else lo, LENGTH if hi is None else hi
+    width = stop - first
+    if hi is None and first.is_constant:
+        width = Index(length - first.constant)
+    if not width.is_constant:
+        own = here.names.dim
         raise _refusal(
             f"x[{written}, ...] is a slice over {dim} inside {here}: how many there are depends on {dim}.",
-            f"Read as many at each {dim}, x[{dim} - 8:{dim}, {here.names.dim}]; or return x from {here.program}, and reduce a "
-            "slice of what came back.",
+            f"Read as many at each {dim}, x[{dim} - 8:{dim}, {own}], or all before it, x[:{dim}, {own}]; or return x from "
+            f"{here.program}, and reduce a slice of what came back.",
         )
-    if width.constant <= 0 or window.step is not None:
-        fact = "is empty" if width.constant <= 0 else f"has a step, {window.step}"
+    if width.constant <= 0:
+        _empty(written)
+    return tuple(first + k for k in range(width.constant))
+
+
+def _affine(bound: Any) -> Index:
+    index = index_of(bound)
+    if index is None:
+        *_, around, here = levels()
         raise _refusal(
-            f"x[{written}, ...], a slice over {dim} inside {here}, {fact}.",
-            f"Write the earlier iteration first, x[{dim} - 8:{dim}, {here.names.dim}]; step through what was read, [::2].",
+            f"A bound of a slice over {around.names.dim} inside {here} is no index expression of {around.names.dim}.",
+            f"Return x from {here.program}, and read what came back: rlfx.series(x)[{around.names.dim}:end].",
         )
-    assert lo is not None
-    return tuple(lo + k for k in range(width.constant))
+    return index
+
+
+def _empty(written: str) -> Any:
+    *_, around, here = levels()
+    dim = around.names.dim
+    raise _refusal(
+        f"x[{written}, ...], a slice over {dim} inside {here}, is empty.",
+        f"Write the earlier iteration first, x[{dim} - 8:{dim}, {here.names.dim}].",
+    )
+
+
+def crossed_twice(outer: Any) -> Exception:
+    """The refusal of a read of which it is known in neither dimension how many there are."""
+    *_, around, here = levels()
+    text = around.names.text(str(outer))
+    return _refusal(
+        f"Of a slice over {around.names.dim} inside {here}, x[{text}, ...], timesteps to a computed time are read.",
+        f"Read as many at each {around.names.dim}, x[{around.names.dim} - 8:{around.names.dim}, ...], or mask what was read.",
+    )
 
 
 def crossing_of(series: Any) -> Crossing:

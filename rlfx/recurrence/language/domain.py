@@ -28,6 +28,7 @@ class Level:
     Attributes:
       depth: how many programs are around it, itself included: the identity of its dimension.
       program: the user's function.
+      length: its number of timesteps.
       by_reference: whether it is interpreted; so are the programs that it calls.
       crossing: what notes its reads with two indices.
     """
@@ -35,6 +36,7 @@ class Level:
     depth: int
     names: Names
     program: str
+    length: int
     by_reference: bool = False
     crossing: Any = None
 
@@ -68,7 +70,7 @@ class Domain:
 
     def axes(self, program: str = "program") -> list[tuple[Any, int]]:
         """The named axes that carry this domain, of a function, through a trace."""
-        level = Level(depth() + 1, self.names, program, self.by_reference or interpreting(), self.crossing)
+        level = Level(depth() + 1, self.names, program, self.length, self.by_reference or interpreting(), self.crossing)
         return [
             (_T, self.length),
             (_B, 0 if self.batch is None else self.batch),

@@ -12,8 +12,8 @@ from rlfx import _jaxpr as J
 from rlfx._checks import INT32, Kind, expect
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.boundary import boundary
-from rlfx.recurrence.language.crossing import by_dimension, crossing_of, outer_index
-from rlfx.recurrence.language.domain import Level, current_domain
+from rlfx.recurrence.language.crossing import by_dimension, crossed_twice, crossing_of, outer_index
+from rlfx.recurrence.language.domain import Level, current_domain, levels
 from rlfx.recurrence.language.history import History
 from rlfx.recurrence.language.index import LENGTH, TIME, Index, Lookup, Point, Slice, Window, as_index
 from rlfx.recurrence.language.lookups import check_outside, check_promise, check_window, environments, filled, times
@@ -45,6 +45,7 @@ class Series(NoArray):
     ``x[t, b]``                           the value of another environment
     ``x[i - 1, t + 1]``                   in a program that is called in one over i: of an earlier iteration
     ``x[i - 8:i, t]``                     there, of the eight before: those before the first i are ``start={"i": v}``
+    ``x[:i, t]``, ``x[i:, t]``            there, of all before, of all from i on: a :class:`Masked`, to be reduced
     ====================================  ==========================================================
 
     Attributes:
@@ -133,19 +134,32 @@ class Series(NoArray):
         """The value at an index expression."""
         return self._read(Point(_not_from_the_end(index)))
 
-    def _crossed(self, outer: Index, own: Any) -> Any:
-        """``x[i - 1, t + 1]``: what the call gave at i - 1, at t + 1."""
-        if self._on_trial or outer == TIME:
+    def _crossed(self, outer: Any, own: Any) -> Any:
+        """``x[i - 1, t + 1]``: what the call gave at i - 1, at t + 1; ``x[:i, t + 1]``: at all before i, of which some count."""
+        if outer == TIME or (self._on_trial and isinstance(outer, Index)):
             return self[own]
+        several = not isinstance(outer, Index)
+        n = levels()[-2].length if isinstance(outer, Slice) else outer.hi - outer.lo if several else 0
+        if self._on_trial:
+            each = self[own]
+            values = tree.tree_map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), each)
+            return values if isinstance(outer, Slice) else Masked(values, jnp.ones(n, bool))
         crossing = crossing_of(self)
         number, domain = crossing.read(self, outer), current_domain("A read of a series")
+        axes = (n,) if several else ()
         if crossing.operands is None:
             lead = (domain.length, *(() if domain.batch is None else (domain.batch,)))
-            zeros = [jnp.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in self._leaves]
-            source = tree.tree_unflatten(self._treedef, zeros)
+            zeros = [jnp.zeros((*lead, *axes, *leaf.shape), leaf.dtype) for leaf in self._leaves]
+            source, count = tree.tree_unflatten(self._treedef, zeros), jnp.ones(axes, bool)
         else:
-            source = crossing.operands[number]
-        return replace(inputs(source), _start=self._start, _end=self._end)[own]
+            source, count = crossing.operands[number]
+        wide = lambda edge: edge and tuple(jnp.broadcast_to(leaf, (*axes, *leaf.shape)) for leaf in edge)  # noqa: E731
+        value = replace(inputs(source), _start=wide(self._start), _end=wide(self._end))[own]
+        if several and isinstance(value, Masked):
+            raise crossed_twice(outer)
+        if several and isinstance(own, slice):  # the iterations first
+            value = tree.tree_map(lambda leaf: jnp.moveaxis(leaf, 1, 0), value)
+        return Masked(value, count) if isinstance(outer, Window) else value
 
     def _slice(self, index: slice) -> Any:
         domain = current_domain("A slice of a series")
