@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from rlfx._checks import KEY, POSITIVE, expect
+from rlfx._sum_tree import SumTree, importance_weights, make_tree, sample_indices, set_priorities
 from rlfx.errors import TrainingError, located
-from rlfx.place.replay import SumTree, importance_weights, make_tree, sample_indices, set_priorities
 
 
 def draw_times(key: jax.Array, shape: tuple[int, ...], now: Any, capacity: int, *, length: int = 1) -> jax.Array:

@@ -336,7 +336,7 @@ def _mixed(inside: nx.DiGraph, graph: Graph) -> CausalityError:
     where = next((e.where for e in (*reduced, *reads) if e.where not in ("carry", "until")), None)
     return CausalityError(
         located(
-            "These reads depend on each other in a circle that needs both the past and the future:\n"
+            "These reads depend on each other in a circle that needs both the past and the future of t:\n"
             + "\n".join(lines),
             where=where,
             fix="Break the circle: read only one way inside a recurrence, or stop carrying a value computed from the future.",

@@ -249,7 +249,8 @@ class Compiled:
             program = verify(program, "transform=", before)
         consts, target = list(program.const_values), self.target or here(self.sharding)
         program = adapted(program, target, memory_first=self.options.memory_budget is not None)
-        sharding = self.sharding and replace(self.sharding, inside=depth() > 0)
+        among = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+        sharding = self.sharding and replace(self.sharding, inside=depth() > 0, among=among)
         rule = GradientRule(replace(program, const_values=()), self.options, target, sharding)
         noted = self.domain.crossing is not None and self.domain.crossing.reads  # this is not yet what it means
         if not noted and not any(isinstance(c, J.Tracer) for c in consts):
