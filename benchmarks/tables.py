@@ -19,7 +19,7 @@ from benchmarks.tables_markdown import ROOT
 from benchmarks.tables_values import VALUES
 
 SUBJECTS = ("profile_tables", "tables_envs", "tables_index", "tables_learning", "tables_memory", "tables_place", "tables_speed",
-            "tables_untuned", "tables_values")  # fmt: skip
+            "tables_training", "tables_untuned", "tables_values")  # fmt: skip
 TABLES = {name: made for s in SUBJECTS for name, made in importlib.import_module(f"benchmarks.{s}").TABLES.items()}
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
