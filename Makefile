@@ -116,6 +116,12 @@ notebooks:
 
 .PHONY: docs-links notebooks
 
+# The quickstart on a simulated Colab (its packages; jax of its image, and ours), first cell to trained agent in three minutes. This needs the network.
+COLAB_PYTHON ?= python3.12
+colab: $(BIN)/python
+	$(BIN)/python -m docs.colab --python $(COLAB_PYTHON)
+
+.PHONY: colab
 
 clean:
 	rm -rf $(VENV)

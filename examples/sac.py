@@ -48,7 +48,7 @@ class Task:
 
 PENDULUM = Task("sac", "Pendulum-v1", -200.0, updates=80, scale=0.1)
 #: Where the car gets to is a matter of swings: actions drawn anew at each step reach the goal in about 0.2% of episodes. All
-#: is kept: with half of the capacity one seed of three fell to 0 again, and stayed there for half of the run.
+#: is kept: with half of the capacity one seed of three fell to 0 again, for a quarter of the run.
 CAR = Task(
     "sac_mountain_car", "MountainCarContinuous-v0", 90.0, updates=160, scale=0.1, capacity=16_000, explore=1_000, hold=25
 )
