@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.tables_markdown import read, rows, times
+from benchmarks.tables_markdown import rows, times
 
 MIDDLE = "PPO 4x4, 1,024 environments"
 
