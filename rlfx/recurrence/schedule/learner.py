@@ -17,6 +17,7 @@ from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var, users_of
 from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.schedule.fusion import bytes_of_products
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
 
@@ -77,8 +78,10 @@ class Learner:
         asked, domain = self.program.directives.inside, self.program.domain
         if asked is None or not self.region.loops:
             return self.region
-        part = (steps or domain.length) / domain.length * batch / asked.batch
-        spared = sum(loop.spared for loop in self.at_once.loops)
+        part = (steps or domain.length) / domain.length
+        if part * bytes_of_products(self.program, batch) <= asked.room:
+            return self.region
+        spared = sum(loop.spared for loop in self.at_once.loops) * batch / asked.batch
         return self.at_once if part * spared > asked.room else self.region
 
     @property
