@@ -2,8 +2,8 @@
 
 ``y = x @ w`` becomes ``y = known(x, w, stop_gradient(x @ w))``, whose value is its last operand and whose derivative is that
 of the product. The product itself is then no longer on a differentiable path, so that the learner's cut may store it: bytes
-against operations, as for everything else. Only outputs of layers are ever kept, never all residuals of a backward pass. Of sums of
-products the sum is (``sums.py``).
+against operations, as for everything else. Only outputs of layers are ever kept, or sums of them (``sums.py``), never all
+residuals of a backward pass.
 """
 
 from __future__ import annotations

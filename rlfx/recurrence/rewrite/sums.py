@@ -1,7 +1,8 @@
 """Sums of products of which the learner keeps the sum alone: ``x @ w + h @ u`` in the gates of a recurrent cell.
 
-What leads from the products to such a sum (biases, the parts of a split) is linear, so that the derivative needs no value of it. The
-sum and what else is used of that, ``known`` values all, are one equation: its derivative goes through all products once.
+What leads from the products to such a sum (biases, the parts of a split) is linear, so that the derivative needs no value of it.
+The sum, and what else is used of that, come from one equation, which knows their values: its derivative goes through each product
+once.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def sums_of(program: Program, wide: frozenset[Equation]) -> list[Sum]:
         made = {v for e in members for v in e.outputs}
         outputs = [v for v in made if v in returned or any(u not in group for u in users.get(v, ()))]
         read = [v for e in members for v in e.inputs if isinstance(v, Var) and v not in made]
-        last = max((e for e in members if not made.issuperset(e.inputs)), key=program.places.__getitem__)
+        reading = [e for e in members if any(isinstance(v, Var) and v not in made for v in e.inputs)]
+        last = max(reading, key=program.places.__getitem__)
         one = Sum(members, wide & group, tuple(dict.fromkeys(read)), _in_order(outputs, members), last)
         if _fits(one, program, users):
             found.append(one)
@@ -163,10 +165,12 @@ def _leading(program: Program, wide: frozenset[Equation]) -> frozenset[Equation]
 
 
 def _fits(one: Sum, program: Program, users: Mapping[Var, list[Equation]]) -> bool:
-    """Whether it can be one equation: nothing of it is used before all of it can be evaluated, by a product of its own for one."""
+    """Whether it can be one equation: nothing of it is used before all of it can be evaluated, by one of its products, say."""
     place, group = program.places, set(one.members)
     made = {v for e in one.members for v in e.outputs}
-    early = [u for v in made for u in users.get(v, ()) if u not in group and place[u] < place[one.last] and not u.is_read]
+    early = [
+        u for v in made for u in users.get(v, ()) if u not in group and place[u] < place[one.last] and not u.is_read
+    ]
     return not early and all(made.isdisjoint(e.inputs) for e in one.products)
 
 
