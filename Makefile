@@ -50,7 +50,7 @@ X64_TESTS += $(addprefix tests/recurrence/test_, language.py returns.py discount
 X64_TESTS += $(addprefix tests/recurrence/test_, custom_derivatives.py own_cotangents.py until_gradients.py extremes.py empty_slices.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, indices.py slices.py inside_loops.py plans.py generated.py)
 # What would cost most there: more of the same programs, and what no width changes. Names are the beginnings of those of tests.
-X64_LEFT_OUT := $(addprefix recurrence/test_generated.py::test_two_hundred_programs[, 1 2 3 4 5 6 7)
+X64_LEFT_OUT := $(addprefix recurrence/test_generated.py::test_a_hundred_programs[, 1 2 3)
 X64_LEFT_OUT += $(addprefix recurrence/test_plans.py::test_generated_programs_have_the_same_results_under_every_legal_plan[, 1 2 3 4 5)
 X64_LEFT_OUT += $(addprefix transforms/test_fuse_programs.py::test_ppo_has_the_same_values_and_gradients[, 1 7)
 X64_LEFT_OUT += recurrence/test_slices.py::test_nothing_of_a_slice_leaks_from_its_trace
@@ -116,6 +116,12 @@ notebooks:
 
 .PHONY: docs-links notebooks
 
+# The quickstart on a simulated Colab (its packages; jax of its image, and ours), first cell to trained agent in three minutes. This needs the network.
+COLAB_PYTHON ?= python3.12
+colab: $(BIN)/python
+	$(BIN)/python -m docs.colab --python $(COLAB_PYTHON)
+
+.PHONY: colab
 
 clean:
 	rm -rf $(VENV)

@@ -2,16 +2,19 @@
 
     python benchmarks/nests.py [run meta roles] [--rounds 7] [--out benchmarks/results/nests.json]
 
-`run`: 200 iterations of a rollout and a gradient as one call, against the same update in a hand-written scan: trace and compile
-(processor seconds), iterations a second, temporary bytes at 10 and at 10,000 iterations. `meta`: the gradient of what 64 updates
-reach, with and without `jax.checkpoint` around the update. `roles`: an iteration of acting and learning on one device; on two,
-the actor one iteration behind; on two, the batch split.
-Interleaved in one process, medians; `run` and `meta` by processor time, `roles` by the clock, with the load that there was.
+`run`: 200 iterations as one call, of a rollout and its gradient and of PPO, against the same update in a hand-written scan:
+compile (processor seconds, median of three), iterations a second, temporary bytes at 10 and at 10,000 iterations; what tracing,
+planning and lowering take (median of seven programs made anew, without garbage collection), of what one iteration alone takes.
+`meta`: the gradient of what 64 updates reach, with and without `jax.checkpoint` around the update. `roles`: an iteration of
+acting and learning on one device; on two, the actor one iteration behind; on two, the batch split.
+Interleaved in one process; `run` and `meta` by processor time, medians; `roles` by the clock, the least of three times as many
+rounds (others use these cores), beside two devices that exchange nothing: what the machine gave them at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import sys
@@ -39,21 +42,26 @@ from ppo_cartpole import act, init_agent, ppo_loss
 KEY = jax.random.key(0)
 
 
-def interleaved(programs, arguments, rounds, clock=time.process_time):
-    """Median seconds of each."""
+def interleaved(programs, arguments, rounds, clock=time.process_time, of=statistics.median):
+    """Seconds of each: the median."""
     times = {name: [] for name in programs}
     for _ in range(rounds):
         for name, program in programs.items():
             began = clock()
             jax.block_until_ready(program(*arguments))
             times[name].append(clock() - began)
-    return {name: statistics.median(each) for name, each in times.items()}
+    return {name: of(each) for name, each in times.items()}
 
 
 def timed(fn):
+    """What it gives and its processor seconds: garbage of those before is not collected in them."""
+    gc.collect()
+    gc.disable()
     began = time.process_time()
     result = fn()
-    return result, time.process_time() - began
+    seconds = time.process_time() - began
+    gc.enable()
+    return result, seconds
 
 
 def compiled(fn, *arguments):
@@ -70,44 +78,89 @@ def compiled(fn, *arguments):
 # -- a whole run
 
 
-def update_of():
-    """With a program of its own, so that each is traced anew."""
-    loss_fn = rlfx.compile(learned_rate.steer, length=learned_rate.T, batch=learned_rate.B)
+def value_and_gradient():
+    """A policy through time, 32 timesteps of 16 environments, and a gradient step."""
+    params, x = learned_rate.init()
+    rate = jnp.float32(0.01)
 
-    def update(rate, params, x, key):
-        (loss, _), grads = jax.value_and_grad(lambda w: loss_fn(w, x, key), has_aux=True)(params)
-        return jax.tree.map(lambda p, g: p - rate * g, params, grads), loss
+    def iteration_of():
+        """With a program of its own, so that each is traced anew."""
+        loss_fn = rlfx.compile(learned_rate.steer, length=learned_rate.T, batch=learned_rate.B)
 
-    return update
+        def update(params, key):
+            (loss, _), grads = jax.value_and_grad(lambda w: loss_fn(w, x, key), has_aux=True)(params)
+            return jax.tree.map(lambda p, g: p - rate * g, params, grads), loss
+
+        return update
+
+    return iteration_of, params
+
+
+def ppo():
+    """`examples/whole_run.py`: a rollout, 128 timesteps of 16 environments, 4 epochs of 4 minibatches."""
+
+    def iteration_of():
+        rollout = rlfx.unroll(act, length=128, batch=16)
+
+        def update(agent, key):
+            carry, (samples, (_, done)) = rollout(agent.params, agent.carry, key)
+            learner = whole_run.epochs((agent.params, agent.opt_state), samples, jax.random.fold_in(key, 1))
+            return whole_run.Agent(*learner, carry), 1000 * done.mean()
+
+        return update
+
+    return iteration_of, whole_run.init(KEY)
+
+
+ITERATIONS, FRESH = 200, 7
+RUNS = {"a value and gradient": value_and_gradient, "a PPO run": ppo}
 
 
 def run(rounds):
-    params, x = learned_rate.init()
-    rate = jnp.float32(0.01)
-    keys_of = lambda n: rlfx.unroll(lambda _, c, i: (c, i.key), length=n, dim="i")(None, None, KEY)[1]  # noqa: E731
+    return {name: a_run(*case(), rounds) for name, case in RUNS.items()}
 
-    def ours(n, keep=rlfx.Last):
-        update = update_of()
 
-        def iteration(rate, params, i):
-            params, loss = update(rate, params, x, i.key)
-            return params, keep(loss)
+def a_run(iteration_of, state, rounds):
+    keys_of = rlfx.unroll(lambda _, c, i: (c, i.key), length=ITERATIONS, dim="i")
 
-        return lambda rate, params: rlfx.unroll(iteration, length=n, dim="i")(rate, params, KEY)
+    def alone():
+        return iteration_of()
 
-    def by_hand(rate, params, update=update_of()):
-        return jax.lax.scan(lambda w, key: update(rate, w, x, key), params, keys_of(200))
+    def ours(n=ITERATIONS, keep=lambda log: log):
+        update = iteration_of()
 
-    alone = lambda rate, params: update_of()(rate, params, x, KEY)  # noqa: E731
-    _, inner = compiled(alone, rate, params)
-    programs, rows = {}, {"the inner program": inner}
-    for name, fn in {"rlfx": ours(200, lambda loss: loss), "scan": by_hand}.items():
-        programs[name], rows[name] = compiled(fn, rate, params)
-    ends = [program(rate, params) for program in programs.values()]
+        def iteration(_, state, i):
+            state, log = update(state, i.key)
+            return state, keep(log)
+
+        return lambda state, key: rlfx.unroll(iteration, length=n, dim="i")(None, state, key)
+
+    def by_hand():
+        update = iteration_of()
+        return lambda state, key: jax.lax.scan(update, state, keys_of(None, None, key)[1])
+
+    made = {"the inner program": alone, "rlfx": ours, "scan": by_hand}
+    each = {name: [] for name in made}
+    for make in made.values():
+        jax.jit(make()).lower(state, KEY)  # what jax traces once a process
+    for _ in range(FRESH):
+        for name, make in made.items():
+            each[name].append(timed(lambda make=make: jax.jit(make()).lower(state, KEY))[1])
+    programs, rows = {}, {}
+    for name, make in made.items():
+        programs[name], rows[name] = compiled(make(), state, KEY)
+        rows[name]["trace_s"] = round(statistics.median(each[name]), 3)
+    built = {name: [] for name in ("rlfx", "scan")}
+    for _ in range(3):
+        for name, found in built.items():
+            found.append(timed(jax.jit(made[name]()).lower(state, KEY).compile)[1])
+    del programs["the inner program"]
+    ends = [program(state, KEY) for program in programs.values()]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *ends)
-    for name, seconds in interleaved(programs, (rate, params), rounds).items():
-        rows[name]["iterations_a_second"] = round(200 / seconds)
-    memory = {n: compiled(ours(n), rate, params)[1]["temp_bytes"] for n in (10, 10_000)}
+    for name, seconds in interleaved(programs, (state, KEY), rounds).items():
+        rows[name]["iterations_a_second"] = round(ITERATIONS / seconds)
+        rows[name]["compile_s"] = round(statistics.median(built[name]), 2)
+    memory = {n: compiled(ours(n, rlfx.Last), state, KEY)[1]["temp_bytes"] for n in (10, 10_000)}
     ratio = lambda what, a, b: round(rows[a][what] / rows[b][what], 2)  # noqa: E731
     return {
         "trace_over_inner": ratio("trace_s", "rlfx", "the inner program"),
@@ -135,68 +188,93 @@ def meta(rounds):
 
 # -- two roles
 
+SIZES = {"one environment": (2048, 1), "few": (512, 8), "more": (128, 64), "many": (32, 512)}
 
-def roles(rounds, sizes=((128, 4), (128, 32), (32, 256)), iterations=8, epochs=4):
-    found = []
-    for length, batch in sizes:
-        optimizer = whole_run.optimizer
-        learner, carry = (lambda p, o, c: ((p, o), c))(*init_agent(KEY, optimizer, batch))
-        keys = jax.random.split(KEY, iterations)
-        rollouts = {n: rlfx.unroll(act, length=length, batch=n) for n in (batch, batch // 2)}
 
-        def collect(learner, carry, key, n=batch, rollouts=rollouts):
-            carry, (samples, _) = rollouts[n](learner[0], carry, key)
-            return carry, samples
+def roles(rounds, iterations=8, epochs=1):
+    return [a_size(name, *size, rounds, iterations, epochs) for name, size in SIZES.items()]
 
-        def learn(learner, samples, key, axis=None):
-            """Steps with all samples: what can be split without a change of meaning."""
-            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
-            def step(learner, _):
-                params, opt_state = learner
-                grads = jax.grad(ppo_loss)(params, flat)
-                grads = grads if axis is None else jax.lax.pmean(grads, axis)
-                updates, opt_state = optimizer.update(grads, opt_state, params)
-                return (jax.tree.map(jnp.add, params, updates), opt_state), None
+def a_size(name, length, batch, rounds, iterations, epochs):
+    optimizer = whole_run.optimizer
+    learner, carry = (lambda p, o, c: ((p, o), c))(*init_agent(KEY, optimizer, batch))
+    keys = jax.random.split(KEY, iterations)
+    rollouts = {n: rlfx.unroll(act, length=length, batch=n) for n in (batch, batch // 2) if n}
 
-            return jax.lax.scan(step, learner, None, length=epochs)[0]
+    def collect(learner, carry, key, n=batch):
+        carry, (samples, _) = rollouts[n](learner[0], carry, key)
+        return carry, samples
 
-        def one(learner, carry, keys, n=batch, axis=None, collect=collect, learn=learn):
-            def iteration(both, key):
-                learner, carry = both
-                own = key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis))
-                carry, samples = collect(learner, carry, own, n)
-                return (learn(learner, samples, key, axis), carry), None
+    def learn(learner, samples, key, axis=None):
+        """Steps with all samples: what can be split without a change of meaning."""
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
-            return jax.lax.scan(iteration, (learner, carry), keys)[0]
+        def step(learner, _):
+            params, opt_state = learner
+            grads = jax.grad(ppo_loss)(params, flat)
+            grads = grads if axis is None else jax.lax.pmean(grads, axis)
+            updates, opt_state = optimizer.update(grads, opt_state, params)
+            return (jax.tree.map(jnp.add, params, updates), opt_state), None
 
-        P, two = jax.sharding.PartitionSpec, jax.make_mesh((2,), ("d",), devices=jax.devices()[:2])
-        split = jax.shard_map(
+        return jax.lax.scan(step, learner, None, length=epochs)[0]
+
+    def one(learner, carry, keys, n=batch, axis=None):
+        def iteration(both, key):
+            learner, carry = both
+            own = key if axis is None else jax.random.fold_in(key, jax.lax.axis_index(axis))
+            carry, samples = collect(learner, carry, own, n)
+            return (learn(learner, samples, key, axis), carry), None
+
+        return jax.lax.scan(iteration, (learner, carry), keys)[0]
+
+    def acting(learner, carry, keys):
+        def rollout(carry, key):
+            carry, samples = collect(learner, carry, key)
+            return carry, jax.tree.map(jnp.sum, samples)  # all that it makes
+
+        return jax.lax.scan(rollout, carry, keys)
+
+    P, auto = jax.sharding.PartitionSpec, (jax.sharding.AxisType.Auto,)
+    two = jax.make_mesh((2,), ("d",), axis_types=auto, devices=jax.devices()[:2])
+    apart = jax.shard_map(
+        lambda *args: jax.tree.map(lambda x: x[None], acting(*args)),
+        mesh=two,
+        in_specs=P(),
+        out_specs=P("d"),
+        check_vma=False,
+    )
+    behind = two_roles.pipelined(collect, learn, two_roles.role_mesh())
+    made = {
+        "one device": one,
+        "acting alone": acting,
+        "acting on each": apart,
+        "roles": lambda learner, carry, keys: behind(learner, carry, (keys, keys)),
+    }
+    if batch > 1:
+        made["split"] = jax.shard_map(
             lambda *args: one(*args, n=batch // 2, axis="d"),
             mesh=two,
             in_specs=(P(), P("d"), P()),
             out_specs=(P(), P("d")),
             check_vma=False,
         )
-        behind = two_roles.pipelined(collect, learn, two_roles.role_mesh())
-        pipelined = lambda learner, carry, keys: behind(learner, carry, (keys, keys))  # noqa: E731
-        programs = {
-            name: jax.jit(fn).lower(learner, carry, keys).compile()
-            for name, fn in {"one device": one, "roles": pipelined, "split": split}.items()
-        }
-        begin = os.getloadavg()[0]
-        seconds = interleaved(programs, (learner, carry, keys), rounds, time.perf_counter)
-        found.append(
-            {
-                "timesteps": length,
-                "environments": batch,
-                "roles_over_one": round(seconds["one device"] / seconds["roles"], 2),
-                "split_over_one": round(seconds["one device"] / seconds["split"], 2),
-                "ms_an_iteration": {name: round(1e3 * s / iterations, 2) for name, s in seconds.items()},
-                "load": [round(begin, 1), round(os.getloadavg()[0], 1)],
-            }
-        )
-        print(found[-1], flush=True)
+    programs = {name: jax.jit(fn).lower(learner, carry, keys).compile() for name, fn in made.items()}
+    begin = os.getloadavg()[0]
+    seconds = interleaved(programs, (learner, carry, keys), 3 * rounds, time.perf_counter, min)
+    whole, acted = seconds["one device"], seconds["acting alone"]
+    found = {
+        "size": name,
+        "timesteps": length,
+        "environments": batch,
+        "acting": round(acted / whole, 2),
+        # An iteration of two roles takes as long as the longer of them.
+        "bound_of_roles": round(whole / max(acted, whole - acted), 2),
+        "two_that_exchange_nothing": round(2 * acted / seconds["acting on each"], 2),
+        **{f"{way}_over_one": round(whole / seconds[way], 2) for way in ("roles", "split") if way in seconds},
+        "ms_an_iteration": {name: round(1e3 * s / iterations, 2) for name, s in seconds.items()},
+        "load": [round(begin, 1), round(os.getloadavg()[0], 1)],
+    }
+    print(found, flush=True)
     return found
 
 

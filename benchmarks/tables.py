@@ -4,7 +4,7 @@
     python -m benchmarks.tables --check    # says whether the pages are up to date, with status 1 if not
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`, a figure in running text between `<!-- value: NAME -->`
-and `<!-- end -->` (benchmarks/tables_values.py).
+and `<!-- end -->` (``VALUES`` of the modules below).
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import re
 import sys
 
 from benchmarks.tables_markdown import ROOT
-from benchmarks.tables_values import VALUES
 
 SUBJECTS = ("profile_tables", "tables_envs", "tables_index", "tables_learning", "tables_memory", "tables_place", "tables_speed",
-            "tables_untuned", "tables_values")  # fmt: skip
-TABLES = {name: made for s in SUBJECTS for name, made in importlib.import_module(f"benchmarks.{s}").TABLES.items()}
+            "tables_untuned", "tables_values", "values_place", "values_compiled", "values_profile")  # fmt: skip
+MODULES = [importlib.import_module(f"benchmarks.{s}") for s in SUBJECTS]
+TABLES = {name: made for module in MODULES for name, made in module.TABLES.items()}
+VALUES = {name: made for module in MODULES for name, made in getattr(module, "VALUES", {}).items()}
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: ([\w-]+) -->).*?(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[pathlib.Path]:
     """The pages that have tables or values."""
-    return [p for p in sorted((ROOT / "docs").rglob("*.md")) if MARKED.search(text := p.read_text()) or VALUE.search(text)]
+    found = [p for p in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in p.parts]
+    return [p for p in found if MARKED.search(text := p.read_text()) or VALUE.search(text)]
 
 
 def page(text: str) -> str:

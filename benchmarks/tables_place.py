@@ -197,17 +197,26 @@ def messages() -> str:
 
 
 def replay() -> str:
-    return table(
-        rows("replay_peer"),
+    """Rings that are full; and the geometric mean and the least of all ratios, those of rings that hold few included."""
+    record = read("replay_peer")
+    ours, full = f"rlfx {record['fanout']}", [r for r in record["rows"] if r["filled"] == "full"]
+    whole = table(
+        full,
         {
+            "cores": lambda r: str(r["cores"]),
             "capacity": lambda r: f"{r['capacity']:,}",
             "drawn": lambda r: str(r["drawn"]),
             "how": lambda r: r["how"],
-            "rlfx": lambda r: f"{r['iterations_per_s']['rlfx']:.0f}",
-            "flashbax": lambda r: f"{r['iterations_per_s']['flashbax']:.0f}",
-            "ratio": lambda r: f"{r['ratio']:.2f}",
+            "rlfx, CPU µs": lambda r: f"{r['cpu_us'][ours]:.0f}",
+            "flashbax, CPU µs": lambda r: f"{r['cpu_us']['flashbax']:.0f}",
+            "ratio, CPU": lambda r: f"{r['ratio_cpu']:.2f}",
+            "wall": lambda r: f"{r['ratio_wall']:.2f}",
         },
     )
+    every = [r["ratio_cpu"] for r in record["rows"]]
+    mean = statistics.geometric_mean(every)
+    all_of_them = f"Of all {len(every)} ratios, rings that hold a sixteenth included:"
+    return f"{whole}\n\n{all_of_them} geometric mean {mean:.2f}, least {min(every):.2f}."
 
 
 def composed() -> str:

@@ -85,6 +85,56 @@ def steps_in_a_call(size: int, form: str) -> str:
     return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
 
 
+def least_to_most(values: list[float], digits: int = 1) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def attention(what: str, program: str, key: str) -> list[float]:
+    """One program's figure in every row of attention that has it, and nothing of the devices' mesh."""
+    found = [r["candidates"] for r in read("attention_blocks")["rows"] if r["what"] == what]
+    return [c[program][key] for c in found if program in c]
+
+
+def dot_product_attention(key: str) -> str:
+    """`jax.nn.dot_product_attention` over the masked program."""
+    of = [attention("gradient", program, key) for program in ("dpa", "[T, T]")]
+    return least_to_most([a / b for a, b in zip(*of, strict=True)])
+
+
+def least_gain(env: str, generator: str) -> str:
+    """Fused steps over gymnax's scan, the least over numbers of environments from 64 on."""
+    found = [r["steps/s"] for r in read("envs_throughput")["rows"] if r["env"].startswith(env) and r["N"] >= 64]
+    gains = [max(v for k, v in r.items() if k.startswith("fused") and k.endswith(generator)) for r in found]
+    ratios = [gain / r["gymnax scan(vmap)"] for gain, r in zip(gains, found, strict=True)]
+    return f"{min(ratios):.1f}x"
+
+
+def replayed() -> str:
+    """What replaying costs at most, or gains at least."""
+    found = [r["time_ratio"] for r in read("memory_images")["figures"] if r["plan"].startswith("replay")]
+    return times(max(found))
+
+
+def planning(budgeted: bool) -> str:
+    found = [
+        r["plan_and_compile_s"]
+        for r in read("memory_images")["figures"]
+        if r["budget"] != "plain" and (r["budget"] == "no budget") != budgeted
+    ]
+    return least_to_most(found)
+
+
+def finished(kind: str) -> str:
+    """The largest images with which a run ends under the limit of a process."""
+    size = max(r["size"] for r in read("memory_images")["limit"] if r["kind"] == kind and r["finished"])
+    return f"3x{size}x{size}"
+
+
+def dispatched(how: str) -> str:
+    (found,) = [r for r in read("envs_study")["rows"]["transitions"] if r["how"] == how]
+    return f"{found['dispatched']:,}"
+
+
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
     "grid-chunked": lambda: grid("hand-chunked"),
@@ -105,6 +155,21 @@ VALUES = {
     "untuned-built": lambda: built("tuning"),
     "untuned-after-built": lambda: built("tuning_after"),
     "untuned-after-slower": lambda: slower("tuning_after"),
+    "attention-library-time": lambda: dot_product_attention("ms"),
+    "attention-library-memory": lambda: dot_product_attention("temp_bytes"),
+    "attention-compile": lambda: least_to_most(attention("gradient", "rlfx", "compile_s")),
+    "attention-compile-decode": lambda: least_to_most(attention("decode", "rlfx", "compile_s")),
+    "attention-compile-hand": lambda: least_to_most(attention("gradient", "[T, T]", "compile_s")),
+    "envs-least-fast": lambda: least_gain("CartPole", "fast"),
+    "envs-least-threefry": lambda: least_gain("CartPole", "threefry"),
+    "images-replay": replayed,
+    "images-planning": lambda: planning(True),
+    "images-compiling": lambda: planning(False),
+    "images-limit-plain": lambda: finished("plain"),
+    "images-limit-rlfx": lambda: finished("rlfx"),
+    "dispatched-jit": lambda: dispatched("jit a step"),
+    "dispatched-scan": lambda: dispatched("XLA scan"),
+    "dispatched-fused": lambda: dispatched("fused"),
     "calls-64-fused": lambda: steps_in_a_call(64, "auto"),
     "calls-4096-fused": lambda: steps_in_a_call(4096, "auto"),
     "calls-64-scan": lambda: steps_in_a_call(64, "vmap"),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from loops import Stopped, going_on
 from networks import init_mlp, mlp
 from recipes import Recipe, main
 
@@ -242,13 +243,12 @@ def make_timestep(parts, envs):
     return timestep
 
 
-class Agent(NamedTuple):
-    carry: Carry
-    t0: jax.Array
+def metrics(carry, fell):
+    return {"falls per 1,000 steps": 1000 * fell.mean()}
 
 
 def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=None):
-    program = rlfx.unroll(make_timestep(parts, envs), length=length, batch=envs, mesh=mesh)
+    update = going_on(make_timestep(parts, envs), length=length, envs=envs, mesh=mesh, metrics=metrics)
 
     def init(key):
         params_key, env_key = jax.random.split(key)
@@ -258,12 +258,7 @@ def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 
         memory = rlfx.History(CAPACITY, Transition(obs, jnp.int32(0), nothing, no, no, obs), batch=envs)
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         replay = parts.replay.init(envs, parts.n)
-        return Agent(Carry(state, memory, rlfx.Shared(replay), rlfx.Shared(learner)), jnp.int32(0))
-
-    def update(agent, key):
-        """The next ``length`` timesteps."""
-        carry, fell = program(None, agent.carry, key, t0=agent.t0)
-        return Agent(carry, agent.t0 + length), {"falls per 1,000 steps": 1000 * fell.mean()}
+        return Stopped.at_first(Carry(state, memory, rlfx.Shared(replay), rlfx.Shared(learner)))
 
     def greedy(agent, obs, key):
         return jnp.argmax(parts.estimate.mean(parts.network(agent.carry.learner.value.params, obs))).astype(jnp.int32)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from loops import Carry, Stopped, going_on
 from networks import init_mlp, mlp
-from recipes import Carry, Recipe, main
+from recipes import Recipe, main
 from tasks import BitFlip, made
 
 import rlfx.envs
@@ -102,17 +103,12 @@ def make_timestep(envs, share):
     return timestep
 
 
-class Agent(NamedTuple):
-    carry: Carry
-    t0: jax.Array
-
-
 def greedy(agent, obs, key):
     return jnp.argmax(q_values(agent.carry.learner.value.params, *obs)).astype(jnp.int32)
 
 
 def make(share, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(128, 128), mesh=None):
-    program = rlfx.unroll(make_timestep(envs, share), length=length, batch=envs, mesh=mesh)
+    update = going_on(make_timestep(envs, share), length=length, envs=envs, mesh=mesh)
 
     def init(key):
         params_key, env_key = jax.random.split(key)
@@ -120,12 +116,7 @@ def make(share, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(128,
         bits = jnp.zeros(task.size)
         memory = rlfx.History(CAPACITY, Transition(bits, bits, jnp.int32(0), bits, jnp.bool_(False)), batch=envs)
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
-        return Agent(Carry(state, memory, rlfx.Shared(Learner(params, params, optimizer.init(params)))), jnp.int32(0))
-
-    def update(agent, key):
-        """The next ``length`` timesteps."""
-        carry, reward = program(None, agent.carry, key, t0=agent.t0)
-        return Agent(carry, agent.t0 + length), {"reward": reward.mean()}
+        return Stopped.at_first(Carry(state, memory, rlfx.Shared(Learner(params, params, optimizer.init(params)))))
 
     return Recipe(name, env, init, update, greedy, updates, 2, 4, length * envs, BAR)
 

@@ -7,13 +7,12 @@ the weights of the actor; each has its own observation, and sees the other only 
 
 import sys
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from loops import Agent, Sample, clipped_surrogate, falling_adam, over_rollouts
 from networks import init_mlp, mlp
-from recipes import Recipe, clipped_surrogate, main
+from recipes import Recipe, main
 from tasks import Meeting, made
 
 import rlfx.envs
@@ -49,14 +48,6 @@ def critics(params, told):
 # -- the program: one timestep of one environment, of both agents
 
 
-class Sample(NamedTuple):
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-
-
 def make_act(tell):
     def act(params, state, t):
         obs = env.observe(state)
@@ -85,20 +76,16 @@ def ppo_loss(tell, params, batch):
     return 0.25 * ((value - batch.target) ** 2).mean() - surrogate - ENTROPY * entropy.mean()
 
 
-class Agent(NamedTuple):
-    params: Any
-    opt_state: Any
-    state: Any
-
-
 def greedy(agent, obs, key):
     return tuple(actors(agent.params, obs).mode())
 
 
 def make(tell, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=None):
-    rollout = rlfx.unroll(make_act(tell), length=length, batch=envs, mesh=mesh)
-    rate = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate, eps=1e-5))
+    optimizer = falling_adam(LEARNING_RATE, updates * EPOCHS * MINIBATCHES)
+    update = over_rollouts(
+        make_act(tell), partial(ppo_loss, tell), optimizer, length=length, envs=envs, epochs=EPOCHS,
+        minibatches=MINIBATCHES, mesh=mesh,
+    )  # fmt: skip
     told = tell(jnp.zeros((AGENTS, OBS))).shape[-1]
 
     def init(key):
@@ -108,19 +95,6 @@ def make(tell, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 6
             "critic": init_mlp(critic_key, (told, *hidden, 1)),
         }
         return Agent(params, optimizer.init(params), jax.vmap(env.reset)(jax.random.split(env_key, envs)))
-
-    def learn(learner, batch):
-        params, opt_state = learner
-        changes, opt_state = optimizer.update(jax.grad(partial(ppo_loss, tell))(params, batch), opt_state, params)
-        return (optax.apply_updates(params, changes), opt_state), None
-
-    def update(agent, key):
-        act_key, shuffle_key = jax.random.split(key)
-        state, (samples, reward) = rollout(agent.params, agent.state, act_key)
-        learner, _ = rlfx.minibatch_epochs(
-            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
-        )
-        return Agent(*learner, state), {"reward": reward.mean()}
 
     return Recipe(name, env, init, update, greedy, updates, 10, 20, length * envs, BAR)
 

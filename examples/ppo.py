@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
+from loops import Agent, Sample, clipped_surrogate, falling_adam, over_rollouts
 from networks import init_actor_critic, mlp
-from recipes import Recipe, clipped_surrogate, main
+from recipes import Recipe, main
 from tasks import Knapsack, made
 
 import rlfx.envs
@@ -72,14 +72,6 @@ MASKED = Task("ppo_masked", made(Knapsack()), 0.97, 20, init_things, of_things, 
 # -- the program: one timestep of one environment
 
 
-class Sample(NamedTuple):
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-
-
 def make_act(task):
     def act(params, state, t):
         obs = task.env.observe(state)
@@ -108,36 +100,19 @@ def ppo_loss(task, params, batch):
     return 0.25 * ((value - batch.target) ** 2).mean() - surrogate - task.entropy * entropy.mean()
 
 
-class Agent(NamedTuple):
-    params: Any
-    opt_state: Any
-    state: Any
-
-
 def make(task, *, length=None, envs=None, updates=None, hidden=None, mesh=None):
     """Of a task; its own numbers where none are given."""
     length, envs, updates = length or task.length, envs or task.envs, updates or task.updates
-    rollout = rlfx.unroll(make_act(task), length=length, batch=envs, mesh=mesh)
-    rate = optax.linear_schedule(task.rate, 0.0, updates * EPOCHS * MINIBATCHES)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(rate, eps=1e-5))
+    optimizer = falling_adam(task.rate, updates * EPOCHS * MINIBATCHES)
+    update = over_rollouts(
+        make_act(task), partial(ppo_loss, task), optimizer, length=length, envs=envs, epochs=EPOCHS,
+        minibatches=MINIBATCHES, mesh=mesh,
+    )  # fmt: skip
 
     def init(key):
         params_key, env_key = jax.random.split(key)
         params = task.init(task.env, params_key, hidden or task.hidden)
         return Agent(params, optimizer.init(params), jax.vmap(task.env.reset)(jax.random.split(env_key, envs)))
-
-    def learn(learner, batch):
-        params, opt_state = learner
-        changes, opt_state = optimizer.update(jax.grad(partial(ppo_loss, task))(params, batch), opt_state, params)
-        return (optax.apply_updates(params, changes), opt_state), None
-
-    def update(agent, key):
-        act_key, shuffle_key = jax.random.split(key)
-        state, (samples, reward) = rollout(agent.params, agent.state, act_key)
-        learner, _ = rlfx.minibatch_epochs(
-            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
-        )
-        return Agent(*learner, state), {"reward": reward.mean()}
 
     def greedy(agent, obs, key):
         return task.network(agent.params, obs)[0].mode()

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from loops import Agent, Sample, clipped_surrogate, falling_adam, over_rollouts
 from networks import critic, init_actor_critic, mlp
-from recipes import Recipe, clipped_surrogate, main
+from recipes import Recipe, main
 
 import rlfx.envs
 from rlfx.training import Normal
@@ -69,14 +69,6 @@ class Carry(NamedTuple):
     scale: Scale  # Shared
 
 
-class Sample(NamedTuple):
-    obs: jax.Array
-    action: jax.Array
-    log_prob: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-
-
 def make_act(task, env):
     def act(params, carry, t):
         obs, of_obs = rlfx.normalize(env.observe(carry.state), carry.scale.obs)
@@ -107,12 +99,6 @@ def ppo_loss(params, batch):
     return 0.5 * ((value - batch.target) ** 2).mean() - surrogate
 
 
-class Agent(NamedTuple):
-    params: Any
-    opt_state: Any
-    carry: Carry
-
-
 def greedy(agent, obs, key):
     """The policy that is evaluated: the mode, and moments that stand still."""
     return actor(agent.params, agent.carry.scale.value.obs(obs)).mode()
@@ -122,9 +108,10 @@ def make(task=PENDULUM, *, length=None, envs=None, updates=None, hidden=(64, 64)
     """Of a task; its own numbers where none are given."""
     length, envs, updates, env = length or task.length, envs or task.envs, updates or task.updates, task.make()
     (actions,), (observed,) = env.action_space.shape, env.observation_space.shape
-    rollout = rlfx.unroll(make_act(task, env), length=length, batch=envs, mesh=mesh)
-    schedule = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule, eps=1e-5))
+    optimizer = falling_adam(LEARNING_RATE, updates * EPOCHS * MINIBATCHES)
+    update = over_rollouts(
+        make_act(task, env), ppo_loss, optimizer, length=length, envs=envs, epochs=EPOCHS, minibatches=MINIBATCHES, mesh=mesh
+    )
 
     def init(key):
         params_key, env_key = jax.random.split(key)
@@ -132,19 +119,6 @@ def make(task=PENDULUM, *, length=None, envs=None, updates=None, hidden=(64, 64)
         scale = rlfx.Shared(Scale(rlfx.Moments.of(jnp.zeros(observed)), rlfx.Moments.of(0.0)))
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         return Agent(params, optimizer.init(params), Carry(state, jnp.zeros(envs), scale))
-
-    def learn(learner, batch):
-        params, opt_state = learner
-        updates, opt_state = optimizer.update(jax.grad(ppo_loss)(params, batch), opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
-
-    def update(agent, key):
-        act_key, shuffle_key = jax.random.split(key)
-        carry, (samples, reward) = rollout(agent.params, agent.carry, act_key)
-        learner, _ = rlfx.minibatch_epochs(
-            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
-        )
-        return Agent(*learner, carry), {"reward": reward.mean(), "std": jnp.exp(learner[0]["log_std"]).mean()}
 
     return Recipe(task.name, env, init, update, greedy, updates, 5, 10, length * envs, task.bar)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from loops import descent
 from networks import init_mlp
 from recipes import Recipe, main
 
@@ -78,6 +79,7 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=Non
     rollout = rlfx.unroll(act, length=length, batch=envs, mesh=mesh)
     rate = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.radam(rate))
+    step = descent(q_loss, optimizer)
     epsilon = optax.linear_schedule(1.0, EPSILON, int(EXPLORE * updates))
 
     def init(key):
@@ -86,17 +88,12 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=Non
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         return Agent(params, optimizer.init(params), state, jnp.int32(0))
 
-    def learn(learner, batch):
-        params, opt_state = learner
-        changes, opt_state = optimizer.update(jax.grad(q_loss)(params, batch), opt_state, params)
-        return (optax.apply_updates(params, changes), opt_state), None
-
     def update(agent, key):
         act_key, shuffle_key = jax.random.split(key)
         explores = rlfx.Shared(jnp.asarray(epsilon(agent.done), jnp.float32))
         carry, (samples, fell) = rollout(agent.params, Carry(agent.state, explores), act_key)
         learner, _ = rlfx.minibatch_epochs(
-            learn, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
+            step, agent[:2], samples, epochs=EPOCHS, minibatches=MINIBATCHES, key=shuffle_key, mesh=mesh
         )
         return Agent(*learner, carry.state, agent.done + 1), {"falls per 1,000 steps": 1000 * fell.mean()}
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from loops import Stopped, going_on
 from networks import init_mlp, mlp
 from recipes import Recipe, main
 from recurrent_ppo import gru, init_gru
@@ -117,18 +118,13 @@ def make_timestep(envs):
     return timestep
 
 
-class Agent(NamedTuple):
-    carry: Carry
-    t0: jax.Array
-
-
 def greedy(agent, h, obs, key):
     h, q = q_values(agent.carry.learner.value.params, h, obs)
     return jnp.argmax(q).astype(jnp.int32), h
 
 
 def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN, mesh=None):
-    program = rlfx.unroll(make_timestep(envs), length=length, batch=envs, mesh=mesh)
+    update = going_on(make_timestep(envs), length=length, envs=envs, mesh=mesh)
 
     def init(key):
         embed, recurrent, head, env_key = jax.random.split(key, 4)
@@ -143,12 +139,7 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN, mesh=None)
             jax.vmap(env.reset)(jax.random.split(env_key, envs)), jnp.zeros((envs, hidden)),
             rlfx.History(CAPACITY, like, batch=envs), rlfx.Shared(Learner(params, params, optimizer.init(params))),
         )  # fmt: skip
-        return Agent(carry, jnp.int32(0))
-
-    def update(agent, key):
-        """The next ``length`` timesteps."""
-        carry, reward = program(None, agent.carry, key, t0=agent.t0)
-        return Agent(carry, agent.t0 + length), {"reward": reward.mean()}
+        return Stopped.at_first(carry)
 
     memory = jnp.zeros(hidden)
     return Recipe("r2d2", env, init, update, greedy, updates, 3, 6, length * envs, BAR, memory=memory)

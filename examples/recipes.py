@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,6 @@ from networks import one_each
 
 import rlfx.envs
 from rlfx.training import Callback, Checkpoints, Evaluate, Interrupt, NaNGuard, Progress, run
-
-
-class Carry(NamedTuple):
-    """Of such an agent, from one timestep to the next."""
-
-    state: Any
-    memory: rlfx.History
-    learner: Any  # Shared
 
 
 @dataclass(frozen=True)
@@ -115,13 +107,6 @@ def learn(recipe: Recipe, seeds=(0, 1, 2), episodes=100, callbacks: tuple[Callba
     spent = time.perf_counter() - begin[0], time.process_time() - begin[1]
     steps, returns = [row[0] * recipe.steps for row in rows], [[round(float(x), 3) for x in row[1:]] for row in rows]
     return result.agent, Curve(steps, returns, *(round(s, 1) for s in spent))
-
-
-def clipped_surrogate(log_ratio, advantage, clip):
-    """PPO's objective (Schulman et al. 2017, eq. 7), of advantages brought to mean 0 and deviation 1."""
-    ratio = jnp.exp(log_ratio)
-    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    return jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage).mean()
 
 
 def main(make: Callable[..., Recipe] | dict[str, Callable[..., Recipe]], argv=None) -> int:

@@ -6,11 +6,11 @@ keeps every environment's sequence whole, and the compiled `learn` is called ins
 """
 
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+from loops import Agent, descent, falling_adam
 from networks import init_mlp, mlp
 from recipes import Recipe, main
 
@@ -113,12 +113,9 @@ def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATC
     rollout = rlfx.unroll(act, length=length, batch=batch, mesh=mesh)
     loss_fn = rlfx.compile(learn, length=length, batch=batch // minibatches, mesh=mesh)
 
-    def step(learner, minibatch):
-        params, opt_state = learner
+    def loss(params, minibatch):
         samples, h = minibatch
-        grads = jax.grad(lambda p: loss_fn((p, samples), h[0])[0])(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
+        return loss_fn((params, samples), h[0])[0]
 
     def update(agent, key):
         params, opt_state, carry = agent
@@ -126,18 +123,12 @@ def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATC
         after, (samples, fell) = rollout(params, carry, act_key)
         h = carry.h[None].repeat(length, axis=0)  # what the sequences begin with travels with them
         (params, opt_state), _ = rlfx.minibatch_epochs(
-            step, (params, opt_state), (samples, h), epochs=epochs, minibatches=minibatches, key=shuffle_key, axis="b",
-            mesh=mesh,
+            descent(loss, optimizer), (params, opt_state), (samples, h), epochs=epochs, minibatches=minibatches,
+            key=shuffle_key, axis="b", mesh=mesh,
         )  # fmt: skip
         return (params, opt_state, after), 1000 * fell.mean()
 
     return update
-
-
-class Agent(NamedTuple):
-    params: Any
-    opt_state: Any
-    carry: Carry
 
 
 def greedy(agent, h, obs, key):
@@ -147,8 +138,7 @@ def greedy(agent, h, obs, key):
 
 
 def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN, mesh=None):
-    schedule = optax.linear_schedule(LEARNING_RATE, 0.0, updates * EPOCHS * MINIBATCHES)
-    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(schedule, eps=1e-5))
+    optimizer = falling_adam(LEARNING_RATE, updates * EPOCHS * MINIBATCHES)
     one = make_update(optimizer, length=length, batch=envs, mesh=mesh)
 
     def init(key):

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.lax import stop_gradient
+from loops import Carry, Stopped, going_on
 from networks import init_mlp, mlp, one_each
-from recipes import Carry, Recipe, main
+from recipes import Recipe, main
 from transitions import Transition
 
 import rlfx.envs
@@ -119,21 +120,20 @@ def make_sac(task, env):
     return sac
 
 
-class Agent(NamedTuple):
-    carry: Carry
-    t0: jax.Array
-
-
 def greedy(agent, obs, key):
     policy = actor(agent.carry.learner.value.params.actor, obs)
     return policy.squash(policy.mode())
+
+
+def metrics(carry, reward):
+    return {"reward": reward.mean(), "alpha": jnp.exp(carry.learner.value.params.log_alpha)}
 
 
 def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 64), mesh=None):
     """Of a task; its own number of updates where none is given."""
     env, updates = task.make(), updates or task.updates
     (actions,), (observed,) = env.action_space.shape, env.observation_space.shape
-    program = rlfx.unroll(make_sac(task, env), length=length, batch=envs, mesh=mesh)
+    update = going_on(make_sac(task, env), length=length, envs=envs, mesh=mesh, metrics=metrics)
 
     def init(key):
         actor_key, critic_key, env_key = jax.random.split(key, 3)
@@ -142,13 +142,7 @@ def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 6
         obs, nothing = jnp.zeros(observed), jnp.float32(0.0)
         memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(actions), nothing, jnp.bool_(False), obs), batch=envs)
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
-        return Agent(Carry(state, memory, rlfx.Shared(Learner(params, critics, optimizer.init(params)))), jnp.int32(0))
-
-    def update(agent, key):
-        """The next ``length`` timesteps."""
-        carry, reward = program(None, agent.carry, key, t0=agent.t0)
-        metrics = {"reward": reward.mean(), "alpha": jnp.exp(carry.learner.value.params.log_alpha)}
-        return Agent(carry, agent.t0 + length), metrics
+        return Stopped.at_first(Carry(state, memory, rlfx.Shared(Learner(params, critics, optimizer.init(params)))))
 
     return Recipe(task.name, env, init, update, greedy, updates, 5, 5, length * envs, task.bar)
 

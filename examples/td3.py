@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.lax import stop_gradient
+from loops import Carry, Stopped, going_on
 from networks import init_mlp, mlp, one_each
-from recipes import Carry, Recipe, main
+from recipes import Recipe, main
 from transitions import Transition
 
 import rlfx.envs
@@ -119,17 +120,12 @@ def make_timestep(parts, envs):
     return timestep
 
 
-class Agent(NamedTuple):
-    carry: Carry
-    t0: jax.Array
-
-
 def greedy(agent, obs, key):
     return actor(agent.carry.learner.value.params.actor, obs)
 
 
 def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 64), mesh=None):
-    program = rlfx.unroll(make_timestep(parts, envs), length=length, batch=envs, mesh=mesh)
+    update = going_on(make_timestep(parts, envs), length=length, envs=envs, mesh=mesh)
 
     def init(key):
         actor_key, critic_key, env_key = jax.random.split(key, 3)
@@ -142,12 +138,7 @@ def make(parts, name, *, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=(64, 
         obs, nothing = jnp.zeros(OBS), jnp.float32(0.0)
         memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(ACTIONS), nothing, jnp.bool_(False), obs), batch=envs)
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
-        return Agent(Carry(state, memory, rlfx.Shared(learner)), jnp.int32(0))
-
-    def update(agent, key):
-        """The next ``length`` timesteps."""
-        carry, reward = program(None, agent.carry, key, t0=agent.t0)
-        return Agent(carry, agent.t0 + length), {"reward": reward.mean()}
+        return Stopped.at_first(Carry(state, memory, rlfx.Shared(learner)))
 
     return Recipe(name, env, init, update, greedy, updates, 5, 5, length * envs, BAR)
 

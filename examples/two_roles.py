@@ -14,11 +14,25 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import whole_run
 from jax.sharding import PartitionSpec
 from ppo_cartpole import act
 
 import rlfx
+
+
+def exchanged(values, axis):
+    """What the other of two devices has; all values of one dtype at once, since devices wait for each other at every exchange."""
+    leaves, structure = jax.tree.flatten(values)
+    theirs = [None] * len(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        same = [n for n, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = jnp.concatenate([leaves[n].ravel() for n in same])
+        parts = jnp.split(jax.lax.ppermute(flat, axis, [(0, 1), (1, 0)]), np.cumsum([leaves[n].size for n in same])[:-1])
+        for n, part in zip(same, parts, strict=True):
+            theirs[n] = part.reshape(leaves[n].shape)
+    return jax.tree.unflatten(structure, theirs)
 
 
 def pipelined(act, learn, mesh):
@@ -48,7 +62,7 @@ def pipelined(act, learn, mesh):
                 lambda: (learner, *act(learner, state, keys[0])),
                 lambda: (learn(learner, data, keys[1]), state, data),
             )
-            theirs = jax.lax.ppermute((learner, following), axis, [(0, 1), (1, 0)])
+            theirs = exchanged((learner, following), axis)
             learner = jax.tree.map(lambda own, their: jnp.where(acting, their, own), learner, theirs[0])
             data = jax.tree.map(lambda own, their: jnp.where(acting, own, their), following, theirs[1])
             return (learner, state, data), None

@@ -43,10 +43,6 @@ from rlfx.recurrence.language.time import maximum as maximum
 from rlfx.recurrence.language.time import minimum as minimum
 from rlfx.recurrence.reference.interpreter import reference as reference
 from rlfx.recurrence.schedule.plan import Plan as Plan
-from rlfx.transforms.fuse_steps import fuse_steps as fuse_steps
-from rlfx.transforms.incrementalize import incrementalize as incrementalize
-from rlfx.transforms.offload import offload as offload
-from rlfx.transforms.remat import remat as remat
 from rlfx.transforms.store import store as store
 from rlfx.transforms.vectorize import vectorize as vectorize
 
@@ -55,16 +51,23 @@ if _TYPE_CHECKING:
     from rlfx import place as place
     from rlfx import profile as profile
     from rlfx import training as training
+    from rlfx.transforms.fuse_steps import fuse_steps as fuse_steps
+    from rlfx.transforms.incrementalize import incrementalize as incrementalize
+    from rlfx.transforms.offload import offload as offload
+    from rlfx.transforms.remat import remat as remat
 
-#: Packages that are imported where they are first named: ``import rlfx; rlfx.envs.make(...)``.
+#: Packages that are imported where they are first named, ``import rlfx; rlfx.envs.make(...)``; and the functions of such modules.
 _PACKAGES = ("envs", "place", "profile", "training")
+_FUNCTIONS = ("fuse_steps", "incrementalize", "offload", "remat")
 
 
 def __getattr__(name: str) -> _Any:
     if name in _PACKAGES:
         return _importlib.import_module(f"rlfx.{name}")
+    if name in _FUNCTIONS:
+        return globals().setdefault(name, getattr(_importlib.import_module(f"rlfx.transforms.{name}"), name))
     raise AttributeError(f"module 'rlfx' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PACKAGES})
+    return sorted({*globals(), *_PACKAGES, *_FUNCTIONS})

@@ -277,7 +277,7 @@ def installed(user: str, package: str, extra: str, error: type[RlfxError]) -> No
 def function(*arguments: str) -> Kind:
     """What can be called with these positional arguments."""
 
-    def take(value: Any) -> Callable:
+    def take(value: Any) -> Callable[..., Any]:
         if not callable(value):
             raise TypeError
         if not accepts(value, len(arguments)):
@@ -289,7 +289,7 @@ def function(*arguments: str) -> Kind:
     return Kind(words, f"lambda {', '.join(arguments)}: ...".replace("lambda :", "lambda:"), take)
 
 
-def accepts(fn: Callable, count: int) -> bool:
+def accepts(fn: Callable[..., Any], count: int) -> bool:
     """Whether ``fn`` can be called with so many positional arguments; True if Python does not know.
 
     Example:

@@ -166,7 +166,7 @@ class Target:
             raise TargetError(located(fact, where=J.here(), fix='Name it: rlfx.target("h200:8").mesh("b").'))
         return surroundings(self._described(), grid, names)
 
-    def compile(self, fn: Callable, *shapes: Any, limit: float = LIMIT) -> Compilation:
+    def compile(self, fn: Callable[..., Any], *shapes: Any, limit: float = LIMIT) -> Compilation:
         """A function compiled for this machine, which need not be here: what it takes there, by its own compiler.
 
         The function is traced here, as if jax ran on the machine, and leaves the process as StableHLO. A process of an

@@ -151,7 +151,7 @@ def _flatten(data: Any, axis: str) -> tuple[Any, int]:
     return tree.tree_map(lambda x: jnp.reshape(x, (t * b, *jnp.shape(x)[2:])), data), t * b
 
 
-def _permutation(order: Any, n: int, shuffle: Callable) -> Any:
+def _permutation(order: Any, n: int, shuffle: Callable[..., Any]) -> Any:
     """What the caller's ``shuffle`` returned, if it can be a permutation."""
     found = type_of(order, "What shuffle returns", where := J.function_source(shuffle))
     if found.shape != (n,) or not jnp.issubdtype(found.dtype, jnp.integer):
@@ -160,7 +160,7 @@ def _permutation(order: Any, n: int, shuffle: Callable) -> Any:
     return jnp.asarray(order)
 
 
-def _updated(result: Any, carry: Any, update: Callable) -> tuple[Any, Any]:
+def _updated(result: Any, carry: Any, update: Callable[..., Any]) -> tuple[Any, Any]:
     """What ``update`` returned: the next carry, of the type of the last one, and aux."""
     if not isinstance(result, tuple) or len(result) != 2:
         fact = f"update returned {type(result).__name__}, not (carry, aux)."

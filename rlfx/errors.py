@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RlfxError(Exception):
     """Base of every error that rlfx raises on purpose."""
@@ -72,7 +74,8 @@ class NotFiniteError(TrainingError):
 
     def __init__(self, message: str, agent: object = None, done: int = 0):
         super().__init__(message)
-        self.agent, self.done = agent, done
+        self.agent: Any = agent
+        self.done: int = done
 
 
 class EnvError(RlfxError):

@@ -13,9 +13,15 @@ def checking_leaks() -> Iterator[None]:
 
     Nothing is collected first: what is garbage already refers to no trace to come, and a collection of all takes seconds.
     """
+    with among_new_objects(), jax.checking_leaks():
+        yield
+
+
+@contextlib.contextmanager
+def among_new_objects() -> Iterator[None]:
+    """Whoever looks through all objects meets only those made since."""
     gc.freeze()
     try:
-        with jax.checking_leaks():
-            yield
+        yield
     finally:
         gc.unfreeze()

@@ -16,10 +16,12 @@ def test_packages_are_imported_where_they_are_named():
     program = """
 import sys, rlfx
 heavy = {"flax", "optax", "chex", "brax", "gymnax", "scipy.optimize", "networkx", "matplotlib", "orbax"}
-heavy |= {"rlfx.envs", "rlfx.place", "rlfx.profile", "rlfx.training"}
+heavy |= {"rlfx.envs", "rlfx.place", "rlfx.profile", "rlfx.training", "rlfx.transforms.fuse_steps", "rlfx.transforms.blocks"}
 print(sorted(heavy & set(sys.modules)), rlfx.profile.read.__name__, rlfx.place.assign.__name__, callable(rlfx.envs.make))
+from rlfx import fuse_steps, incrementalize
+print(fuse_steps is rlfx.fuse_steps, incrementalize.__module__, rlfx.offload.__name__)
 """
-    assert run(program) == "[] read assign True"
+    assert run(program).splitlines() == ["[] read assign True", "True rlfx.transforms.incrementalize offload"]
 
 
 def test_a_name_that_is_not_there():

@@ -35,7 +35,7 @@ ON_A_PAGE = dict.fromkeys(("composed", "run", "reference", "measured", "workload
 
 def public(package):
     """The public names of a package, with what they are."""
-    names = getattr(package, "__all__", None) or [name for name in vars(package) if not name.startswith("_")]
+    names = getattr(package, "__all__", None) or [name for name in dir(package) if not name.startswith("_")]
     found = {name: getattr(package, name) for name in names}
     if package is rlfx.errors:  # and what writes their texts
         return {name: value for name, value in found.items() if inspect.isclass(value) and issubclass(value, Exception)}

@@ -51,15 +51,15 @@ class Acrobot(Environment):
         high = [1.0, 1.0, 1.0, 1.0, self.max_vel_1, self.max_vel_2]
         return Box([-h for h in high], high, (6,))
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         angle1, angle2, velocity1, velocity2 = jax.random.uniform(key, (4,), jnp.float32, minval=-0.1, maxval=0.1)
         return AcrobotState(angle1, angle2, velocity1, velocity2, jnp.int32(0))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         (s1, c1), (s2, c2) = sin_cos(state.joint_angle1), sin_cos(state.joint_angle2)
         return jnp.stack([c1, s1, c2, s2, state.velocity_1, state.velocity_2])
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         torque = action.astype(jnp.float32) - 1.0
         y = (state.joint_angle1, state.joint_angle2, state.velocity_1, state.velocity_2)
         k1 = _derivative(y, torque)

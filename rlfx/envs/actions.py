@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx.envs.base import Environment, checked_environment
+from rlfx.envs.base import Environment, Step, checked_environment
 from rlfx.envs.episodes import Wrapper
-from rlfx.envs.spaces import Box
+from rlfx.envs.spaces import Box, Space
 from rlfx.errors import EnvError, located
 
 
@@ -20,11 +22,11 @@ class _RescaleAction(Wrapper):
     high: float = 1.0
 
     @property
-    def action_space(self):
+    def action_space(self) -> Space:
         space = self.env.action_space
         return Box(self.low, self.high, space.shape, space.dtype)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         space = self.env.action_space
         share = (action - self.low) / (self.high - self.low)
         # This form meets both bounds exactly.

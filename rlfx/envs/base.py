@@ -91,7 +91,7 @@ class Environment(abc.ABC):
     resets: bool = False
     """Whether the step that ends an episode begins the next one (``auto_reset`` does; say so if yours does)."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Of a dataclass: every parameter is of its kind."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if kind := field.metadata.get("kind"):

@@ -66,14 +66,14 @@ class BraxEnvironment(Environment):
         self.observation_space = jax.tree.map(lambda x: Box(-jnp.inf, jnp.inf, x.shape, x.dtype), state.obs)
         self.action_space = Box(-1.0, 1.0, (env.action_size,))
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         with _as_brax_expects():
             return strong(self.env.reset(key))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return state.obs
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         with _as_brax_expects():
             after = strong(self.env.step(state, action), like=state)
         step = Step(

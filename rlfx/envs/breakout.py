@@ -54,7 +54,7 @@ class Breakout(Environment):
     observation_space = Box(0.0, 1.0, (10, 10, 4))
     action_space = Discrete(3)
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         side = (jax.random.bits(key, (), jnp.uint32) >> 31).astype(jnp.int32)
         ball_x = 9 * side
         start = jnp.int32(3)
@@ -62,7 +62,7 @@ class Breakout(Environment):
             start, ball_x, 2 + side, jnp.int32(4), jnp.uint32(_WALL), side > 1, start, ball_x, jnp.int32(0)
         )
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         row, column = (broadcasted_iota(jnp.int32, (10, 10), axis) for axis in (0, 1))
         bit = jnp.clip(10 * (row - 1) + column, 0, 31).astype(jnp.uint32)
         paddle = (row == 9) & (column == state.pos)
@@ -71,7 +71,7 @@ class Breakout(Environment):
         brick = (row >= 1) & (row <= 3) & (((state.bricks >> bit) & 1) == 1)
         return jnp.stack([paddle, ball, trail, brick], axis=-1).astype(jnp.float32)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         pos = jnp.clip(state.pos + jnp.where(action == 2, 1, jnp.where(action == 1, jnp.int32(-1), 0)), 0, 9)
         right = (state.ball_dir == 1) | (state.ball_dir == 2)
         x = state.ball_x + jnp.where(right, jnp.int32(1), -1)

@@ -55,11 +55,11 @@ class CartPole(Environment):
         high = [self.x_threshold * 2, math.inf, self.theta_threshold_radians * 2, math.inf]
         return Box([-h for h in high], high, (4,))
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         x, x_dot, theta, theta_dot = jax.random.uniform(key, (4,), jnp.float32, minval=-0.05, maxval=0.05)
         return CartPoleState(x, x_dot, theta, theta_dot, jnp.int32(0))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return jnp.stack([state.x, state.x_dot, state.theta, state.theta_dot])
 
     def advance(self, state: CartPoleState, action: jax.Array) -> CartPoleState:
@@ -86,7 +86,7 @@ class CartPole(Environment):
         fallen = (jnp.abs(after.x) > self.x_threshold) | (jnp.abs(after.theta) > self.theta_threshold_radians)
         return Step(jnp.float32(1.0), fallen, after.time >= self.max_steps_in_episode, self.observe(after))
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         after = self.advance(state, action)
         return after, self.finish(after)
 
@@ -131,13 +131,13 @@ class ParametricCartPole(Environment):
     def observation_space(self) -> Box:
         return self.cartpole.observation_space
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         return ParametricState(self.cartpole.reset(key), jnp.zeros(4 * (self.state_factor - 1), jnp.float32))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return self.cartpole.observe(state.cartpole)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         def advance(_, inner):
             return dataclasses.replace(self.cartpole.advance(inner, action), time=state.cartpole.time + 1)
 

@@ -56,17 +56,17 @@ class Catch(Environment):
     def observation_space(self) -> Box:
         return Box(0.0, 1.0, (self.rows, self.columns))
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         return CatchState(below(key, self.columns), jnp.int32(0), jnp.int32(self.columns // 2), jnp.int32(0))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         row = broadcasted_iota(jnp.int32, (self.rows, self.columns), 0)
         column = broadcasted_iota(jnp.int32, (self.rows, self.columns), 1)
         ball = (row == state.ball_y) & (column == state.ball_x)
         paddle = (row == self.rows - 1) & (column == state.paddle_x)
         return (ball | paddle).astype(jnp.float32)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         paddle = jnp.clip(state.paddle_x + action - 1, 0, self.columns - 1)
         after = CatchState(state.ball_x, state.ball_y + 1, paddle, state.time + 1)
         landed = after.ball_y == self.rows - 1

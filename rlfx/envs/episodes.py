@@ -69,7 +69,7 @@ class _Reset(Wrapper):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _FreshReset(_Reset):
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         # The split is gymnax's, so that its environments give gymnax's trajectories.
         key_step, key_reset = jax.random.split(key)
         after, step = self.env.step(key_step, state, action)
@@ -90,14 +90,14 @@ class CachedResetState:
 class _CachedReset(_Reset):
     cache: int = 1
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         first = jax.vmap(self.env.reset)(jax.random.split(key, self.cache))
         return CachedResetState(jax.tree.map(lambda x: x[0], first), first, jnp.int32(1 % self.cache))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return self.env.observe(state.inner)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         after, step = self.env.step(key, state.inner, action)
         done = step.terminated | step.truncated
         begin = jax.tree.map(lambda x: x[state.next], state.first)
@@ -109,7 +109,7 @@ class _CachedReset(_Reset):
 class _OptimisticReset(_Reset):
     ratio: int = 16
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         key_step, key_reset = jax.random.split(key)
         after, step = self.env.step(key_step, state, action)
         return self._begin(step.terminated | step.truncated, key_reset, after), step
@@ -181,7 +181,7 @@ _RESETS: dict[str, Callable[[Environment, int, int], Environment]] = {
 }
 
 
-def _resetting(env: Any, begin: Callable) -> Environment:
+def _resetting(env: Any, begin: Callable[..., Any]) -> Environment:
     """``env`` with resets as far out as is right: ``begin`` adds them to an environment."""
     if own := getattr(env, "with_auto_reset", None):  # a host environment resets where its state is
         return own()
@@ -203,7 +203,7 @@ def _resets_inside(env: Any) -> bool:
 class _StopGradient(Wrapper):
     over_resets = same_steps = True
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         return jax.lax.stop_gradient(self.env.step(key, state, action))
 
 
@@ -234,13 +234,13 @@ class TimedState:
 class _TimeLimit(Wrapper):
     limit: int = 1
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         return TimedState(self.env.reset(key), jnp.int32(0))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return self.env.observe(state.inner)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         after, step = self.env.step(key, state.inner, action)
         time = state.time + 1
         return TimedState(after, time), dataclasses.replace(step, truncated=step.truncated | (time >= self.limit))

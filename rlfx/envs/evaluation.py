@@ -44,7 +44,7 @@ class Evaluation:
 
 def evaluate(
     env: Environment,
-    policy: Callable,
+    policy: Callable[..., Any],
     params: Any,
     key: jax.Array,
     episodes: int = 100,
@@ -124,7 +124,7 @@ def _evaluate(env, policy, episodes, max_steps, params, memory, key):
     return jax.lax.while_loop(some_goes_on, step_all, begin)[3]
 
 
-def acting(of: str, policy: Callable, params: Any) -> Callable[[Any, Any, jax.Array], tuple[Any, Any]]:
+def acting(of: str, policy: Callable[..., Any], params: Any) -> Callable[[Any, Any, jax.Array], tuple[Any, Any]]:
     """``policy`` as a function of memory, observation and key to the action and the next memory, which is None without one.
 
     Raises:

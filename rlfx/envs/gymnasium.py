@@ -76,14 +76,14 @@ class GymnasiumEnvironment(Environment):
         """The same environment, resetting itself on the host."""
         return GymnasiumEnvironment(self.name, resets=True, **self.kwargs)
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         batch, slot, obs = self._reset(jax.random.bits(key, (), jnp.uint32))
         return HostState(batch, slot, jnp.int32(0), obs)
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return state.obs
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         obs, final_obs, reward, terminated, truncated = self._step(state.batch, state.slot, state.clock, action)
         after = HostState(state.batch, state.slot, state.clock + 1, obs)
         return after, Step(reward, terminated, truncated, final_obs)

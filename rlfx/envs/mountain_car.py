@@ -36,11 +36,11 @@ class _Valley(Environment):
     def observation_space(self) -> Box:
         return Box([self.min_position, -self.max_speed], [self.max_position, self.max_speed], (2,))
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         position = jax.random.uniform(key, (), jnp.float32, minval=-0.6, maxval=-0.4)
         return MountainCarState(position, jnp.zeros_like(position), jnp.int32(0))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return jnp.stack([state.position, state.velocity])
 
     def roll(self, state: MountainCarState, push: jax.Array) -> MountainCarState:
@@ -70,7 +70,7 @@ class MountainCar(_Valley):
     name = "MountainCar-v0"
     action_space = Discrete(3)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         after = self.roll(state, (action.astype(jnp.float32) - 1.0) * self.force)
         arrived = (after.position >= self.goal_position) & (after.velocity >= self.goal_velocity)
         return after, Step(jnp.float32(-1.0), arrived, after.time >= self.max_steps_in_episode, self.observe(after))
@@ -94,7 +94,7 @@ class MountainCarContinuous(_Valley):
     name = "MountainCarContinuous-v0"
     action_space = Box(-1.0, 1.0, (1,))
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         after = self.roll(state, jnp.clip(action[0], -1.0, 1.0) * self.power)
         arrived = (after.position >= self.goal_position) & (after.velocity >= self.goal_velocity)
         reward = -0.1 * (action[0] * action[0]) + jnp.where(arrived, jnp.float32(100), 0.0)

@@ -53,15 +53,15 @@ class Outside(Environment):
     def following(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, dict]:
         """The observation, the state, the reward, whether the task ended, whether it was cut, and what else there is."""
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         with as_others_expect():
             obs, inner = self.first(key)
             return ObservedState(strong(inner), strong(obs))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return state.obs
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         with as_others_expect():
             obs, inner, reward, terminated, truncated, info = self.following(key, state.inner, action)
             after = ObservedState(strong(inner, like=state.inner), strong(obs, like=state.obs))

@@ -55,16 +55,16 @@ class Pendulum(Environment):
     def action_space(self) -> Box:
         return Box(-self.max_torque, self.max_torque, (1,))
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         high = jnp.array([math.pi, 1.0], jnp.float32)
         theta, theta_dot = jax.random.uniform(key, (2,), jnp.float32, minval=-high, maxval=high)
         return PendulumState(theta, theta_dot, jnp.int32(0))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         s, c = sin_cos(state.theta)
         return jnp.stack([c, s, state.theta_dot])
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         u = jnp.clip(action[0], -self.max_torque, self.max_torque)
         angle = wrap_angle(state.theta)
         cost = angle * angle + 0.1 * (state.theta_dot * state.theta_dot) + 0.001 * (u * u)

@@ -76,7 +76,7 @@ def save_gif(
     path: str | Path,
     key: jax.Array,
     *,
-    policy: Callable | None = None,
+    policy: Callable[..., Any] | None = None,
     params: Any = None,
     memory: Any = None,
     steps: int = 200,
@@ -124,7 +124,7 @@ def save_gif(
     return save_frames(frames, path, fps=fps)
 
 
-def _played(env: Environment, key: jax.Array, act: Callable, memory: Any, steps: int) -> Any:
+def _played(env: Environment, key: jax.Array, act: Callable[..., Any], memory: Any, steps: int) -> Any:
     """The states that a policy leads through, leaves ``[steps, ...]``."""
 
     def body(carry, key):
@@ -166,7 +166,7 @@ def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30
     return path
 
 
-def _drawing(state: Any) -> tuple[Any, Callable | None]:
+def _drawing(state: Any) -> tuple[Any, Callable[..., Any] | None]:
     """The innermost state with a drawing, by its fields."""
     while dataclasses.is_dataclass(state):
         fields = {f.name for f in dataclasses.fields(state)}

@@ -34,7 +34,7 @@ class RolloutStatistics(NamedTuple):
     mean_return: Any
 
 
-def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **options: Any) -> Callable:
+def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **options: Any) -> Callable[..., Any]:
     """A jitted function from a key to :class:`RolloutStatistics` of uniformly random actions.
 
     Steps are fused where the environment is supported (``fuse_steps``), else ``scan(vmap(step))``. Random numbers come

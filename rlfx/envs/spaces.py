@@ -44,7 +44,7 @@ class Discrete:
     dtype: Any = _INT32
     shape: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field, kind in (("n", POSITIVE), ("dtype", _INTEGERS), ("shape", _SHAPE)):
             object.__setattr__(self, field, expect(field, getattr(self, field), kind, EnvError, of="Discrete"))
 
@@ -75,7 +75,7 @@ class Box:
     shape: tuple[int, ...]
     dtype: Any = _FLOAT32
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field, kind in (("shape", _SHAPE), ("dtype", _NUMBERS)):
             object.__setattr__(self, field, expect(field, getattr(self, field), kind, EnvError, of="Box"))
         bound = Kind(f"numbers that broadcast to {self.shape}", "0.0", self._bound)

@@ -51,7 +51,7 @@ class SyntheticImages(Environment):
 
     name = "SyntheticImages-v0"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_actions > (self.obs_shape or (0,))[0]:
             fact = f"SyntheticImages: {self.num_actions} bands do not fit into the first axis of an image {self.obs_shape}."
@@ -65,14 +65,14 @@ class SyntheticImages(Environment):
     def action_space(self) -> Discrete:
         return Discrete(self.num_actions)
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         return SyntheticState(jax.random.bits(key, (), jnp.uint32), jnp.int32(0))
 
     def answer(self, state: SyntheticState) -> jax.Array:
         """The action that is rewarded in ``state``; ``int32[()]``."""
         return (((_mix(_moment(state)) >> 16) * jnp.uint32(self.num_actions)) >> 16).astype(jnp.int32)
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         pixel = jax.lax.iota(jnp.uint32, math.prod(self.obs_shape)).reshape(self.obs_shape)
         noise = _mix(pixel * jnp.uint32(0x9E3779B9) ^ _moment(state)) >> 25
         row = jax.lax.broadcasted_iota(jnp.int32, self.obs_shape, 0)
@@ -80,7 +80,7 @@ class SyntheticImages(Environment):
         image = noise + jnp.where(band, jnp.uint32(128), jnp.uint32(0))
         return image.astype(jnp.uint8) if self.obs_dtype == "uint8" else image.astype(jnp.float32) / 255
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         after = SyntheticState(state.seed, state.time + 1)
         reward = (action == self.answer(state)).astype(jnp.float32)
         truncated = after.time >= self.episode_length

@@ -11,9 +11,9 @@ import numpy as np
 from jax.experimental import checkify
 
 from rlfx._checks import POSITIVE, expect, number
-from rlfx.envs.base import Environment, checked_environment
+from rlfx.envs.base import Environment, Step, checked_environment
 from rlfx.envs.episodes import Wrapper, select
-from rlfx.envs.spaces import Box, is_space
+from rlfx.envs.spaces import Box, Space, is_space
 from rlfx.errors import EnvError, located
 
 _CLIP = number(above=0)
@@ -31,7 +31,7 @@ class WrappedState:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Remembering(Wrapper):
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return self.env.observe(state.inner)
 
 
@@ -39,10 +39,10 @@ class _Remembering(Wrapper):
 class _EpisodeStatistics(_Remembering):
     over_resets = same_steps = True
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         return WrappedState(self.env.reset(key), (jnp.float32(0), jnp.int32(0)))
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         inner, step = self.env.step(key, state.inner, action)
         total, length = state.memory[0] + step.reward, state.memory[1] + 1
         done = step.terminated | step.truncated
@@ -101,20 +101,20 @@ class _NormalizeObservation(_Remembering):
     clip: float = 10.0
 
     @property
-    def observation_space(self):
+    def observation_space(self) -> Space:
         return Box(-self.clip, self.clip, self.env.observation_space.shape)
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         inner = self.env.reset(key)
         return WrappedState(inner, Moments.of(self.env.observe(inner)))
 
     def _scaled(self, obs, moments):
         return jnp.clip((obs - moments.mean) / moments.deviation, -self.clip, self.clip)
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return self._scaled(self.env.observe(state.inner), state.memory)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         inner, step = self.env.step(key, state.inner, action)
         moments = state.memory.after(step.final_obs.astype(jnp.float32))
         final_obs = self._scaled(step.final_obs, moments)
@@ -152,10 +152,10 @@ class _NormalizeReward(_Remembering):
     gamma: float = 0.99
     clip: float = 10.0
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         return WrappedState(self.env.reset(key), (jnp.float32(0), Moments.of(jnp.float32(0))))
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         inner, step = self.env.step(key, state.inner, action)
         discounted = self.gamma * state.memory[0] + step.reward
         moments = state.memory[1].after(discounted)
@@ -191,12 +191,12 @@ class _FrameStack(_Remembering):
     frames: int = 4
 
     @property
-    def observation_space(self):
+    def observation_space(self) -> Space:
         space = self.env.observation_space
         low, high = (np.broadcast_to(b, (self.frames, *space.shape)) for b in (space.low, space.high))
         return Box(low, high, (self.frames, *space.shape), space.dtype)
 
-    def reset(self, key):
+    def reset(self, key: jax.Array) -> Any:
         inner = self.env.reset(key)
         return WrappedState(inner, self._first(inner))
 
@@ -204,10 +204,10 @@ class _FrameStack(_Remembering):
         obs = self.env.observe(inner)
         return jnp.broadcast_to(obs, (self.frames, *obs.shape))
 
-    def observe(self, state):
+    def observe(self, state: Any) -> Any:
         return state.memory
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         inner, step = self.env.step(key, state.inner, action)
         frames = jnp.concatenate([state.memory[1:], step.final_obs[None]])
         begun = jnp.where(step.done, self._first(inner), frames) if self.env.resets else frames
@@ -241,7 +241,7 @@ class _ActionRepeat(Wrapper):
     over_resets = True
     repeats: int = 1
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         keys = jax.random.split(key, self.repeats)
         state, step = self.env.step(keys[0], state, action)
         for i in range(1, self.repeats):
@@ -274,7 +274,7 @@ class _ClipReward(Wrapper):
     low: float = -1.0
     high: float = 1.0
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         state, step = self.env.step(key, state, action)
         return state, dataclasses.replace(step, reward=jnp.clip(step.reward, self.low, self.high))
 
@@ -304,11 +304,11 @@ class _ClipAction(Wrapper):
     over_resets = same_steps = True
 
     @property
-    def action_space(self):
+    def action_space(self) -> Space:
         space = self.env.action_space
         return Box(-jnp.inf, jnp.inf, space.shape, space.dtype)
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         space = self.env.action_space
         return self.env.step(key, state, jnp.clip(action, space.low, space.high))
 
@@ -337,7 +337,7 @@ def clip_action(env: Environment) -> Environment:
 class _CheckActions(Wrapper):
     over_resets = same_steps = True
 
-    def transition(self, key, state, action):
+    def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
         spaces = jax.tree.leaves(self.env.action_space, is_leaf=is_space)
         for space, leaf in zip(spaces, jax.tree.leaves(action), strict=True):
             message = located(f"{self.name}: action {{action}} is outside {space}.", fix="Clip it, or mask the logits.")

@@ -108,7 +108,7 @@ class DataflowGraph:
         """The input blocks' nodes."""
         return tuple(i for i, node in enumerate(self.nodes) if node.role == "input")
 
-    def networkx(self) -> nx.DiGraph:
+    def networkx(self) -> nx.DiGraph[int]:
         """The graph for analysis and drawing."""
         graph = nx.DiGraph()
         for i, node in enumerate(self.nodes):

@@ -1,8 +1,6 @@
 """Running stages: one compiled program each, weights that stay where they are used, messages between devices.
 
-Each device has a list of steps, in the order of the simulated schedule, and a memory of its own: blocks by number. A step reads
-its device's memory and writes to it; what other devices need is sent to them. On host devices a thread walks each list, since
-XLA runs host devices one after another otherwise; elsewhere one thread dispatches all of it, and the devices wait for each other.
+Each device has a list of steps, in the order of the simulated schedule (``walk.py`` runs them).
 
 Arguments are put on the devices that read them, once: one that is the same object as in the last call is there already, and so
 is a result that comes back as an argument (``carry``).
@@ -22,55 +20,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlfx import _jaxpr as J
 from rlfx.place.baselines import Assignment
 from rlfx.place.hardware import check_devices
 from rlfx.place.problem import Problem
 from rlfx.place.runtime import Timeline
 from rlfx.place.simulate import simulate
 from rlfx.place.stages import StagedGraph
-
-Memory = dict[int, jax.Array]
-STOP = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One stage on one device.
-
-    Attributes:
-      task: its number in the problem.
-      run: the compiled program.
-      reads, yields: blocks.
-      awaited: those of ``reads`` that other devices send.
-      sends: other devices, and the blocks that each of them needs.
-      frees: blocks that nothing on this device needs any more.
-    """
-
-    task: int
-    run: Callable[..., tuple[jax.Array, ...]]
-    reads: tuple[int, ...]
-    yields: tuple[int, ...]
-    awaited: tuple[int, ...]
-    sends: tuple[tuple[int, tuple[int, ...]], ...]
-    frees: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An assignment, ready to run.
-
-    Attributes:
-      steps: of each device, in order.
-      sequence: ``(device, step)`` of all, each after those it reads.
-      readers: for each argument, the devices on which it is read.
-      home: of each block that is a result, its device.
-    """
-
-    steps: tuple[tuple[Step, ...], ...]
-    sequence: tuple[tuple[int, Step], ...]
-    readers: tuple[tuple[int, ...], ...]
-    home: dict[int, int]
+from rlfx.place.walk import STOP, Clock, Memory, Plan, Step, Stopped, dispatch, moved, serve, walk
 
 
 @dataclass
@@ -79,12 +35,6 @@ class _Known:
 
     value: Any = None
     on: dict[int, jax.Array] | None = None
-
-
-def moved(values: Sequence[jax.Array], source: Any, target: Any) -> list[jax.Array]:
-    """Arrays on another device. Host devices read each other's memory: nothing is copied."""
-    shared = source.platform == target.platform == "cpu"
-    return jax.device_put([np.asarray(x) if shared and not J.is_key(x) else x for x in values], target)
 
 
 class StageExecutor:
@@ -241,9 +191,9 @@ class StageExecutor:
                 self.inputs[i] = _Known(x, {d: x} if d >= 0 else {})
         return jax.tree.unflatten(self.graph.out_tree, [x for _, x in results])
 
-    def _walk_all(self, plan: Plan, memories: list[Memory], clock: _Clock | None) -> None:
+    def _walk_all(self, plan: Plan, memories: list[Memory], clock: Clock | None) -> None:
         if not self.threads:
-            _dispatch(plan, memories, self.devices, clock)
+            dispatch(plan, memories, self.devices, clock)
             return
         inboxes = [queue.SimpleQueue() for _ in self.devices]
         used = [d for d, steps in enumerate(plan.steps) if steps]
@@ -252,7 +202,7 @@ class StageExecutor:
         def part(d: int) -> None:
             error: BaseException | None = None
             try:
-                _walk(plan.steps[d], memories[d], inboxes, d, self.devices, clock)
+                walk(plan.steps[d], memories[d], inboxes, d, self.devices, clock)
             except BaseException as e:  # whatever it is, the others must not wait for it
                 error = e
                 for box in inboxes:
@@ -263,7 +213,7 @@ class StageExecutor:
             self._worker(d).put(lambda d=d: part(d))
         part(used[0])
         ended = dict(done.get() for _ in used)
-        errors = [e for e in ended.values() if e is not None and not isinstance(e, _Stopped)]
+        errors = [e for e in ended.values() if e is not None and not isinstance(e, Stopped)]
         if errors:
             raise errors[0]
 
@@ -271,7 +221,7 @@ class StageExecutor:
         """The queue of the thread that drives a device; it ends with this object."""
         if d not in self.jobs:
             jobs = self.jobs[d] = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(jobs,), daemon=True, name=f"rlfx.place on {self.devices[d]}").start()
+            threading.Thread(target=serve, args=(jobs,), daemon=True, name=f"rlfx.place on {self.devices[d]}").start()
             weakref.finalize(self, jobs.put, STOP)
         return self.jobs[d]
 
@@ -280,7 +230,7 @@ class StageExecutor:
         with self.lock:
             plan = self.plan(assignment)
             memories = self._place([known.value for known in self.inputs], plan)
-            clock = _Clock(len(self.graph.tasks))
+            clock = Clock(len(self.graph.tasks))
             self._walk_all(plan, memories, clock)
             result = self._finish(plan, memories)
         return clock.timeline(len(self.devices)), result
@@ -311,7 +261,7 @@ class StageExecutor:
         taken = np.zeros((repeats + 1, tasks, count))
         with self.lock:
             for i in range(repeats + 1):
-                clock = _Clock(tasks, count)
+                clock = Clock(tasks, count)
                 self._walk_all(together, self._place([*args, *self.constants], together), clock)
                 taken[i] = clock.end - clock.begin
         exec_time = np.maximum(np.median(taken[1:], axis=0), 1e-7).astype(np.float32)
@@ -343,73 +293,3 @@ class StageExecutor:
                     taken.append(float(np.median(times)))
                 latency[s, t], rate[s, t] = taken[0], size / max(taken[1] - taken[0], 1e-9)
         return latency, rate
-
-
-class _Clock:
-    """When steps began and ended; with ``count`` devices, on each of them."""
-
-    def __init__(self, tasks: int, count: int = 0) -> None:
-        self.origin = time.perf_counter()
-        self.begin = np.zeros((tasks, count) if count else tasks)
-        self.end = np.zeros_like(self.begin)
-        self.per_device = bool(count)
-
-    def note(self, step: Step, d: int, begin: float) -> None:
-        """A step has ended now."""
-        at = (step.task, d) if self.per_device else step.task
-        self.begin[at], self.end[at] = begin - self.origin, time.perf_counter() - self.origin
-
-    def timeline(self, devices: int) -> Timeline:
-        """As :mod:`rlfx.place.runtime` has it; copies and memory are not recorded."""
-        return Timeline(float(self.end.max(initial=0.0)), self.begin, self.end, (), np.zeros(devices))
-
-
-class _Stopped(Exception):
-    """Another device has failed."""
-
-
-def _serve(jobs: queue.SimpleQueue) -> None:
-    while (job := jobs.get()) is not STOP:
-        job()
-        del job
-
-
-def _compute(step: Step, memory: Memory, d: int, clock: _Clock | None) -> None:
-    """One step on what its device has."""
-    begin = time.perf_counter() if clock else 0.0
-    out = step.run(*[memory[b] for b in step.reads])
-    if clock:
-        jax.block_until_ready(out)
-        clock.note(step, d, begin)
-    memory.update(zip(step.yields, out, strict=True))
-
-
-def _walk(steps: Sequence[Step], memory: Memory, inboxes: Sequence[queue.SimpleQueue], d: int, devices: Sequence[Any],
-          clock: _Clock | None) -> None:  # fmt: skip
-    """One device's steps, in order, waiting for what others send."""
-    inbox, own = inboxes[d], devices[d]
-    for step in steps:
-        for b in step.awaited:
-            while b not in memory:
-                message = inbox.get()
-                if message is STOP:
-                    raise _Stopped
-                blocks, values, source = message
-                memory.update(zip(blocks, moved(values, source, own), strict=True))
-        _compute(step, memory, d, clock)
-        for target, blocks in step.sends:
-            inboxes[target].put((blocks, [memory[b] for b in blocks], own))
-        for b in step.frees:
-            del memory[b]
-
-
-def _dispatch(plan: Plan, memories: Sequence[Memory], devices: Sequence[Any], clock: _Clock | None) -> None:
-    """All steps by one thread, in order: devices that run behind their host wait for each other by themselves."""
-    for d, step in plan.sequence:
-        memory = memories[d]
-        _compute(step, memory, d, clock)
-        for target, blocks in step.sends:
-            values = moved([memory[b] for b in blocks], devices[d], devices[target])
-            memories[target].update(zip(blocks, values, strict=True))
-        for b in step.frees:
-            del memory[b]

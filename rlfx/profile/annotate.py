@@ -12,7 +12,7 @@ import contextvars
 from collections.abc import Callable
 from threading import get_ident
 from time import time_ns
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 from jax.profiler import TraceAnnotation
@@ -108,7 +108,7 @@ class _Annotation(contextlib.ContextDecorator):
 
     # This is on the path of every step of a loop in Python: it looks up little, and calls little.
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         for call in _edge:
             call()
         self._opened = opened = Open(self._known[self.name])
@@ -123,7 +123,7 @@ class _Annotation(contextlib.ContextDecorator):
             self._scope.__enter__()
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: Any) -> Literal[False]:
         if self._scope is not None:
             self._scope.__exit__(*exc)
         opened = self._opened

@@ -69,7 +69,7 @@ class Attributed:
     processes: list[Process]
     rows: dict[Row, int]
     device_rows: dict[DeviceRow, int]
-    transitions: collections.Counter
+    transitions: collections.Counter[tuple[str, str, str, tuple[str, ...]]]
     kernels: dict[tuple[str, str], Kernel]
     compiled: list[Compiled]
     problems: list[str]
@@ -108,7 +108,7 @@ class Attributed:
             expect("A field", key, one_of(*Row._fields), ProfileError, of="Report.total", fix='total(host="python").')
         return sum(ns for row, ns in self.rows.items() if all(getattr(row, k) == v for k, v in where.items()))
 
-    def by(self, *keys: str) -> dict[tuple, int]:
+    def by(self, *keys: str) -> dict[tuple[Any, ...], int]:
         """ns grouped by fields of `Row`, largest first. `operation` is the path in one string, `bound` what limits.
 
         Raises:

@@ -62,7 +62,7 @@ class Session:
 
 @contextlib.contextmanager
 def capture(
-    directory: str | os.PathLike | None = None,
+    directory: str | os.PathLike[str] | None = None,
     *,
     steps: int = 0,
     process: str | None = None,
@@ -113,7 +113,7 @@ def capture(
 
 @contextlib.contextmanager
 def capturing(
-    directory: str | os.PathLike | None,
+    directory: str | os.PathLike[str] | None,
     steps: int,
     process: str | None,
     python_tracer: bool,

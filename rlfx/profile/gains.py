@@ -84,13 +84,17 @@ def gains(report: Attributed, count: int = 3, paid: Mapping[str, float] | None =
       report: of one or several processes; a change is one of its process.
       count: how many at most.
       paid: ns that each event of a kind cost the program while it was captured, from `paid_in` or
-        `Overhead.costs`; profiling's own cost stays in otherwise, most of it in the device's share.
+        `Overhead.costs`. By default it follows from how long the same work took without a capture, where `sampled` has
+        measured that; otherwise profiling's own cost stays in, most of it in the device's share.
 
     Example:
       >>> from rlfx.profile.rows import Row
       >>> gains(Attributed([], {Row("", (), "", "python", "idle"): 1}, {}, collections.Counter(), {}, [], []))
       []
     """
+    if paid is None:
+        plain_ns = sum(process.notes.get("plain_ns", 0) for process in report.processes)
+        paid = paid_in(report, plain_ns) if plain_ns else {}
     found: list[tuple[Gain, Process, Cost]] = []
     for process in report.processes:
         replay = Replay.of_process(process, paid)
@@ -98,7 +102,7 @@ def gains(report: Attributed, count: int = 3, paid: Mapping[str, float] | None =
         if whole <= 0:
             continue
         weight = _weights(process)
-        for candidate in sorted(_candidates(process, paid or {}), key=lambda c: -float((1 - c.cost) @ weight))[:TRIED]:
+        for candidate in sorted(_candidates(process, paid), key=lambda c: -float((1 - c.cost) @ weight))[:TRIED]:
             left = replay.lasts(candidate.cost)
             # A function that is all of the program says nothing.
             if whole - left >= LEAST * whole and not (candidate.kind == PROGRAM and left < 0.02 * whole):

@@ -43,7 +43,7 @@ class Overhead:
     spread: float = 0.0
     contention: float = 0.0
 
-    def save(self, path: str | os.PathLike | None = None) -> pathlib.Path:
+    def save(self, path: str | os.PathLike[str] | None = None) -> pathlib.Path:
         """Store as JSON, by default in the user's cache directory."""
         target = pathlib.Path(path) if path else stored_at()
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def stored_at() -> pathlib.Path:
     return cache_folder() / "profile-overhead.json"
 
 
-def load(path: str | os.PathLike | None = None) -> Overhead:
+def load(path: str | os.PathLike[str] | None = None) -> Overhead:
     """Read a calibration.
 
     Raises:

@@ -44,7 +44,7 @@ def events(report: Report) -> list[dict[str, Any]]:
     return out
 
 
-def save(report: Report, path: str | os.PathLike) -> pathlib.Path:
+def save(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
     """Write the attributed timeline as JSON; gzipped if the name ends in `.gz`.
 
     Returns:

@@ -56,8 +56,9 @@ class Report(Attributed):
 
         Args:
           count: how many at most.
-          plain_ns: how long the same work takes when it is not captured, which `sampled` measures. What profiling cost
-            is taken out then; else programs of very short instructions seem to spend more on the device than they do.
+          plain_ns: how long the same work takes when it is not captured; by default what `sampled` has measured. What
+            profiling cost is taken out then; else programs of very short instructions seem to spend more on the device
+            than they do.
 
         Example:
           >>> import time
@@ -76,8 +77,7 @@ class Report(Attributed):
         """
         count = expect("count", count, POSITIVE, ProfileError, of="Report.gains")
         plain_ns = expect("plain_ns", plain_ns, optional(number(above=0)), ProfileError, of="Report.gains")
-        plain_ns = plain_ns or sum(p.notes.get("plain_ns", 0) for p in self.processes)
-        return gains(self, count, paid_in(self, plain_ns) if plain_ns else None)
+        return gains(self, count, None if plain_ns is None else paid_in(self, plain_ns))
 
     def compare(self, after: Report) -> Comparison:
         """This run against a later one of the same task."""
@@ -141,7 +141,7 @@ def _computes(function: str, trace: xspace.Trace) -> bool:
     return any(op.opcode not in hlo.FREE for m in found for op in m.ops.values())
 
 
-def read(directory: str | os.PathLike) -> Report:
+def read(directory: str | os.PathLike[str]) -> Report:
     """Read the traces under a directory (or one `.xplane.pb`) into a report.
 
     Traces of several processes are merged on epoch time. Of two captures by one process name that do not overlap, the

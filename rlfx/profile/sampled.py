@@ -24,7 +24,7 @@ class Sampled:
       session: the capture, once it has begun.
     """
 
-    def __init__(self, function: Callable, calls: int, skip: int, steps: int, options: dict[str, Any]):
+    def __init__(self, function: Callable[..., Any], calls: int, skip: int, steps: int, options: dict[str, Any]):
         self._function, self._options, self._steps = function, options, steps
         self._first, self._last = skip, skip + calls
         self._made = self._begun = 0
@@ -77,8 +77,8 @@ class Sampled:
 
 
 def sampled(
-    function: Callable,
-    directory: str | os.PathLike | None = None,
+    function: Callable[..., Any],
+    directory: str | os.PathLike[str] | None = None,
     *,
     calls: int = 2,
     skip: int = 2,

@@ -22,7 +22,7 @@ _SETTINGS = {
 
 
 @contextmanager
-def kept_programs(directory: str | os.PathLike) -> Iterator[None]:
+def kept_programs(directory: str | os.PathLike[str]) -> Iterator[None]:
     """What is compiled inside is read from, and written to, files of ``directory``; jax's settings are as before afterwards.
 
     Raises:

@@ -103,7 +103,7 @@ class CSV:
       path: of the file; its folder is made.
     """
 
-    path: str | os.PathLike
+    path: str | os.PathLike[str]
 
     @contextmanager
     def opened(self, done: int) -> Iterator[Callable[[int, dict], None]]:
@@ -170,7 +170,7 @@ class TensorBoard:
       directory: of the files.
     """
 
-    directory: str | os.PathLike
+    directory: str | os.PathLike[str]
 
     @contextmanager
     def opened(self, done: int) -> Iterator[Callable[[int, dict], None]]:

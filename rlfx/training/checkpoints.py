@@ -48,7 +48,7 @@ class Checkpoints(Callback):
         directory can't be written.
     """
 
-    directory: str | os.PathLike
+    directory: str | os.PathLike[str]
     every: int = 1
     keep: int = 3
 
@@ -83,7 +83,7 @@ class Checkpoints(Callback):
                 save(last)
 
 
-def save(directory: str | os.PathLike, agent: Any, done: int, key: jax.Array, *, keep: int = 3) -> None:
+def save(directory: str | os.PathLike[str], agent: Any, done: int, key: jax.Array, *, keep: int = 3) -> None:
     """Write an agent as :class:`Checkpoints` does, and return when it is whole: for loops other than :func:`run`.
 
     Args:
@@ -111,7 +111,7 @@ def save(directory: str | os.PathLike, agent: Any, done: int, key: jax.Array, *,
         _save(manager, done, agent, key)
 
 
-def latest(directory: str | os.PathLike, like: Any, key: jax.Array | None = None) -> tuple[Any, int] | None:
+def latest(directory: str | os.PathLike[str], like: Any, key: jax.Array | None = None) -> tuple[Any, int] | None:
     """The agent of the last whole checkpoint, and how many updates led to it; None if there is no checkpoint.
 
     Args:

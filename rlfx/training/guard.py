@@ -51,7 +51,7 @@ class NaNGuard(Callback):
 
         yield after
 
-    def _found(self, loop: Loop, agent: Any, updates: range, any_bad: Callable) -> NotFiniteError:
+    def _found(self, loop: Loop, agent: Any, updates: range, any_bad: Callable[..., Any]) -> NotFiniteError:
         """The error, from a good agent and the updates after which it was bad."""
         step = jax.jit(lambda agent, i: loop.update(agent, key_of(loop.key, i))[0])
         where, first = J.function_source(loop.update), agent
@@ -80,7 +80,7 @@ def _floats(agent: Any) -> list[tuple[str, jax.Array]]:
     return [(tree.keystr(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
-def _equation(update: Callable, agent: Any) -> str | None:
+def _equation(update: Callable[..., Any], agent: Any) -> str | None:
     """The primitive that gave the first NaN, and its source line (equations of a program have none), as checkify finds them."""
     error, _ = jax.jit(checkify.checkify(update, errors=checkify.nan_checks))(agent)
     found = error.get_exception()

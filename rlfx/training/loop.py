@@ -37,7 +37,7 @@ class Loop:
       done: how many were made before: those of a run that is resumed.
     """
 
-    update: Callable
+    update: Callable[..., Any]
     agent: Any
     key: jax.Array
     updates: int
@@ -122,7 +122,7 @@ def run(
     updates: int,
     per_call: int = 1,
     callbacks: Sequence[Callback] = (),
-    cache_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Make ``updates`` updates of an agent.
 
@@ -207,7 +207,7 @@ def _call(update, count, agent, key, begun):
     return jax.lax.scan(one, agent, jnp.arange(count, dtype=jnp.uint32))
 
 
-def _checked(update: Callable, given: Any, agent: Any) -> tuple[Any, Any]:
+def _checked(update: Callable[..., Any], given: Any, agent: Any) -> tuple[Any, Any]:
     """What ``update`` returned, while it is traced: an agent like the one it was given, and metrics."""
     where = J.function_source(update)
     if not (isinstance(given, tuple) and len(given) == 2):

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from rlfx._checks import KEY, POSITIVE, expect
+from rlfx._sum_tree import SumTree, importance_weights, make_tree, sample_indices, set_priorities
 from rlfx.errors import TrainingError, located
-from rlfx.place.replay import SumTree, importance_weights, make_tree, sample_indices, set_priorities
 
 
 def draw_times(key: jax.Array, shape: tuple[int, ...], now: Any, capacity: int, *, length: int = 1) -> jax.Array:
@@ -21,10 +21,11 @@ def draw_times(key: jax.Array, shape: tuple[int, ...], now: Any, capacity: int, 
       shape: how many.
       now: the absolute time of what was written last, ``t.now``.
       capacity: the history's.
-      length: timesteps of a sequence: ``memory[i[:, None] + jnp.arange(length)]`` reads them.
+      length: timesteps of a sequence: ``memory[i + jnp.arange(length)[:, None]]`` reads them, time first.
 
     Returns:
-      Each from ``max(now - capacity + 1, 0)`` to ``now - length + 1``; before there is a whole sequence, the oldest.
+      Each from ``max(now - capacity + 1, 0)`` to ``now - length + 1``; before there is a whole sequence, the oldest. What such
+      a sequence lacks reads as NaN: learn from ``now >= length`` on.
 
     Example:
       >>> draw_times(jax.random.key(0), (5,), 11, 4, length=3).tolist()
@@ -65,7 +66,7 @@ def n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, *, ga
     too, and has a value.
 
     Args:
-      reward: ``float[n, ...]``, from the first transition on.
+      reward: ``float[n, ...]``, from the first transition on: time first, as ``memory[i + jnp.arange(n)[:, None], b]`` is.
       terminated: ``bool[n, ...]``.
       truncated: ``bool[n, ...]``.
       gamma: the discount of a step.
@@ -116,7 +117,8 @@ class Priorities:
       largest: the largest so far, after ``alpha``, float32: what a new transition gets.
       capacity: timesteps, the history's.
       batch: environments.
-      length: timesteps of a sequence that is read from the time that is drawn: only whole ones are.
+      length: timesteps of a sequence that is read from the time that is drawn: only whole ones are. Before there is one, what
+        is drawn is not whole, and what it lacks reads as NaN: learn from ``now >= length`` on.
 
     Schaul et al. 2016, section 3.3, proportional; stratified draws.
 

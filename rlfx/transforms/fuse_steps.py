@@ -270,7 +270,7 @@ def _check_given(env: Any, actions: Any) -> None:
 _POLICY = function("params", "key", "obs")
 
 
-def _actor(env: Any, policy: Any) -> Callable:
+def _actor(env: Any, policy: Any) -> Callable[..., Any]:
     """``(shared, key, state, given action) -> (observation, action)``."""
 
     def observed(act):
@@ -294,7 +294,7 @@ def _uniform(space: Any, key: jax.Array) -> Any:
     return jax.tree.unflatten(tree, [s.sample(k) for s, k in zip(leaves, keys, strict=True)])
 
 
-def _advance(env: Any, act: Callable, shared: Any, t: jax.Array, key: jax.Array, state: Any, given: Any):
+def _advance(env: Any, act: Callable[..., Any], shared: Any, t: jax.Array, key: jax.Array, state: Any, given: Any):
     obs, action = act(shared, jax.random.fold_in(key, 2 * t), state, given)
     state, step = env.step(jax.random.fold_in(key, 2 * t + 1), state, action)
     return state, Transition(obs, action, step)
@@ -367,7 +367,9 @@ _CANDIDATES = Kind("pairs of a backend and a tile", '(("scan", None), ("tile", 6
 CANDIDATES = (("scan", None), ("tile", 64), ("tile", 256))
 
 
-def tune(make: Callable, *args: Any, candidates: tuple = CANDIDATES, repeat: int = 3) -> tuple[tuple, dict]:
+def tune(
+    make: Callable[..., Any], *args: Any, candidates: tuple[tuple[str, int | None], ...] = CANDIDATES, repeat: int = 3
+) -> tuple[tuple[str, int | None], dict[tuple[str, int | None], float]]:
     """The fastest of several backends for these arguments: ``(backend, tile)`` and the seconds of each.
 
     ``make(backend, tile)`` returns the function to time, which is compiled and run on ``args``. Tiles against a plain

@@ -28,12 +28,12 @@ def incrementalize(target: Program, *, over: str = "t", block_size: int | tuple[
 
 
 @overload
-def incrementalize(target: Callable, *, over: str, block_size: int | tuple[int, int]) -> Callable: ...
+def incrementalize(target: Callable[..., Any], *, over: str, block_size: int | tuple[int, int]) -> Callable[..., Any]: ...
 
 
 @overload
 def incrementalize(
-    target: Callable,
+    target: Callable[..., Any],
     *,
     batch_argnums: int | Sequence[int] = 1,
     block_size: int | None = None,

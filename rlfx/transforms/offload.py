@@ -28,7 +28,7 @@ def offload(target: Program, *, names: Sequence[str] = (), min_bytes: int | None
 
 @overload
 def offload(
-    target: Callable,
+    target: Callable[..., Any],
     *,
     batch_argnums: int | Sequence[int] = 1,
     block_size: int | None = None,
@@ -39,7 +39,7 @@ def offload(
 
 @overload
 def offload(
-    target: Callable,
+    target: Callable[..., Any],
     *,
     batch_argnums: int | Sequence[int] = 1,
     block_size: int | None = None,

@@ -91,7 +91,7 @@ def _in_program(program: Program, as_: str, names: tuple[str, ...]) -> Program:
             equations.append(e)
             continue
         build.equations = []
-        one: Callable = lambda x: rounded(x, as_)  # noqa: E731
+        one: Callable[..., Any] = lambda x: rounded(x, as_)  # noqa: E731
         result = build.call(one, e.inputs, e)
         equations += [*build.equations, dataclasses.replace(e, inputs=(result,))]
     given = {v: program.dims_of(v) for v in program.inputs}

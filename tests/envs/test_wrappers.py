@@ -13,6 +13,7 @@ import rlfx.envs
 from rlfx.envs import Environment, Step, spaces
 from rlfx.errors import EnvError, RlfxError
 from rlfx.transforms.fuse_steps import fuse_steps
+from tests.leaks import among_new_objects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -486,7 +487,7 @@ class Tuples(Counter):
     (Tuples(), "step returns tuple"),
 ])  # fmt: skip
 def test_check_finds_what_is_wrong(env, message):
-    with pytest.raises(EnvError, match=message):
+    with among_new_objects(), pytest.raises(EnvError, match=message):
         rlfx.envs.check(env)
 
 

@@ -11,6 +11,7 @@ import grpo
 import her
 import jax
 import jax.numpy as jnp
+import loops
 import multi_agent
 import numpy as np
 import ppo
@@ -374,7 +375,7 @@ def test_ranks_are_centred():
 
 def test_the_surrogate_is_pessimistic():
     ratio, advantage = jnp.array([1.5, 0.5, 1.5, 0.5]), jnp.array([1.0, 1.0, -1.0, -1.0])
-    got = recipes.clipped_surrogate(jnp.log(ratio), advantage, 0.2)
+    got = loops.clipped_surrogate(jnp.log(ratio), advantage, 0.2)
     np.testing.assert_allclose(got, np.mean([1.2, 0.5, -1.5, -0.8]), rtol=1e-5)
 
 

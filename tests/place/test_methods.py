@@ -190,14 +190,14 @@ peak_memory = jax.jit(simulate.peak_memory)
 
 
 def test_searches_begin_with_what_fits():
-    """50 problems where 3% of random assignments fit, on equal and on unequal devices."""
+    """20 problems where 3% of random assignments fit, on equal and on unequal devices."""
     found = []
-    for seed in range(50):
+    for seed in range(20):
         problem = tight(seed, unequal=seed % 2 == 1)
         starts, costs = methods.heuristic_starts(problem, jax.random.key(seed), 64)
         assert len(starts) <= 64
         found.append(methods.fits(problem, float(costs.min())))
-    assert sum(found) >= 45  # the search finds the rest
+    assert sum(found) >= 18  # the search finds the rest
     for seed in (0, 1, *np.flatnonzero(~np.array(found))):
         result = methods.solve(tight(seed, unequal=seed % 2 == 1), "polish", jax.random.key(seed), 256)
         valid(problem, result.assignment)

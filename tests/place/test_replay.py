@@ -1,5 +1,7 @@
 """The sum tree and the replay ring, against numpy and flashbax."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,9 +27,12 @@ def test_tree_equals_an_array_of_leaves(seed, fanout):
         tree = set_priorities(tree, indices, values)
         for i, p in zip(indices, values, strict=True):
             leaves[i] = p
-    np.testing.assert_array_equal(tree.levels[-1][:40], leaves)
+    np.testing.assert_array_equal(tree.leaves, leaves)
     for upper, lower in zip(tree.levels[:-1], tree.levels[1:], strict=True):
-        np.testing.assert_allclose(upper, np.asarray(lower).reshape(-1, fanout).sum(axis=1), rtol=1e-6)
+        sums = np.asarray(lower).reshape(-1, fanout).sum(axis=1)
+        np.testing.assert_allclose(upper[: len(sums)], sums, rtol=1e-6)
+        assert not upper[len(sums) :].any()
+    assert tree.levels[0][0] == tree.total
     if leaves.sum() > 0:
         targets = (rng.random(8) * leaves.sum() * 0.999).astype(np.float32)
         got = np.asarray(find(tree, targets))
@@ -63,6 +68,27 @@ def test_infinite_priorities_stay_finite_and_are_drawn():
     indices, probability = rp.sample_indices(tree, jax.random.key(0), 64)
     assert set(indices.tolist()) == {3, 4}
     np.testing.assert_allclose(probability, 0.5)
+    every = set_priorities(rp.make_tree(5, 2), jnp.arange(5), jnp.full(5, jnp.inf))
+    np.testing.assert_allclose(rp.sample_indices(every, jax.random.key(0), 64)[1], 0.2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fanout", [2, 3, 8])
+@pytest.mark.parametrize("capacity", [1, 5, 10, 30])
+def test_what_is_inserted_is_added_up_everywhere(capacity, fanout):
+    """Runs of every length from every place of the ring, round its end; some of them hold no transition."""
+    insert = jax.jit(rp.insert)
+    replay, rng = rp.make_replay(capacity, jnp.float32(0), fanout), np.random.default_rng(0)
+    replay = rp.update_priorities(rp.insert(replay, jnp.zeros(1)), jnp.array([0]), jnp.array([3.0]))
+    leaves = np.zeros(len(replay.tree.levels[-1]), np.float32)
+    leaves[0], position = replay.largest, 1 % capacity
+    for count in [0, capacity, *rng.integers(0, capacity + 1, 12)]:
+        replay = insert(replay, jnp.zeros(int(count)))
+        leaves[(position + np.arange(count)) % capacity] = replay.largest
+        position = (position + count) % capacity
+        np.testing.assert_array_equal(replay.tree.levels[-1], leaves)
+        for upper, lower in zip(replay.tree.levels[:-1], replay.tree.levels[1:], strict=True):
+            sums = np.asarray(lower).reshape(-1, fanout).sum(axis=1)
+            np.testing.assert_allclose(upper, np.pad(sums, (0, len(upper) - len(sums))), rtol=1e-6)
 
 
 def test_the_last_of_many_equal_indices_counts():
@@ -74,6 +100,22 @@ def test_the_last_of_many_equal_indices_counts():
     tree = set_priorities(rp.make_tree(64, 4), indices, values)
     np.testing.assert_array_equal(tree.levels[-1], expected)
     assert tree.total == pytest.approx(expected.sum(), rel=1e-6)
+
+
+@pytest.mark.optimised
+def test_a_loop_writes_the_leaves_in_place():
+    """No copy of all leaves in a loop that inserts, draws and sets priorities."""
+    capacity, like = 4096, {"obs": jnp.zeros(3)}
+
+    def step(replay, key):
+        replay = rp.insert(replay, {"obs": jnp.ones((4, 3))})
+        drawn = rp.sample(replay, key, 8)
+        return rp.update_priorities(replay, drawn.indices, drawn.data["obs"].sum(1)), drawn.probability
+
+    many = jax.jit(lambda replay, keys: jax.lax.scan(step, replay, keys), donate_argnums=0)
+    text = many.lower(rp.make_replay(capacity, like), jax.random.split(jax.random.key(0), 5)).compile().as_text()
+    assert f"f32[{capacity}]{{0}}" in text
+    assert not re.findall(rf"f32\[{capacity}(?:,3)?\]\S* copy\(", text)
 
 
 def test_sums_do_not_drift():
@@ -148,7 +190,7 @@ def by_loop(replay, indices, errors, alpha):
     largest = max([largest, *(r for r, h in zip(raised, held, strict=True) if h and np.isfinite(r))])
     for i, r, h in zip(indices, raised, held, strict=True):
         if h:
-            leaves[i] = min(r if np.isfinite(r) else largest, np.finfo(np.float32).max / len(replay.tree.levels[-1]))
+            leaves[i] = min(r if np.isfinite(r) else largest, np.finfo(np.float32).max / 4 / len(replay.tree.levels[-1]))
     return leaves, largest
 
 

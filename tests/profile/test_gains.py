@@ -223,6 +223,8 @@ def test_what_profiling_costs_is_taken_out():
     ones = np.ones(len(process.sweep.contexts))
     assert Replay.of_process(process, paid).lasts(ones) == pytest.approx(plain, rel=0.02)
     assert paid_in(report, 2.0 * report.window_ns) == dict.fromkeys(paid, 0.0)
+    listed = str(report).partition("Gains:\n")[2].partition("\n\n")[0]  # the text says what the method does
+    assert listed.splitlines() == [f"- {gain}" for gain in report.gains()]
 
 
 def test_gains_are_in_the_text_and_in_json(tmp_path):

@@ -1,4 +1,4 @@
-"""``python -m tests.recurrence.nest_sweep FIRST LAST``: generated nests of these seeds against plain loops.
+"""``python -m tests.recurrence.nest_sweep SEEDS``: generated nests of these seeds against plain loops.
 
 A line of JSON for each, as it comes: how it went, how far it was off, in processor seconds. XLA compiles quickly.
 """
@@ -22,15 +22,19 @@ import jax
 from tests.recurrence import nests
 
 
+def numbers(text: str) -> range:
+    first, _, last = text.partition(":")
+    return range(int(first), int(last or int(first) + 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("first", type=int)
-    parser.add_argument("last", type=int)
+    parser.add_argument("seeds", nargs="+", help="7, or 7:20 for 7 to 19")
     args = parser.parse_args()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     gc.set_threshold(200_000, 20, 50)
-    for seed in range(args.first, args.last):
+    for seed in (seed for text in args.seeds for seed in numbers(text)):
         began = time.process_time()
         try:
             found = nests.compared(nests.random_nest(seed), reference=seed % 20 in nests.BY_REFERENCE)

@@ -147,13 +147,13 @@ def chunks(first: int, stop: int) -> range:
     return range(first // CHUNK, stop // CHUNK)
 
 
-@pytest.mark.parametrize("chunk", chunks(0, 200))
-def test_two_hundred_programs(chunk: int):
+@pytest.mark.parametrize("chunk", chunks(0, 100))
+def test_a_hundred_programs(chunk: int):
     sweep(range(chunk * CHUNK, (chunk + 1) * CHUNK), size=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", chunks(200, 1000))
+@pytest.mark.parametrize("chunk", chunks(100, 1000))
 def test_a_thousand_programs(chunk: int):
     sweep(range(chunk * CHUNK, (chunk + 1) * CHUNK), size=2)
 

@@ -263,7 +263,7 @@ def test_in_a_nest():
         def inner(w, x, t):
             v = rlfx.series(w * x + 0.5 * t, start={"i": 0.25})
             end = rlfx.solve(lambda e: jnp.where(t.now % 3 == 2, t.now + 1, e[t + 1]), end=NEVER)
-            return x + 0.1, v[i - 1, t:end].sum() * v[t]
+            return x + 0.1, v[i - 1, t : (t.length, end)].sum() * v[t]
 
         return jnp.sum(rlfx.unroll(inner, length=5)(w, c)[1]), c + 0.2
 
@@ -304,6 +304,21 @@ REFUSED = {
         lambda x, t, e: x[e : t + 1 : 2].sum(),
         DomainError,
         "A slice with a step begins at an index expression",
+    ),
+    "to a time of t alone": (
+        lambda x, t, e: x[t : jnp.minimum(t.now + 5, 3)].sum(),
+        DomainError,
+        "this end depends on t and constants alone: no key, carry, parameter or data is in it.",
+    ),
+    "since a time of t alone": (
+        lambda x, t, e: x[t.now // 2 : t + 1].sum(),
+        DomainError,
+        "If it is meant as a computed time, give both bounds: x[t:(t.length, end)], x[(0, begin):t + 1]",
+    ),
+    "to a constant": (
+        lambda x, t, e: x[t : jnp.asarray([1, 2])[t.now % 2]].sum(),
+        DomainError,
+        "Write an index expression with t itself: x[t:t + 5], x[t:rlfx.minimum(t + 5, t.length)].",
     ),
     "a promise": (
         lambda x, t, e: rlfx.series(x[t], window=2)[e : t + 1].sum(),

@@ -60,6 +60,9 @@ def test_reductions_over_environments_of_what_they_share():
     }
     ways = [(red, f) for red in (rlfx.max, rlfx.min, rlfx.mean, rlfx.sum) for f in shared.values()]
 
+    def scales(red, i):  # the derivative of an extreme depends on the sign
+        return (1.0, -0.5) if red in (rlfx.max, rlfx.min) else ((1.0, -0.5)[i % 2],)
+
     def gradients(**options):
         def one(red, f, scale):
             def program(p, c, t):
@@ -69,11 +72,11 @@ def test_reductions_over_environments_of_what_they_share():
             compiled = rlfx.compile(program, length=3, batch=4, **options)
             return jax.value_and_grad(lambda p: compiled(p, jnp.arange(1.0, 5.0))[0])
 
-        found = [one(red, f, scale) for red, f in ways for scale in (1.0, -0.5)]
+        found = [one(red, f, scale) for i, (red, f) in enumerate(ways) for scale in scales(red, i)]
         return jax.jit(lambda p: [f(p) for f in found])(jnp.float32(0.5))
 
     one, two = gradients(), gradients(mesh=devices(2))
-    assert len(one) >= 50
+    assert len(one) == 42
     np.testing.assert_allclose(np.array(two), np.array(one), rtol=1e-5, atol=1e-6)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError
+from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError, UnsupportedSliceOp
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.verify import verify
 from tests.recurrence import duals, nests
@@ -91,6 +91,24 @@ def test_what_is_printed_has_the_names():
     assert long(None, jnp.array([1.0, 3.0]))[1].shape == (2, 2)
 
 
+def _made_inside(w):
+    kept = []
+
+    def act(p, c, t):
+        kept.append(rlfx.series(c))
+        return c, c
+
+    rlfx.unroll(act, length=2)(None, w)
+    return kept[0]
+
+
+def _deep(w):
+    def deep(p, c, t):
+        return c, rlfx.series(c, start={"i": 0.0})[t]
+
+    return rlfx.unroll(deep, length=2)(None, w)[1]
+
+
 REFUSED = {
     "a boundary": (
         lambda w, i: rlfx.series(w)[i - 1],
@@ -125,6 +143,70 @@ REFUSED = {
         "x[t - 1] is read before the first timestep",
     ),
     "inputs": (lambda w, i: rlfx.inputs(jnp.ones((5, 2)))[i], DomainError, "its leading axes must be [4, 2] (i, p)"),
+    "no key": (
+        lambda w, i: rlfx.unroll(lambda p, c, t: (c, jax.random.normal(t.key)), length=2)(None, w),
+        ProgramError,
+        "Fix: Call the compiled function with a key: <lambda>(params, carry, i.key).",
+    ),
+    "a length that differs": (
+        lambda w, i: rlfx.unroll(lambda p, c, t: (c, c), length=i.now + 1)(None, w),
+        DomainError,
+        "Fix: Give the longest that there is, an int, and let until= end what is shorter.",
+    ),
+    "the index for a length": (
+        lambda w, i: rlfx.unroll(lambda p, c, t: (c, c), length=i)(None, w),
+        DomainError,
+        "length= is computed, so it is known only when the program runs; a program is scheduled for one length.",
+    ),
+    "a series of the program around it": (
+        lambda w, i: (lambda ws: rlfx.unroll(lambda p, c, t: (c, ws[i - 1]), length=2)(None, w))(rlfx.series(w)),
+        DomainError,
+        "Fix: Read it before the inner program is called, p = x[i - 1], and use p there.",
+    ),
+    "a series of the program inside": (
+        lambda w, i: _made_inside(w)[i],
+        DomainError,
+        "A series of act (over t) is read in outer (over i), where it has no value.\n",
+    ),
+    "a value of the program inside": (
+        lambda w, i: w + _made_inside(w)._leaves[0],
+        ProgramError,
+        "Fix: Return it from the program as aux instead of storing it.",
+    ),
+    "a circle through a call": (
+        lambda w, i: rlfx.solve(
+            lambda x: rlfx.unroll(lambda p, c, t: (c, p), length=2)(x[i - 1], w)[1][0] + x[i + 1], start=0.0, end=0.0
+        ),
+        CausalityError,
+        "These reads depend on each other in a circle that needs both the past and the future of i:\n    x[i - 1] reads the past",
+    ),
+    "boundaries by the name of both": (
+        lambda w, i: rlfx.unroll(lambda p, c, j: (c, rlfx.series(c, start={"i": 0.0})[j - 1]), length=2, dim="i")(
+            None, w
+        ),
+        BoundaryError,
+        "start={'i': ...} names the dimension of two programs, outer (over i) and <lambda> (over i).",
+    ),
+    "boundaries of what is further outside": (
+        lambda w, i: rlfx.unroll(lambda p, c, k: (c, _deep(c)), length=2, dim="k")(None, w),
+        BoundaryError,
+        "start={'i': ...} names dimensions that are further outside than that of <lambda> (over k), which calls deep.\n",
+    ),
+    "boundaries by its own name alone": (
+        lambda w, i: rlfx.series(w, start={"i": 0.0})[i - 1],
+        BoundaryError,
+        "Fix: Give start=v.",
+    ),
+    "a read inside of a gradient": (
+        lambda w, i: jax.grad(lambda v: rlfx.series(v * w, start=0.0)[i - 1])(w),
+        ProgramError,
+        "jax.grad inside the program differentiates through a read of other i.",
+    ),
+    "a slice that is given": (
+        lambda w, i: rlfx.unroll(lambda p, c, t: (c, p.mean()), length=2)(rlfx.series(w)[: i + 1], w),
+        UnsupportedSliceOp,
+        "Fix: Reduce it before the inner program, or give that a window of fixed length: x.window(lo, hi, fill=v).",
+    ),
     "the sum of two": (
         lambda w, i: rlfx.unroll(lambda p, c, t: (c, rlfx.series(c, start=0.0)[i * 8 + t]), length=2)(None, w),
         DomainError,

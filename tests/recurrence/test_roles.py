@@ -51,6 +51,7 @@ def test_with_its_own_parameters_ppo_is_one_role():
     assert "call[act]" in line
     assert "scan (learn)" in line
     assert "x[i - 1]" in line
+    assert line.endswith("; it is one i long, and two roles need two, as with policy[i - 1]")
 
 
 @pytest.mark.parametrize("lag", [1, 3])

@@ -96,9 +96,9 @@ def test_second_derivatives_inside_shard_map():
 # -- meshes in meshes ------------------------------------------------------------------------------------------------
 
 
-def make(mesh, **options):
+def make(mesh):
     f = lambda p, c, t: (jnp.sin(p * c) * rlfx.mean(c, "b"), 0.9 * c)  # noqa: E731
-    return rlfx.compile(f, length=3, batch=4, mesh=mesh, mesh_axis="b", **options)
+    return rlfx.compile(f, length=3, batch=4, mesh=mesh, **({} if mesh is None else {"mesh_axis": "b"}))
 
 
 @pytest.mark.parametrize("axes", [{"p"}, {"b"}, {"p", "b"}])
@@ -110,6 +110,40 @@ def test_a_mesh_inside_shard_map(axes, check_vma):
     fact = "is split over the mesh axis 'b', but is called inside a jax.shard_map over ["
     refused(ScheduleError, [fact, "Compile it without mesh="], lambda: jax.jit(inside)(jnp.arange(4.0)))
     assert np.isfinite(fn(2.0, jnp.arange(4.0))[0])
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_mesh_of_an_inner_program_inside_shard_map(check_vma):
+    """An axis that the shard_map leaves alone is not enough; without mesh= it is right, and so are meshes for both."""
+
+    def run(mesh):
+        inner = make(mesh)
+
+        def outer(p, c, i):
+            (loss, (c, _)), slope = jax.value_and_grad(lambda p: inner(p, c), has_aux=True)(p)
+            return loss + slope, c
+
+        return rlfx.compile(outer, length=2, dim="i")
+
+    def found(mesh):
+        inside = lambda p, c: jax.value_and_grad(lambda p: run(mesh)(p[0], c[0])[0])(p)  # noqa: E731
+        specs = {
+            "mesh": MESH,
+            "in_specs": P("p"),
+            "out_specs": (P(), P("p")),
+            "axis_names": {"p"},
+            "check_vma": check_vma,
+        }
+        summed = lambda p, c: (lambda loss, slope: (jax.lax.psum(loss, "p"), slope))(*inside(p, c))  # noqa: E731
+        return jax.jit(jax.shard_map(summed, **specs))(p, c)
+
+    p, c = jnp.array([0.5, 2.0]), jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
+    fact = "is split over the mesh axis 'b', but is called inside a jax.shard_map over ['p']"
+    refused(ScheduleError, [fact, "a program with mesh= and an axis"], lambda: found(MESH))
+    alone = [jax.value_and_grad(lambda p, c=c: run(None)(p, c)[0])(p) for p, c in zip(p, c, strict=True)]
+    loss, slopes = found(None)
+    np.testing.assert_allclose(loss, sum(value for value, _ in alone), rtol=1e-5)
+    np.testing.assert_allclose(slopes, [slope for _, slope in alone], rtol=1e-5)
 
 
 def test_an_outer_and_an_inner_mesh():

@@ -152,7 +152,7 @@ def actor(wires: Wires, a: int, states: Any, part: Part) -> None:
 
 
 @contextmanager
-def _on_device(system: System, key: jax.Array, a: int) -> Iterator[Callable]:
+def _on_device(system: System, key: jax.Array, a: int) -> Iterator[Callable[..., Any]]:
     """JAX environments: one compiled call an iteration."""
     yield lambda weights, states, i: jax.block_until_ready(
         do.act(system, weights, states, key, np.int32(i), np.int32(a))
@@ -160,7 +160,7 @@ def _on_device(system: System, key: jax.Array, a: int) -> Iterator[Callable]:
 
 
 @contextmanager
-def _in_process(wires: Wires, key: jax.Array, a: int, part: Part) -> Iterator[Callable]:
+def _in_process(wires: Wires, key: jax.Array, a: int, part: Part) -> Iterator[Callable[..., Any]]:
     """Host environments: a message each timestep."""
     system = wires.system
     words = np.asarray(jax.random.bits(jax.random.fold_in(key, a), (system.envs,), jnp.uint32))

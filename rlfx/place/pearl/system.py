@@ -66,11 +66,11 @@ class System:
     """
 
     env: Environment | HostEnvironment
-    learner: Callable
-    weights: Callable
-    policy: Callable
-    gradient: Callable
-    apply: Callable
+    learner: Callable[..., Any]
+    weights: Callable[..., Any]
+    policy: Callable[..., Any]
+    gradient: Callable[..., Any]
+    apply: Callable[..., Any]
     actors: int = 1
     envs: int = 8
     length: int = 1
@@ -165,10 +165,10 @@ class State(NamedTuple):
 
     iteration: jax.Array
     learner: Any
-    weights: tuple
+    weights: tuple[Any, ...]
     manager: rp.Replay
     memory: Any
-    actors: tuple
+    actors: tuple[Any, ...]
 
 
 SYSTEM = instance(System, "a System", "System(env=..., learner=..., ...)")

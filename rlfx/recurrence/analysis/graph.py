@@ -263,9 +263,9 @@ class Graph:
           CausalityError: if its reads point both ways, or a point depends on itself.
         """
         component = list(component)
-        inside = self.nx.subgraph(component)
-        if len(component) == 1 and not inside.number_of_edges():
+        if len(component) == 1 and not self.nx.has_edge(*component, *component):
             return None
+        inside = self.nx.subgraph(component)
         signs = frozenset().union(*(s for *_, s in inside.edges(data="signs")))
         if {PAST, FUTURE} <= signs:
             raise _mixed(inside, self)
@@ -345,7 +345,7 @@ def _mixed(inside: nx.DiGraph, graph: Graph) -> CausalityError:
     where = next((e.where for e in (*reduced, *reads) if e.where not in ("carry", "until")), None)
     return CausalityError(
         located(
-            "These reads depend on each other in a circle that needs both the past and the future:\n"
+            "These reads depend on each other in a circle that needs both the past and the future of t:\n"
             + "\n".join(lines),
             where=where,
             fix="Break the circle: read only one way inside a recurrence, or stop carrying a value computed from the future.",

@@ -67,7 +67,10 @@ class Roles:
         shown = [f"x[{text(str(e.access))}]" if e.is_read else _name(e) for e in self.circle]
         places = [f" at {e.where}" if e.is_read and ":" in e.where else "" for e in self.circle]
         around = " -> ".join(f"{what}{place}" for what, place in zip(shown, places, strict=True))
-        return ["one role" + (f", by the circle {around} -> {shown[0]}" if shown else "")]
+        several = sum(not e.is_read for e in self.circle) > 1
+        dim = program.domain.names.dim
+        fix = f"; it is one {dim} long, and two roles need two, as with policy[{dim} - 1]" if several else ""
+        return ["one role" + (f", by the circle {around} -> {shown[0]}{fix}" if shown else "")]
 
 
 def roles(program: Program) -> Roles | None:

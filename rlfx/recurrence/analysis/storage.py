@@ -71,7 +71,7 @@ def minimum_cut(
     for equation in equations if spared else ():
         graph.add_edge(("in", equation), ("made", equation))
         if equation in spared:
-            graph.add_edge(("made", equation), "sink", capacity=spared[equation])
+            graph.add_edge(("made", equation), "sink", capacity=_units(spared[equation]))
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner:
                 graph.add_edge(("made", equation), ("made", owner[u]))
@@ -83,14 +83,14 @@ def minimum_cut(
                 else bytes_of(v, domain) * points(program.dims_of(v), domain) * (BARRED if v in barred else 1)
             )
             # On ties keep what comes later: it is what the consumer asked for, in its final form.
-            graph.add_edge(("in", equation), ("out", v), capacity=float(size) + 1e-3)
+            graph.add_edge(("in", equation), ("out", v), capacity=_units(size) + 1000)
         if free(equation):
             graph.add_edge(("in", equation), "sink")
         elif fixed(equation):
             graph.add_edge("source", ("in", equation))
         else:
             work = work_of(equation, program) * bytes_per_flop
-            graph.add_edge("source", ("in", equation), capacity=work + 1e-6)
+            graph.add_edge("source", ("in", equation), capacity=_units(work) + 1)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):
                 graph.add_edge(("out", u), ("in", equation))
@@ -101,13 +101,20 @@ def minimum_cut(
             graph.add_edge(("out", v), "sink")
     if "sink" not in graph or "source" not in graph:
         return Cut(frozenset(), tuple(e for e in equations if free(e)))
-    _, (produced, consumed) = nx.minimum_cut(graph, "source", "sink")
+    # Of networkx's algorithms that which is fastest here: paths are short, and most capacities infinite.
+    find = nx.algorithms.flow.boykov_kolmogorov
+    _, (produced, consumed) = nx.minimum_cut(graph, "source", "sink", flow_func=find)
     # An output counts as stored only if something on the consumer's side uses it.
     again = tuple(e for e in equations if ("in", e) in consumed)
     used = {u for e in again for u in e.inputs if isinstance(u, Var)} | set(wanted)
     stored = {v for e in equations if ("in", e) in produced for v in e.outputs if ("out", v) in consumed and v in used}
     needed = _reachable(again, used & set(wanted) | _roots(again, wanted, free))
     return Cut(frozenset(stored & _inputs_of(needed, wanted)), needed)
+
+
+def _units(cost: float) -> int:
+    """Millionths of a byte, so that sums are exact and a cut does not depend on the order of additions."""
+    return round(1e6 * cost)
 
 
 def work_of(equation: Equation, program: Program) -> float:

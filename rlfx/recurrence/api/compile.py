@@ -39,7 +39,7 @@ _TRANSFORM = optional(function("program"))
 
 
 def trace(
-    f: Callable,
+    f: Callable[..., Any],
     params: Any,
     carry: Any,
     key: Any = None,
@@ -47,7 +47,7 @@ def trace(
     length: int,
     batch: int | Mapping[str, int] | None = None,
     reduce: str = "mean",
-    until: Callable | None = None,
+    until: Callable[..., Any] | None = None,
     dim: str = "t",
     loss: bool = True,
 ) -> Program:
@@ -79,7 +79,7 @@ def trace(
         return traced(f, params, carry, arguments, domain, loss, reduce, until)
 
 
-def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axis: str | None = "b") -> Callable:
+def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axis: str | None = "b") -> Callable[..., Any]:
     """A Program as a function: ``fn(params, carry, key=None, *, t0=0)``, with the results of :func:`compile`.
 
     Args:
@@ -131,12 +131,12 @@ def _uses_key(program: Program) -> bool:
 
 
 def compile(
-    f: Callable,
+    f: Callable[..., Any],
     *,
     length: int,
     batch: int | Mapping[str, int] | None = None,
     reduce: str = "mean",
-    until: Callable | None = None,
+    until: Callable[..., Any] | None = None,
     dim: str = "t",
     mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str | None = "b",
@@ -215,11 +215,11 @@ def _options(plan: Plan | None, memory_budget: int | None) -> Options:
 
 
 def unroll(
-    f: Callable,
+    f: Callable[..., Any],
     *,
     length: int,
     batch: int | Mapping[str, int] | None = None,
-    until: Callable | None = None,
+    until: Callable[..., Any] | None = None,
     dim: str = "t",
     mesh: Mesh | AbstractMesh | None = None,
     mesh_axis: str | None = "b",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -39,7 +39,10 @@ from rlfx.recurrence.schedule.plan import Plan
 SIGNATURES = 64
 
 
-def _in_its_names(method: Callable) -> Callable:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_its_names(method: F) -> F:
     """A method whose errors are told in the names of the program's dimensions."""
 
     @functools.wraps(method)
@@ -47,7 +50,7 @@ def _in_its_names(method: Callable) -> Callable:
         with self.domain.names.spoken():
             return method(self, *args, **kwargs)
 
-    return told
+    return told  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +60,22 @@ class Compiled:
     Call it as ``compiled(params, carry, key=None, *, t0=0)``; see :func:`compile` and :func:`unroll`.
     """
 
-    f: Callable
+    f: Callable[..., Any]
     domain: Domain
     has_loss: bool
     reduce: str
-    until: Callable | None
+    until: Callable[..., Any] | None
     sharding: Sharding | None = None
     transform: Callable[[Program], Program] | None = None
     options: Options = field(default_factory=Options)
     prng: Any = None
     target: Target | None = None
     _programs: dict = field(default_factory=dict, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        """That of the function: by it ``jax.jit`` calls its program, in profiles and in what XLA prints."""
+        return getattr(self.f, "__name__", "program")
 
     @_in_its_names
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
@@ -106,7 +114,7 @@ class Compiled:
         if not noted.reads:
             return out
 
-        def call(f: Callable, crossing: Crossing, given: Any) -> Any:
+        def call(f: Callable[..., Any], crossing: Crossing, given: Any) -> Any:
             return replace(self, f=f, _programs={})._called(crossing, given, carry, key, t0)
 
         return curried(call, self.f, noted, self.domain, self.has_loss, params)
@@ -242,7 +250,8 @@ class Compiled:
         consts, target = list(program.const_values), self.target or here(self.sharding)
         devices = 1 if self.sharding is None else self.sharding.devices
         program = adapted(program, target, self.options.memory_budget is not None, devices)
-        sharding = self.sharding and replace(self.sharding, inside=depth() > 0)
+        among = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+        sharding = self.sharding and replace(self.sharding, inside=depth() > 0, among=among)
         rule = GradientRule(replace(program, const_values=()), self.options, target, sharding)
         noted = self.domain.crossing is not None and self.domain.crossing.reads  # this is not yet what it means
         if not noted and not any(isinstance(c, J.Tracer) for c in consts):

@@ -350,15 +350,13 @@ def _draw_graph(axis: Any, explanation: Explanation) -> None:
     program = explanation.program
     place: dict[Equation, tuple[float, float]] = {}
     titles: list[str] = []
-    column = 0
     run = explanation.passes
     for plan in (run.acting, *(() if run.learning is None else (run.learning,))):
-        for number, node in enumerate(plan.nodes):
+        for node in plan.nodes:
             for row, e in enumerate(node.equations):
-                place.setdefault(e, (column, -row / max(1, len(node.equations) - 1)))
+                place.setdefault(e, (len(titles), -row / max(1, len(node.equations) - 1)))
             first = (_content(node.equations) or ("",))[0]
-            titles.append(f"{number}: {_kind(node, program)}\n{first}")
-            column += 1
+            titles.append(f"{len(titles) + 1}: {_kind(node, program)}\n{first}")
     definition = program.definitions()
     for e, (x, y) in place.items():
         for v in e.inputs:

@@ -27,11 +27,13 @@ class Sharding:
 
     Attributes:
       inside: whether the program is called in another, which may be split over another axis of the mesh.
+      among: the axes of a ``jax.shard_map`` of the user's, inside of which it is traced.
     """
 
     mesh: Mesh
     axis: str
     inside: bool = False
+    among: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -115,13 +117,15 @@ class Split:
         around, mesh = jax.sharding.get_abstract_mesh(), self.sharding.mesh
         own = self.sharding.axis
         beside = self.sharding.inside and own in around.axis_names and own not in around.manual_axes
-        if around.manual_axes and not beside:
+        # What is traced in a shard_map has the types of its mesh: jax binds it on no other, where this axis is manual, too.
+        if around.manual_axes and (self.sharding.among or not beside):
             raise ScheduleError(
                 located(
                     f"{self.program.name} is split over the mesh axis {self.sharding.axis!r}, but is called inside a "
                     f"jax.shard_map over {list(around.manual_axes)}.",
                     where=self.program.where,
-                    fix="Compile it without mesh=, for the environments of one device; or call it outside of the shard_map.",
+                    fix="Compile it without mesh=, for the environments of one device; or call it outside of the shard_map, in a "
+                    "program with mesh= and an axis of its own, if there is one around it.",
                 )
             )
         # Of programs in each other each has its own axis: the others are left to those around it and inside.

@@ -17,9 +17,9 @@ from rlfx.prng import seeded
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.trace import unwrap_shared
 from rlfx.recurrence.language.domain import Domain
-from rlfx.recurrence.language.names import validate_names
+from rlfx.recurrence.language.names import told, validate_names
 from rlfx.recurrence.language.operands import as_key, to_array
-from rlfx.recurrence.language.time import as_integer, without_time
+from rlfx.recurrence.language.time import Time, as_integer, without_time
 
 tree = jax.tree_util
 
@@ -50,6 +50,10 @@ _TARGET = replace(PROGRAM, words=f"a program, or {PROGRAM.words}")
 def validate_domain(length: Any, batch: Any, until: Any, dim: Any = "t") -> Domain:
     """The domain of a program, or a DomainError that names the argument."""
     names, batch = validate_names(dim, batch)
+    if isinstance(length, (Time, J.Tracer)):
+        fact = "length= is computed, so it is known only when the program runs; a program is scheduled for one length."
+        fix = "Give the longest that there is, an int, and let until= end what is shorter."
+        raise told(DomainError(located(fact, where=J.here(), fix=fix)))
     length = expect("length", length, POSITIVE, fix="Give length=T, the number of timesteps, an int >= 1.")
     batch = expect("batch", batch, optional(POSITIVE), fix="Give batch=B, the number of environments, an int >= 1.")
     expect("until", until, optional(function("carry")))

@@ -18,6 +18,7 @@ from rlfx.recurrence.language.effects import effect_p, inside
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import (
     ACCESS_PRIMITIVES,
+    EVENT,
     custom_p,
     declare_p,
     define_p,
@@ -29,13 +30,19 @@ from rlfx.recurrence.language.primitives import (
 
 @dataclass
 class Flattener:
-    """Builds the equation list: inlines calls, ties declared series to their definitions, hoists reads."""
+    """Builds the equation list: inlines calls, ties declared series to their definitions, hoists reads.
+
+    Attributes:
+      events: computed times that stand alone as bounds of slices, each with the user's line.
+      values_only: whether no derivative will be taken.
+    """
 
     now: Var
     ids: Any = field(default_factory=itertools.count)
     equations: list[Equation] = field(default_factory=list)
     knots: dict[Var, Var] = field(default_factory=dict)
-    values_only: bool = False  # whether no derivative will be taken
+    events: list[tuple[Atom, str]] = field(default_factory=list)
+    values_only: bool = False
 
     def var(self, aval: Any) -> Var:
         """A new value."""
@@ -79,6 +86,9 @@ class Flattener:
             return [named]
         if op is read_p and params["access"] == Point(TIME) and _is_ragged(eqn) and self._is_defined(inputs[0]):
             return [inputs[0]]  # its length is that of its own timestep: it is kept for no other
+        if op.name == "name" and params["name"] == EVENT:
+            self.events.append((inputs[0], where))
+            return inputs
         if self._is_custom(eqn):
             return self._custom(eqn, inputs, where, scope)
         if any(e.primitive is effect_p for e in J.equations_in(params)):

@@ -27,7 +27,7 @@ class Var:
     """A value of one point (t, b). ``shape`` may contain symbolic dimensions."""
 
     id: int
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: Any
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class Lit:
     value: Any
 
     @property
-    def shape(self) -> tuple:
+    def shape(self) -> tuple[int, ...]:
         return np.shape(self.value)
 
     @property
@@ -194,12 +194,12 @@ class Program:
     loss: Atom | None
     next_carry: tuple[Atom, ...]
     aux: tuple[Atom, ...]
-    dims: Mapping[Var, frozenset]
+    dims: Mapping[Var, frozenset[str]]
     shared: tuple[bool, ...]
     ends: Var | None = None
     alive: Var | None = None
     reduce: str = "mean"
-    const_values: tuple = ()
+    const_values: tuple[Any, ...] = ()
     trees: Mapping[str, Any] = field(default_factory=dict)
     directives: Directives = field(default_factory=Directives)
     where: str = ""
@@ -210,7 +210,7 @@ class Program:
         key = () if self.key is None else (self.key,)
         return (*self.params, *self.consts, *self.carry, *key, self.now, self.b)
 
-    def dims_of(self, atom: Atom) -> frozenset:
+    def dims_of(self, atom: Atom) -> frozenset[str]:
         """Which of t and b a value varies with."""
         return self.dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS
 
@@ -246,7 +246,7 @@ class Program:
     def __str__(self) -> str:
         return self.written()
 
-    def written(self, seen: set | None = None) -> str:
+    def written(self, seen: set[Any] | None = None) -> str:
         """As text: with the programs that it calls, each below its first call."""
         names, seen = self.domain.names, set() if seen is None else seen
         lines = [f"{self.name}   {self.size}"]

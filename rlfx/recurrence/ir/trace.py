@@ -16,7 +16,7 @@ from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.flatten import Flattener
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
-from rlfx.recurrence.ir.provenance import check_lookups, known_values
+from rlfx.recurrence.ir.provenance import check_times, known_values
 from rlfx.recurrence.ir.returned import as_returned, check_carry, check_loss, split_result, stop_of
 from rlfx.recurrence.language.context import Context
 from rlfx.recurrence.language.domain import Domain
@@ -164,9 +164,8 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
     dims = infer_dims(equations, given, alive)
     _check_inputs(equations, dims)
     _check_closures(equations, dims)
-    check_lookups(
-        equations, {flat.now, *(v for v, known in zip(const_vars, known_values(consts), strict=True) if known)}
-    )
+    known = {v for v, known in zip(const_vars, known_values(consts), strict=True) if known}
+    check_times(equations, flat.events, {flat.now, *known})
     _check_shared(equations, named, sig, dims, out["where"])
     return Program(
         name=name,

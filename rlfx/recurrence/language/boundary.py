@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.errors import BoundaryError, RlfxError, located
+from rlfx.recurrence.language.domain import levels
+from rlfx.recurrence.language.names import told
 from rlfx.recurrence.language.operands import NoArray
 from rlfx.recurrence.language.time import without_time
 
@@ -31,6 +34,8 @@ def boundary(value: Any, treedef: Any, avals: list, name: str) -> tuple:
     except RlfxError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(value, Mapping) and value and set(value) <= {level.names.dim for level in levels()}:
+            raise _by_no_dimension(value, name) from None
         raise BoundaryError(
             located(
                 f"{name}= does not fit the series: {error}",
@@ -38,6 +43,21 @@ def boundary(value: Any, treedef: Any, avals: list, name: str) -> tuple:
                 fix=f"Give a value (or a prefix of the pytree) that broadcasts to {like}.",
             )
         ) from None
+
+
+def _by_no_dimension(value: Mapping, name: str) -> RlfxError:
+    """Why ``{"i": 0.0}`` is no boundary along the dimension of the program around this one."""
+    *_, around, here = (None, *levels())
+    given = f"{name}={{{', '.join(f'{dim!r}: ...' for dim in value)}}}"
+    if around is None:
+        fact, fix = f"{given} names the dimension of {here}, which is called by no other.", f"Give {name}=v."
+    elif around.names.dim == here.names.dim:
+        fact = f"{given} names the dimension of two programs, {around} and {here}."
+        fix = 'Give one of them a name of its own, dim="i".'
+    else:
+        fact = f"{given} names dimensions that are further outside than that of {around}, which calls {here.program}."
+        fix = f"Name those of these two, {name}={{{around.names.dim!r}: ..., {here.names.dim!r}: ...}}."
+    return told(BoundaryError(located(fact, where=J.here(), fix=fix)))
 
 
 def fitted(value: Any, dtype: Any) -> Any:

@@ -27,13 +27,21 @@ class Context:
 
     # Programs are traced once: two contexts are the same only if they are one object, which is what a pytree's static
     # part needs.
+    @property
+    def _call(self) -> str:
+        """A call of the program, with a key."""
+        *_, around, here = (None, *levels())
+        if around is None:
+            return "loss_fn(params, carry, jax.random.key(0))"
+        return f"{here.program}(params, carry, {around.names.dim}.key)"
+
     def key(self, now: Any, name: str | None, *, shared: bool) -> jax.Array:
         if self._base_key is None:
             raise ProgramError(
                 located(
                     "The program uses random keys, but no key was given.",
                     where=J.here(),
-                    fix="Call the compiled function with a key: loss_fn(params, carry, jax.random.key(0)).",
+                    fix=f"Call the compiled function with a key: {self._call}.",
                 )
             )
         if name is not None and not isinstance(name, str):

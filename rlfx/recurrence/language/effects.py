@@ -56,11 +56,11 @@ def together(effects: Sequence[Mapping], order: Any, now: Any, going: Any, *leav
     return order
 
 
-def _on_host(params: Mapping) -> Callable:
+def _on_host(params: Mapping) -> Callable[..., Any]:
     return lambda *leaves: params["calls"](*tree.tree_unflatten(params["structure"], leaves))
 
 
-def effect(fn: Callable, *args: Any, every: int = 1) -> None:
+def effect(fn: Callable[..., Any], *args: Any, every: int = 1) -> None:
     """Call ``fn(*args)`` on the host at the timesteps where ``(t0 + t) % every == 0``: checkpoints, metrics, progress.
 
     Once for each timestep of a call, whatever the plan, and in the order of time; the effects of one timestep in the order of the
@@ -129,7 +129,7 @@ def inside(what: str, where: str) -> ProgramError:
     )
 
 
-def _refuse(what: str) -> Callable:
+def _refuse(what: str) -> Callable[..., Any]:
     def rule(*_: Any, **__: Any) -> Any:
         raise inside(what, J.here())
 

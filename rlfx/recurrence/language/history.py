@@ -95,7 +95,7 @@ class History:
                 kept = f"{self.capacity} timesteps of that are kept in an array of shape {list(jnp.shape(buffer))}"
                 raise TypeError(f"value{tree.keystr(path)} has shape {list(x.shape)}, and {kept}")
 
-    def lookup(self, now: Any, i: Any, b: Any, across: Callable, batch: int | None, outside: str) -> Any:
+    def lookup(self, now: Any, i: Any, b: Any, across: Callable[..., Any], batch: int | None, outside: str) -> Any:
         """The values at absolute times ``i`` (of environments ``b``); ``outside`` of what is kept as a lookup says."""
         oldest = jnp.maximum(now - self.capacity + 1, 0)
         slot = jnp.clip(i, oldest, now) % self.capacity

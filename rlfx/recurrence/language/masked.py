@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.index import Index
 from rlfx.recurrence.language.lookups import times
 from rlfx.recurrence.language.operands import NoArray, mask_like
+from rlfx.recurrence.language.primitives import EVENT
 from rlfx.recurrence.language.time import Time, index_of
 
 tree = jax.tree_util
@@ -37,8 +39,8 @@ def bound_of(bound: Any, default: Index, slices: slice) -> Bound:
     if bound is None:
         return Bound(default)
     index, event = bound if isinstance(bound, tuple) and len(bound) == 2 else (bound, None)
-    expr = index_of(index)
-    if expr is None and event is None:
+    expr, explicit = index_of(index), event is not None
+    if expr is None and not explicit:
         expr, event = default, index
     if expr is None or (event is not None and not _is_time(event)):
         raise DomainError(
@@ -54,7 +56,9 @@ def bound_of(bound: Any, default: Index, slices: slice) -> Bound:
         raise DomainError(
             located(fact, where=J.here(), fix="Read x[t - 8:t + 1:2], and mask what comes before the event.")
         )
-    return Bound(expr, None if event is None else times(event))
+    if event is None:
+        return Bound(expr)
+    return Bound(expr, times(event) if explicit else checkpoint_name(times(event), EVENT))
 
 
 def _is_time(x: Any) -> bool:

@@ -70,6 +70,9 @@ discounted_sum_p = _primitive("discounted_sum", lambda r, d: J.ShapedArray(r.sha
 #: ``now_p()``: the absolute time ``t0 + t``.
 now_p = _primitive("now", lambda: J.ShapedArray((), jnp.dtype("int32")))
 
+#: By this name (of ``jax.ad_checkpoint.checkpoint_name``) flattening knows an integer that is a bound of a slice.
+EVENT = "rlfx.event"
+
 # What flattening and rewriting put into programs, and tracing never meets:
 
 #: ``attend_p(x, v; side, axes, **product)``: the softmax of x, along the axis that is contracted, times v: ``dot_general`` with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,15 @@ from rlfx.recurrence.language.time import without_time
 tree = jax.tree_util
 
 
-def _reduction(op: str) -> Callable:
+class Reduction(Protocol):
+    """A function that reduces over some of t and b."""
+
+    __name__: str
+
+    def __call__(self, x: Any, over: str | tuple[str, ...] = BOTH) -> Any: ...
+
+
+def _reduction(op: str) -> Reduction:
     def reduce(x: Any, over: str | tuple[str, ...] = BOTH) -> Any:
         domain = current_domain(f"rlfx.{op}")
         axes = (
@@ -77,11 +85,11 @@ def _over(domain: Domain, allowed: str) -> Kind:
     return Kind('"t", "b" or both', '("t", "b")', take)
 
 
-sum = _reduction("sum")
-mean = _reduction("mean")
-max = _reduction("max")
-min = _reduction("min")
-_last = _reduction("last")
+sum: Reduction = _reduction("sum")
+mean: Reduction = _reduction("mean")
+max: Reduction = _reduction("max")
+min: Reduction = _reduction("min")
+_last: Reduction = _reduction("last")
 
 for _f, _what, _value in ((sum, "sum", 6.0), (mean, "mean", 1.5), (max, "maximum", 3.0), (min, "minimum", 0.0)):
     _f.__doc__ = f"""The {_what} of ``x`` (a pytree) over timesteps and environments: ``over`` is "t", "b" or both,
@@ -173,7 +181,7 @@ def every(n: int, fn: Callable[[], Any], *, otherwise: Any) -> Any:
     return jax.lax.cond(jax.lax.rem(now_p.bind(), np.int32(n)) == 0, run, lambda: otherwise)
 
 
-def shared(fn: Callable, *args: Any) -> Any:
+def shared(fn: Callable[..., Any], *args: Any) -> Any:
     """Call ``fn`` once for all environments, on arguments with their leading ``[B]`` axis.
 
     Its results do not vary with the environment, so they may become the next value of a :class:`Shared` carry. What

@@ -121,7 +121,7 @@ def _continues(step: Any, dtype: Any) -> tuple[Any, Any]:
     return 1 - terminated.astype(dtype), 1 - (terminated | truncated).astype(dtype)
 
 
-def next_value(critic: Callable, step: Any, value: Any) -> jax.Array:
+def next_value(critic: Callable[..., Any], step: Any, value: Any) -> jax.Array:
     """The value of the observation that followed: ``value[t + 1]``, and at a truncation the critic on ``final_obs``.
 
     Args:

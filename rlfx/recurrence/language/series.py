@@ -53,13 +53,13 @@ class Series(NoArray):
 
     name, because, fix = "Series", "it stands for its values at all timesteps", "Write x[t]."
 
-    _leaves: tuple
+    _leaves: tuple[Any, ...]
     _treedef: Any
-    _start: tuple | None
-    _end: tuple | None
+    _start: tuple[Any, ...] | None
+    _end: tuple[Any, ...] | None
     history: History | None = None
     _level: Level | None = field(default_factory=this_level)
-    _around: tuple = (None, None)  # start and end along the dimension of the program around this one
+    _around: tuple[Any, Any] = (None, None)  # start and end along the dimension of the program around this one
     _back: int | None = None  # how far back it may be read
     _on_trial: bool = False  # whether solve asks for the type alone
 

@@ -110,7 +110,7 @@ class Time:
         """The absolute time in another dtype."""
         return self.now.astype(dtype)
 
-    def _with(self, other: Any, symbolic: Callable[[Index, Index], Index | None], plain: Callable) -> Any:
+    def _with(self, other: Any, symbolic: Callable[[Index, Index], Index | None], plain: Callable[..., Any]) -> Any:
         """An index expression, where ``symbolic`` has one for ``other``; else arithmetic on the absolute time."""
         expr = _operand(self, other)
         if self.expr is not None and expr is not None and (found := symbolic(self.expr, expr)) is not None:
@@ -209,7 +209,7 @@ def _operand(time: Time, other: Any) -> Index | None:
     return None if number is None else as_index(number)
 
 
-def _plain(op: Callable, now: Any, other: Any) -> Any:
+def _plain(op: Callable[..., Any], now: Any, other: Any) -> Any:
     """Arithmetic of the absolute time with a number, an array or another time."""
     integer = as_integer(other)
     if integer is not None and integer in _INT32 and op is not operator.pow:
@@ -243,7 +243,7 @@ def _is_shift(by: Index) -> bool:
     return by.is_constant and 0 <= by.constant < 31
 
 
-def _delegate(name: str, *, reflected: bool = False) -> Callable:
+def _delegate(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     op = getattr(operator, name)
 
     def method(self, other):
@@ -309,7 +309,7 @@ def _operand_of(value: Any) -> Any:
 _OPERAND = Kind("an index expression, a number or an array of numbers", "t + 1", _operand_of)
 
 
-def _extreme(kind: str, a: Any, b: Any, plain: Callable) -> Any:
+def _extreme(kind: str, a: Any, b: Any, plain: Callable[..., Any]) -> Any:
     if isinstance(b, Time):
         a, b = b, a
     if isinstance(a, Time):

@@ -34,15 +34,15 @@ tree = jax.tree_util
 
 
 def reference(
-    f: Callable | Program,
+    f: Callable[..., Any] | Program,
     *,
     length: int | None = None,
     batch: int | Mapping[str, int] | None = None,
     reduce: str = "mean",
-    until: Callable | None = None,
+    until: Callable[..., Any] | None = None,
     loss: bool | None = None,
     dim: str = "t",
-) -> Callable:
+) -> Callable[..., Any]:
     """The reference interpreter of a per-timestep function or a Program: the meaning that every plan must have.
 
     Args:
@@ -90,7 +90,7 @@ def reference(
 
 
 def signature_of(
-    domain: Domain, has_loss: bool, params: Any, carry: Any, reduce: str, until: Callable | None
+    domain: Domain, has_loss: bool, params: Any, carry: Any, reduce: str, until: Callable[..., Any] | None
 ) -> Signature:
     """What a function is traced for, to be interpreted: the programs that it calls are interpreted as well."""
     bare, shared = unwrap_shared(carry)
@@ -98,7 +98,7 @@ def signature_of(
     return Signature(domain, has_loss, *trees, shared, reduce, until)
 
 
-def _of_program(program: Program) -> Callable:
+def _of_program(program: Program) -> Callable[..., Any]:
     def run(params: Any, carry: Any, key: Any = None, *, t0: int = 0) -> Any:
         start, arguments = _start(t0, program.domain), check_arguments(params, carry, key, program.domain)
         check_fit(program, arguments, params, carry)
@@ -234,7 +234,7 @@ def _stops(evaluation: Callable[[list[int]], Evaluation], domain: Domain) -> lis
     return stops
 
 
-def _collect(run: Evaluation, out: Callable, whole: Program, i: int, all_axes: bool) -> Any:
+def _collect(run: Evaluation, out: Callable[..., Any], whole: Program, i: int, all_axes: bool) -> Any:
     """One leaf of aux with the axes of its domain; zeros after an environment's end."""
     dims = whole.dims_of(whole.aux[i])
     batched = whole.domain.batch is not None

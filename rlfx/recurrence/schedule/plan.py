@@ -58,7 +58,7 @@ class Plan:
     offload: int | None = None
     cached: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, kind in _FIELDS.items():
             object.__setattr__(self, name, expect(name, getattr(self, name), kind, ScheduleError, of="Plan"))
         if self.offload is not None and self.form != "blocks":

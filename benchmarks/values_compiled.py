@@ -1,0 +1,106 @@
+"""Figures in the running text of docs/targets.md and nests.md: what was compiled and counted, and not run."""
+
+from __future__ import annotations
+
+from benchmarks.tables_markdown import read, rows, times
+
+MIDDLE = "PPO 4x4, 1,024 environments"
+
+
+def compiled(program: str, form: str, results: str = "launches") -> dict:
+    (found,) = [r for r in rows(results) if (r["program"], r["form"]) == (program, form)]
+    return found
+
+
+def acting_kernels(of: str) -> int:
+    """Kernels of one acting step, or of all of them, of PPO's loop over timesteps."""
+    loop = compiled(MIDDLE, "rlfx")["loops"][0]
+    return loop["kernels"] * (loop["trips"] if of == "all" else 1)
+
+
+def minibatches() -> int:
+    """How many minibatch steps an update has."""
+    outer = compiled(MIDDLE, "one kernel")["loops"][0]
+    return outer["trips"] * outer["loops"][0]["trips"]
+
+
+def minibatch_kernels(form: str) -> str:
+    """Kernels of a minibatch step: least to most over the numbers of environments."""
+    loops = [r["loops"][-1] for r in rows("launches") if r["program"].startswith("PPO 4x4") and r["form"] == form]
+    kernels = sorted({loop["loops"][0]["kernels"] for loop in loops})
+    return " to ".join(dict.fromkeys([str(kernels[0]), str(kernels[-1])]))
+
+
+def epochs_launches() -> int:
+    """Launches of the minibatch steps and of what goes around them."""
+    outer = compiled(MIDDLE, "one kernel")["loops"][0]
+    return outer["trips"] * (outer["kernels"] + outer["loops"][0]["trips"] * outer["loops"][0]["kernels"])
+
+
+def recurrent(form: str) -> str:
+    """Kernels a step, forward and backward."""
+    return " and ".join(str(loop["kernels"]) for loop in compiled("recurrent PPO's learner (T 256, B 512)", form)["loops"])
+
+
+def planned(program: str, plan: str) -> dict:
+    (found,) = [r for r in rows("targets") if (r["program"], r.get("plan")) == (program, plan)]
+    return found
+
+
+def over_at_once(key: str) -> float:
+    return planned("PPO, one epoch", "budget 1/8")[key] / planned("PPO, one epoch", "at once")[key]
+
+
+def estimate(program: str, plan: str) -> str:
+    """The static estimate over XLA's bytes."""
+    found = planned(program, plan)
+    return f"{found['estimated_bytes'] / found['temp_bytes']:.2f}"
+
+
+def kernel(key: str) -> int:
+    return compiled(MIDDLE, "one kernel")["acting"][0][key]
+
+
+def nests(*keys: str) -> float:
+    found = read("nests")
+    for key in keys:
+        found = found[key]
+    return found  # type: ignore[return-value]
+
+
+def flat_bytes() -> str:
+    """The temporary bytes of a run, which are those of any number of iterations."""
+    (same,) = set(nests("run", "temp_bytes_by_iterations").values())
+    return f"{same:,}"
+
+
+TABLES: dict = {}
+VALUES = {
+    "launches-acting": lambda: f"{acting_kernels('one')}",
+    "launches-acting-all": lambda: f"{acting_kernels('all'):,}",
+    "launches-of": lambda: f"{compiled(MIDDLE, 'rlfx')['launches']:,}",
+    "launches-one-kernel": lambda: f"{compiled(MIDDLE, 'one kernel')['launches']:,}",
+    "launches-outside": lambda: f"{compiled(MIDDLE, 'one kernel')['launches'] - epochs_launches()}",
+    "launches-epochs": lambda: f"{epochs_launches():,}",
+    "launches-minibatches": lambda: str(minibatches()),
+    "launches-minibatch": lambda: minibatch_kernels("rlfx"),
+    "launches-minibatch-hand": lambda: minibatch_kernels("by hand"),
+    "launches-a100": lambda: f"{compiled(MIDDLE, 'one kernel', 'launches_a100')['launches']:,}",
+    "launches-registers": lambda: str(kernel("registers")),
+    "launches-shared": lambda: f"{kernel('shared_bytes'):,}",
+    "launches-spills": lambda: str(kernel("spill_bytes")),
+    "launches-gru": lambda: recurrent("rlfx"),
+    "launches-gru-hand": lambda: recurrent("by hand"),
+    "targets-budget-memory": lambda: times(over_at_once("temp_bytes")),
+    "targets-budget-launches": lambda: f"{over_at_once('launches'):.1f}x",
+    "targets-estimate-ppo": lambda: estimate("PPO, one epoch", "at once"),
+    "targets-estimate-budget": lambda: estimate("PPO, one epoch", "budget 1/8"),
+    "targets-estimate-gru": lambda: estimate("recurrent PPO's learner", "at once"),
+    "targets-estimate-attention": lambda: estimate("attention", "at once"),
+    "nests-compile": lambda: times(nests("run", "compile_over_scan")),
+    "nests-speed": lambda: times(nests("run", "speed_over_scan")),
+    "nests-bytes": flat_bytes,
+    "nests-meta-mb": lambda: f"{nests('meta', 'rows', 'checkpoint', 'temp_bytes') / 1e6:.2f}",
+    "nests-meta-kept-mb": lambda: f"{nests('meta', 'rows', 'kept', 'temp_bytes') / 1e6:.1f}",
+    "nests-meta-time": lambda: times(nests("meta", "time_over_kept")),
+}

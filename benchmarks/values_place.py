@@ -1,0 +1,198 @@
+"""Figures in the running text of docs/place.md and place_replay.md."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.tables_markdown import read, rows, table, times
+from benchmarks.tables_place import PANELS, found
+
+
+def between(low: float, high: float, digits: int = 1, words: str = "to") -> str:
+    """``1.4 to 1.6``; one number where both read the same."""
+    a, b = f"{low:,.{digits}f}", f"{high:,.{digits}f}"
+    return a if a == b else f"{a} {words} {b}"
+
+
+def medians(method: str) -> list[float]:
+    return [statistics.median(r["ms"][method]) for r in found("place_simulated")]
+
+
+def ahead() -> str:
+    """In how many rows doppler is at or below the textbook searches."""
+    beside = list(zip(medians("doppler"), medians("local-search"), medians("anneal"), strict=True))
+    return f"{sum(ours <= min(others) for ours, *others in beside)} of {len(beside)}"
+
+
+def furthest_behind() -> str:
+    worst = max(
+        ours / min(others) - 1
+        for ours, *others in zip(medians("doppler"), medians("local-search"), medians("anneal"), strict=True)
+    )
+    return f"{worst:.2%}"
+
+
+def solved() -> str:
+    """In how many rows the lower bound is reached to one in a thousand."""
+    bounds = [r["lower_bound_ms"] for r in found("place_simulated")]
+    return str(sum(ours <= 1.001 * bound for ours, bound in zip(medians("doppler"), bounds, strict=True)))
+
+
+def below_the_paper() -> str:
+    """In how many rows of fast links the ratio to a quarter of one device is below the paper's."""
+    fast = [r for r in found("place_simulated") if r["link_GB_s"] == 10.0]
+    paper = [4 * r["paper_ms"]["doppler"] / r["paper_ms"]["one-device"] for r in fast]
+    ours = [statistics.median(r["ms"]["doppler"]) / r["lower_bound_ms"] for r in fast]
+    return f"{sum(a < b for a, b in zip(ours, paper, strict=True))} of {len(fast)}"
+
+
+def over_one_device(of: str, digits: int = 1) -> str:
+    """Of the panels: how many times as fast as one device, or as under barriers, the best assignment is."""
+    panels = [r for r in rows("place_real") if r["graph"] in PANELS]
+    ratios = [r[of] / r["polish_ms"] for r in panels]
+    return between(min(ratios), max(ratios), digits)
+
+
+def training(key: str) -> str:
+    values = [r[key] for r in rows("place_speed")]
+    return between(min(values), max(values), 0)
+
+
+def repeated() -> str:
+    (r,) = rows("place_repeat")
+    critical, enumerated, heft = (f"{r['ms'][m]:.1f}" for m in ("critical-path", "enumerate", "heft"))
+    return (
+        f"one block takes {r['block_ms']:.2f} ms, its placement repeated {r['repeated_ms']:.1f} ms; the lower bound is "
+        f"{r['lower_bound_ms']:.1f}, and the heuristics that see the whole take {critical} (critical path), "
+        f"{enumerated} (EnumerativeOptimizer) and {heft} ms (HEFT)"
+    )
+
+
+def repetition_costs() -> str:
+    (r,) = rows("place_repeat")
+    return f"{r['repeated_ms'] / min(r['ms'].values()) - 1:.0%}"
+
+
+def zero_shot(start: str, with_calls: bool) -> str:
+    """Zero-shot placement against a search: the ratios of makespans, search over zero-shot."""
+    key = "1024_calls_ms" if with_calls else "ms"
+    ratios = [r[start][key] / r["zero_shot_ms"] for r in rows("place_equal_time")]
+    return between(min(ratios), max(ratios), 1)
+
+
+def zero_shot_ahead(key: str) -> str:
+    found_rows = rows("place_equal_time")
+    wins = sum(r["zero_shot_ms"] < r["search_from_one_list_schedule"][key] for r in found_rows)
+    return f"{wins} of {len(found_rows)}"
+
+
+def messages(key: str) -> float:
+    """Once a step over once an episode: the ratio of means."""
+    of = {m: [r[key] for r in rows("place_messages") if r["messages"] == m] for m in ("per step", "per episode")}
+    return statistics.mean(of["per step"]) / statistics.mean(of["per episode"])
+
+
+def zero_shot_behind(target: str) -> str:
+    """How far above the policy trained on the target the worst zero-shot median is."""
+    seeds: dict[str, list[dict]] = {}
+    for r in rows("place_transfer"):
+        if r["target"] == target:
+            seeds.setdefault(r["source"], []).append(r)
+    zero, trained = ([statistics.median(r[k] for r in of) for of in seeds.values()] for k in ("zero_shot_ms", "full_4k_ms"))
+    return f"{max(a / b - 1 for a, b in zip(zero, trained, strict=True)):.0%}"
+
+
+def large() -> str:
+    return table(
+        rows("place_large"),
+        {
+            "tasks": lambda r: f"{r['tasks']:,}",
+            "ms a call": lambda r: f"{r['ms a call, batches of 1']:.2f}",
+            "in batches of 16": lambda r: f"{r['ms a call, batches of 16']:.2f}",
+            "HEFT, s": lambda r: f"{r['heft, s']:.2f}",
+            "128 calls of `polish`, s": lambda r: f"{r['polish from heft, 128 calls, s']:.2f}",
+        },
+    )
+
+
+def emulated() -> str:
+    return table(
+        rows("place_emulated"),
+        {
+            "graph": lambda r: r["graph"],
+            "assignments": lambda r: str(r["assignments"]),
+            "real over simulated: least": lambda r: f"{r['real_over_simulated'][0]:.3f}",
+            "median": lambda r: f"{r['real_over_simulated'][1]:.3f}",
+            "most": lambda r: f"{r['real_over_simulated'][2]:.3f}",
+            "Pearson": lambda r: f"{r['pearson']:.2f}",
+        },
+    )
+
+
+def online() -> str:
+    """What the policy's samples take before and after updates from measured times."""
+    return table(
+        [r for r in rows("place_real") if "stage_three" in r],
+        {
+            "graph": lambda r: r["graph"].split(",")[0],
+            "executions": lambda r: str(r["stage_three"]["episodes"]),
+            "policy before, ms": lambda r: f"{r['stage_three']['policy_ms_before']:.1f}",
+            "after": lambda r: f"{r['stage_three']['policy_ms_after']:.1f}",
+            "best of the executions": lambda r: f"{r['stage_three']['best_seen_ms']:.1f}",
+        },
+    )
+
+
+def flat(of: str) -> str:
+    """The correlation where XLA spreads kernels over all cores."""
+    return " and ".join(
+        f"{r['calibrated'][of]:.2f}" for g in ("chainmm", "ffnn") for r in rows("place_real") if r["graph"] == g
+    )
+
+
+def two_free_cores() -> str:
+    """What two free cores could give at most: sequential processor time over the largest part, or half of all."""
+    ratios = []
+    for r in read("place_pearl_host")["an iteration"]:
+        sequential = statistics.median(x["program"] for x in r["processor_ms"]["sequential"])
+        parts = []
+        for x in r["processor_ms"]["together"]:
+            ran = [ms for name, ms in x.items() if name.startswith("actor")]
+            actor, half = (sum(ran) + x["processes"]) / len(ran), (x["program"] + x["processes"]) / 2
+            parts.append(max(x["replay and learner"], actor, half))
+        ratios.append(sequential / statistics.median(parts))
+    return between(min(ratios), max(ratios), 1)
+
+
+def draws(of: str) -> str:
+    ratios = {r["drawn"]: [] for r in rows("replay_peer")}
+    for r in rows("replay_peer"):
+        ratios[r["drawn"]].append(r["ratio"])
+    means = [statistics.geometric_mean(v) for v in ratios.values()]
+    return times(min(means) if of == "least" else max(means))
+
+
+TABLES = {"place-large": large, "place-emulated": emulated, "place-online": online}
+VALUES = {
+    "place-ahead": ahead,
+    "place-behind": furthest_behind,
+    "place-solved": solved,
+    "place-below-paper": below_the_paper,
+    "place-training": lambda: training("training_seconds"),
+    "place-least-rate": lambda: f"{min(r['episodes_per_s'] for r in rows('place_speed')):.0f}",
+    "place-two-devices": lambda: over_one_device("one_device_ms"),
+    "place-barriers": lambda: over_one_device("synchronous_ms"),
+    "place-flat": lambda: flat("pearson"),
+    "place-repeated": repeated,
+    "place-repetition": repetition_costs,
+    "place-zero-block": lambda: zero_shot_behind("llama-block"),
+    "place-zero-layer": lambda: zero_shot_behind("llama-layer"),
+    "place-zero-random": lambda: zero_shot("search_from_random", False),
+    "place-zero-random-calls": lambda: zero_shot("search_from_random", True),
+    "place-zero-list": lambda: zero_shot_ahead("ms"),
+    "place-zero-list-calls": lambda: zero_shot_ahead("1024_calls_ms"),
+    "place-messages": lambda: f"{messages('message_passings'):,.0f}",
+    "place-messages-time": lambda: f"{messages('seconds'):.0f}",
+    "place-messages-gain": lambda: f"{1 - messages('ms'):.1%}",
+    "place-free-cores": two_free_cores,
+}

@@ -1,0 +1,96 @@
+"""Tables and figures of docs/profile.md and profile-case-studies.md that profile_tables.py has no room for."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.profile_tables import part_of, rows_of
+from benchmarks.tables_markdown import number, percent, read, table
+
+
+def gains() -> str:
+    return table(
+        rows_of("gains"),
+        {
+            "program": lambda r: r["program"],
+            "change": lambda r: r["change"],
+            "predicted": lambda r: "not named" if r["predicted"] is None else f"{r['predicted']:.2f}x",
+            "of single captures": lambda r: ", ".join("not named" if p is None else f"{p:.2f}x" for p in r["predictions"]),
+            "measured": lambda r: f"{r['measured']:.2f}x",
+        },
+    )
+
+
+def scripts() -> str:
+    of = {o: lambda r, o=o: percent(r["shares"].get(o, 0.0)) for o in ("simulation", "inference", "backpropagation")}
+    return table(
+        read("profile_frameworks")["scripts"],
+        {
+            "script": lambda r: r["name"],
+            "task": lambda r: r["task"],
+            **of,
+            "Python": lambda r: percent(r["host"].get("python", 0.0)),
+            "device busy": lambda r: percent(r["device_busy"]) if r["device"] else "no jax",
+            "limit": lambda r: r["verdict"].split("-bound")[0],
+        },
+    )
+
+
+def worst(key: str) -> str:
+    """How far the furthest workload is from what it takes without a capture."""
+    return f"{max(abs(r[key] - 1) for r in part_of('capture')['workloads']):.0%}"
+
+
+def within(key: str, share: float) -> str:
+    found = part_of("capture")["workloads"]
+    return f"{sum(abs(r[key] - 1) <= share for r in found)} of {len(found)}"
+
+
+def by_mode(key: str, mode: str) -> float:
+    (found,) = [r for r in rows_of("implementations") if r["mode"] == mode]
+    return found[key]
+
+
+def fewer(key: str) -> str:
+    """Eager over jit per step."""
+    return f"{by_mode(key, 'eager') / by_mode(key, 'jit per step'):.0f}"
+
+
+def nothing_jitted(key: str) -> str:
+    """Under `jax.disable_jit`, over eager."""
+    eager, disabled, _ = rows_of("eager")
+    return f"{disabled[key] / eager[key]:.1f}"
+
+
+def reading(*keys: str) -> float:
+    found = read("profile_reading")
+    for key in keys:
+        found = found[key]
+    return found  # type: ignore[return-value]
+
+
+def a_worker_step() -> str:
+    return ", ".join(number(1e6 / r["steps_per_s"]) for r in rows_of("scale"))
+
+
+TABLES = {"gains": gains, "scripts": scripts}
+VALUES = {
+    "profile-most": lambda: f"{max(r['extra_cpu_seconds'] for r in part_of('run')['workloads']):.1f}",
+    "profile-fitted-cpu": lambda: worst("corrected"),
+    "profile-fitted-wall": lambda: worst("wall"),
+    "profile-machine-wall": lambda: within("machine_wall", 0.2),
+    "profile-reading-us": lambda: f"{reading('us_an_instruction'):.1f}",
+    "profile-reading-bytes": lambda: f"{reading('bytes_an_instruction'):.0f}",
+    "profile-reading-size": lambda: f"{reading('instructions'):,}",
+    "profile-reading-before-us": lambda: f"{reading('before', 'us_an_instruction'):.0f}",
+    "profile-reading-before-bytes": lambda: f"{reading('before', 'bytes_an_instruction'):,.0f}",
+    "profile-fewer-calls": lambda: fewer("python_to_backend"),
+    "profile-less-time": lambda: fewer("plain_us_per_step"),
+    "profile-recompiling": lambda: percent(by_mode("compile_share", "eager")),
+    "profile-instructions": lambda: f"{by_mode('instructions', 'rlfx') / by_mode('instructions', 'scan'):.2f}x",
+    "profile-not-jitted-time": lambda: nothing_jitted("plain_us_per_step"),
+    "profile-not-jitted-instructions": lambda: nothing_jitted("instructions"),
+    "profile-unattributed": lambda: f"{max(r['unattributed'] for r in rows_of('survey')):.1%}",
+    "profile-worker-step": a_worker_step,
+    "profile-worker-busy": lambda: percent(statistics.mean(r["device_busy"] for r in rows_of("scale"))),
+}
