@@ -77,6 +77,18 @@ def recurrence(width, batch, length=128):
     return loss, normal(width, width), 0.1 * jnp.ones((batch, width)), length, batch
 
 
+def fed(width, batch, length=128):
+    """Acting with a gated recurrence over data."""
+
+    def step(w, h, t):
+        new, gate = jnp.split(rlfx.inputs(w["data"])[t] @ w["x"] + h @ w["h"], 2)
+        z = jax.nn.sigmoid(gate)
+        return z * h + (1 - z) * jnp.tanh(new), jnp.sum(h)
+
+    w = {"x": normal(width, 2 * width), "h": normal(width, 2 * width), "data": normal(length, batch, width)}
+    return step, w, 0.1 * jnp.ones((batch, width)), length, batch
+
+
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
@@ -84,6 +96,7 @@ CASES = {
     "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(64, 4), (64, 12), (64, 16), (64, 64), (256, 4)], True, 0),
+    "inside": (fed, [(64, 4), (64, 16), (64, 64), (128, 16), (128, 64), (256, 16), (256, 64)], False, False),
     "narrow": (layers, [(16, 64), (16, 512), (64, 128), (64, 512)], True, 0),
 }
 

@@ -12,16 +12,18 @@ import recipes  # the examples are scripts that stand beside each other
 
 #: The example and what is said of the task beyond the environment's name, by recipe, in the order of the page.
 RECIPES = {
-    "ppo_continuous": ("ppo_continuous.py", ""), "sac": ("sac.py", ""), "dqn": ("dqn_family.py dqn", ""),
+    "ppo_continuous": ("ppo_continuous.py pendulum", ""), "sac": ("sac.py pendulum", ""), "dqn": ("dqn_family.py dqn", ""),
     "double_dqn": ("dqn_family.py double", ""), "dueling_dqn": ("dqn_family.py dueling", ""),
     "prioritised_dqn": ("dqn_family.py prioritised", ""), "n_step_dqn": ("dqn_family.py n_step", ""),
     "distributional_dqn": ("dqn_family.py distributional", ""), "pqn": ("pqn.py", ""),
     "recurrent_ppo": ("recurrent_ppo.py", ", velocities hidden"), "td3": ("td3.py td3", ""), "ddpg": ("td3.py ddpg", ""),
     "grpo": ("grpo.py", " six digits"), "reinforce": ("reinforce.py monte_carlo", ""), "a2c": ("a2c.py", ""),
     "impala": ("vtrace.py", ""), "ppo_cartpole": ("ppo.py cartpole", ""), "ppo_acrobot": ("ppo.py acrobot", ""),
-    "ppo_masked": ("ppo.py masked", ", actions masked"),
+    "ppo_mountain_car": ("ppo.py mountain_car", ""), "sac_mountain_car": ("sac.py mountain_car", ""),
+    "ppo_breakout": ("ppo.py breakout", ""), "ppo_masked": ("ppo.py masked", ", actions masked"),
     "ppo_inverted_pendulum": ("ppo_continuous.py inverted_pendulum", ""), "apg": ("apg.py", ", through the dynamics"),
     "es": ("es.py", ""), "her": ("her.py her", ", ten bits"), "r2d2": ("r2d2.py", ", a corridor of eight"),
+    "learned_discount": ("learned_discount.py", ""),
     "ippo": ("multi_agent.py independent", ""), "mappo": ("multi_agent.py central", ""),
 }  # fmt: skip
 UNITS = {"sorting": ("tokens", " of the digits")}

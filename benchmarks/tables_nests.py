@@ -35,4 +35,10 @@ def roles() -> str:
     )
 
 
+def meta() -> str:
+    found = read("nests")["meta"]
+    kept, again = (found["rows"][name]["temp_bytes"] / 1e6 for name in ("kept", "checkpoint"))
+    return f"{again:.2f} MB with it and {kept:.0f} MB without, and the time {times(found['time_over_kept'])}"
+
+
 TABLES = {"nests-run": runs, "nests-roles": roles}

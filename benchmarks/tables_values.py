@@ -7,6 +7,7 @@ import statistics
 
 from benchmarks.memory_ranking_pairs import SMALL, ranked
 from benchmarks.tables_markdown import markdown, read, times
+from benchmarks.tables_nests import meta
 from benchmarks.untuned.measure import ratios, summary
 
 
@@ -137,6 +138,7 @@ def dispatched(how: str) -> str:
 
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
+    "nests-meta": meta,
     "grid-chunked": lambda: grid("hand-chunked"),
     "grid-rlfx": lambda: grid("rlfx"),
     "grid-chunked-2": lambda: grid("hand-chunked on 2 devices"),

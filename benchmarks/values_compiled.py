@@ -1,8 +1,8 @@
-"""Figures in the running text of docs/targets.md and nests.md: what was compiled and counted, and not run."""
+"""Figures in the running text of docs/targets.md: what was compiled and counted, and not run."""
 
 from __future__ import annotations
 
-from benchmarks.tables_markdown import read, rows, times
+from benchmarks.tables_markdown import rows, times
 
 MIDDLE = "PPO 4x4, 1,024 environments"
 
@@ -61,13 +61,6 @@ def kernel(key: str) -> int:
     return compiled(MIDDLE, "one kernel")["acting"][0][key]
 
 
-def nests(*keys: str) -> float:
-    found = read("nests")
-    for key in keys:
-        found = found[key]
-    return found  # type: ignore[return-value]
-
-
 TABLES: dict = {}
 VALUES = {
     "launches-acting": lambda: f"{acting_kernels('one')}",
@@ -91,7 +84,4 @@ VALUES = {
     "targets-estimate-budget": lambda: estimate("PPO, one epoch", "budget 1/8"),
     "targets-estimate-gru": lambda: estimate("recurrent PPO's learner", "at once"),
     "targets-estimate-attention": lambda: estimate("attention", "at once"),
-    "nests-meta-mb": lambda: f"{nests('meta', 'rows', 'checkpoint', 'temp_bytes') / 1e6:.2f}",
-    "nests-meta-kept-mb": lambda: f"{nests('meta', 'rows', 'kept', 'temp_bytes') / 1e6:.1f}",
-    "nests-meta-time": lambda: times(nests("meta", "time_over_kept")),
 }

@@ -1,4 +1,4 @@
-"""Multilayer perceptrons as plain pytrees: the policies of most examples (see `policies.py` for flax and equinox)."""
+"""Networks as plain pytrees: the policies of most examples (see `policies.py` for flax and equinox)."""
 
 import jax
 import jax.numpy as jnp
@@ -40,3 +40,25 @@ def actor(params, obs):
 def critic(params, obs):
     """The value of an observation, a scalar."""
     return mlp(params["critic"], obs)[0]
+
+
+def patches(x, size=3):
+    """``x[h, w, c] -> [h - size + 1, w - size + 1, size * size * c]``: what a kernel sees at each place.
+
+    A convolution is a product of this with its weights. With the networks of many seeds under `jax.vmap` it stays a product.
+    """
+    h, w = (n - size + 1 for n in x.shape[:2])
+    return jnp.concatenate([x[i : i + h, j : j + w] for i in range(size) for j in range(size)], -1)
+
+
+def init_cnn(key, shape, channels, sizes, last_scale=1.0):
+    """A convolution of 3 x 3 of images of ``shape``, and an MLP of what it gives, as `cnn` takes them."""
+    h, w, c = shape
+    kernel_key, mlp_key = jax.random.split(key)
+    kernel = init_mlp(kernel_key, (9 * c, channels), 2**0.5)
+    return {"kernel": kernel, "head": init_mlp(mlp_key, ((h - 2) * (w - 2) * channels, *sizes), last_scale)}
+
+
+def cnn(params, x):
+    """``x[h, w, c] -> [out]``."""
+    return mlp(params["head"], jax.nn.relu(mlp(params["kernel"], patches(x))).reshape(-1))

@@ -1,4 +1,4 @@
-"""PPO with discrete actions: CartPole and Acrobot, and a knapsack in which most actions are forbidden.
+"""PPO with discrete actions: classic tasks, Breakout from images, and a knapsack in which most actions are forbidden.
 
 Notice `Task`: an environment, a network of one observation, and numbers. The timestep, the loss and the loop know nothing
 else of it. A policy is a `Categorical`; with a mask, what is forbidden is never sampled and has no part in entropy or gradients.
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from loops import Agent, Sample, clipped_surrogate, falling_adam, over_rollouts
-from networks import init_actor_critic, mlp
+from networks import cnn, init_actor_critic, init_cnn, mlp
 from recipes import Recipe, main
 from tasks import Knapsack, made
 
@@ -32,6 +32,22 @@ def init_vector(env, key, hidden):
 
 def of_vector(params, obs):
     return Categorical(mlp(params["actor"], obs)), mlp(params["critic"], obs)[0]
+
+
+def of_scaled(env, network=of_vector):
+    """Of observations whose bounds are brought to -1 and 1."""
+    low, high = env.observation_space.low, env.observation_space.high
+    return lambda params, obs: network(params, 2 * (obs - low) / (high - low) - 1)
+
+
+def init_board(env, key, hidden):
+    """One convolution for both, and what each makes of it."""
+    return init_cnn(key, env.observation_space.shape, hidden[0], (*hidden[1:], env.action_space.n + 1), 0.1)
+
+
+def of_board(params, obs):
+    out = cnn(params, obs)
+    return Categorical(out[:-1]), out[-1]
 
 
 def init_things(env, key, hidden):
@@ -65,7 +81,14 @@ class Task:
 
 #: CartPole's run goes on for twice as long as it needs, and longer.
 CARTPOLE = Task("ppo_cartpole", rlfx.envs.make("CartPole-v1"), 475.0, updates=200)
+CAR = rlfx.envs.make("MountainCar-v0")
+MOUNTAIN_CAR = Task("ppo_mountain_car", CAR, -130.0, updates=200, network=of_scaled(CAR))
 ACROBOT = Task("ppo_acrobot", rlfx.envs.make("Acrobot-v1"), -100.0, updates=200)
+#: Following the ball ends at 6 or 7, where no paddle reaches it: bounces have to be tried while that works, hence the entropy.
+BREAKOUT = Task(
+    "ppo_breakout", rlfx.envs.make("Breakout-MinAtar"), 10.0, 120, init_board, of_board, length=64, envs=64, hidden=(16, 64),
+    entropy=0.1, scale=1.0,
+)  # fmt: skip
 MASKED = Task("ppo_masked", made(Knapsack()), 0.97, 20, init_things, of_things, length=32, hidden=(32, 32), scale=1.0)
 
 
@@ -121,7 +144,9 @@ def make(task, *, length=None, envs=None, updates=None, hidden=None, mesh=None):
     return Recipe(task.name, task.env, init, update, greedy, updates, per_call, 2 * per_call, length * envs, task.bar)
 
 
-FAMILY = {task.name.removeprefix("ppo_"): partial(make, task) for task in (CARTPOLE, ACROBOT, MASKED)}
+FAMILY = {
+    task.name.removeprefix("ppo_"): partial(make, task) for task in (CARTPOLE, ACROBOT, MOUNTAIN_CAR, BREAKOUT, MASKED)
+}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILY))

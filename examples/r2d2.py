@@ -73,12 +73,12 @@ def unrolled(networks, hs, t):
     # Double: what is learned chooses, the target network judges. T-maze's episodes end, and are never cut.
     judged = jnp.where(jnp.arange(ACTIONS) == jnp.argmax(q), q_target, 0.0).sum()
     next_value = rlfx.series(judged, end=judged)[t + 1]
-    step = SimpleNamespace(reward=x.reward, terminated=x.done, truncated=jnp.zeros((), bool))
+    # What follows the last one was not stored: it is a value for the one before it, and learns nothing itself.
+    step = SimpleNamespace(reward=x.reward, terminated=x.done, truncated=t >= t.length - 2)
     aim = jax.lax.stop_gradient(rlfx.q_lambda(step, next_value, True, gamma=GAMMA, lam=LAMBDA))
     error = q[x.action] - aim
     hs = tuple(jnp.where(x.done, 0.0, h) for h in (h, of_target))
-    last = t == t.length - 1  # nothing is known of what follows it
-    return jnp.where(learns & ~last, error**2, 0.0), hs
+    return jnp.where(learns & (t < t.length - 1), error**2, 0.0), hs
 
 
 sequence_loss = rlfx.compile(unrolled, length=BURN + LEARNED, batch=SAMPLES)

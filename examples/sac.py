@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1: acting and learning at every timestep, twin critics, a learned temperature.
+"""SAC on Pendulum-v1 and MountainCarContinuous-v0: acting and learning at every timestep, twin critics, a learned temperature.
 
 Notice that there is no replay buffer class and no training loop: `rlfx.History` keeps the series of transitions, `memory[i]`
 reads it at random, and everything that is learned is one `Shared` carry, changed once for all environments. Samples of a
@@ -8,6 +8,7 @@ One gradient serves the critics, the actor and the temperature: `stop_gradient` 
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ import rlfx.envs
 from rlfx.training import TanhNormal
 
 LENGTH, ENVS = 100, 4
-CAPACITY, SAMPLES, EXPLORE = 8_000, 64, 200  # timesteps kept, and read a step, of each environment
+SAMPLES = 64  # timesteps read a step, of each environment
 GAMMA, POLYAK, LEARNING_RATE = 0.99, 0.005, 1e-3
 
 
@@ -36,6 +37,9 @@ class Task:
     bar: float
     updates: int  # of LENGTH timesteps of each environment, one step of learning at each
     scale: float  # of rewards
+    capacity: int = 8_000  # timesteps kept, of each environment
+    explore: int = 200  # timesteps of random actions
+    hold: int = 1  # of them a random action is kept for so many; divides LENGTH
     options: tuple = ()  # of the environment
 
     def make(self):
@@ -43,6 +47,11 @@ class Task:
 
 
 PENDULUM = Task("sac", "Pendulum-v1", -200.0, updates=80, scale=0.1)
+#: Where the car gets to is a matter of swings: actions drawn anew at each step reach the goal in about 0.2% of episodes. All
+#: is kept: with half of the capacity one seed of three fell to 0 again, for a quarter of the run.
+CAR = Task(
+    "sac_mountain_car", "MountainCarContinuous-v0", 90.0, updates=160, scale=0.1, capacity=16_000, explore=1_000, hold=25
+)
 
 
 class Params(NamedTuple):
@@ -107,13 +116,15 @@ def make_sac(task, env):
     def sac(_, carry, t):
         obs = env.observe(carry.state)
         policy = actor(carry.learner.params.actor, obs)
-        anything = env.action_space.sample(t.key_for("explore"))
-        action = jnp.where(t < EXPLORE, anything, policy.squash(policy.sample(t.key_for("action"))))
+        anything = rlfx.series(env.action_space.sample(t.key_for("explore")))
+        action = jnp.where(
+            t < task.explore, anything[t - t % task.hold], policy.squash(policy.sample(t.key_for("action")))
+        )
         state, step = env.step(t.key_for("env"), carry.state, action)
 
         transition = Transition(obs, action, task.scale * step.reward, step.terminated, step.final_obs)
         memory = rlfx.series(transition, history=carry.memory)
-        i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - CAPACITY + 1, 0), t.now + 1)
+        i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - task.capacity + 1, 0), t.now + 1)
         learner = rlfx.shared(lambda x: learn(carry.learner, x, t.shared_key), memory[i])
         return Carry(state, memory.history, learner), step.reward
 
@@ -140,12 +151,16 @@ def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 6
         critics = one_each(lambda k: init_mlp(k, (observed + actions, *hidden, 1)), jax.random.split(critic_key))
         params = Params(init_mlp(actor_key, (observed, *hidden, 2 * actions), 0.01), critics, jnp.float32(0.0))
         obs, nothing = jnp.zeros(observed), jnp.float32(0.0)
-        memory = rlfx.History(CAPACITY, Transition(obs, jnp.zeros(actions), nothing, jnp.bool_(False), obs), batch=envs)
+        memory = rlfx.History(
+            task.capacity, Transition(obs, jnp.zeros(actions), nothing, jnp.bool_(False), obs), batch=envs
+        )
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         return Stopped.at_first(Carry(state, memory, rlfx.Shared(Learner(params, critics, optimizer.init(params)))))
 
     return Recipe(task.name, env, init, update, greedy, updates, 5, 5, length * envs, task.bar)
 
 
+FAMILY = {"pendulum": make, "mountain_car": partial(make, CAR)}
+
 if __name__ == "__main__":
-    sys.exit(main(make))
+    sys.exit(main(FAMILY))

@@ -1,4 +1,4 @@
-"""Small tasks that recipes need beside the classic ones: a choice with forbidden actions, goals, memory, two agents.
+"""Small tasks that recipes need beside the classic ones: a choice with forbidden actions, goals, patience, memory, two agents.
 
 Notice that a task is a frozen dataclass with `reset`, `observe` and `transition` of one environment: nothing else makes it
 one that rlfx batches, evaluates and resets.
@@ -116,6 +116,42 @@ class BitFlip(Environment):
         return after, Step(
             reached.astype(jnp.float32), reached, ~reached & (after.time >= self.size), self.observe(after)
         )
+
+
+# -- patience
+
+
+class Slope(NamedTuple):
+    place: jax.Array
+    time: jax.Array
+
+
+@dataclass(frozen=True)
+class Climb(Environment):
+    """Each step up costs ``effort``, the top is worth 1. Actions: rest, up; after ``2 * height`` steps the episode is cut.
+
+    Climbing is worth it from the bottom only to whom ``sum(gamma**k, k < height) * effort < gamma**(height - 1)``.
+    An observation is ``[place, 1]``, the place as a share of the height.
+    """
+
+    height: int = 8
+    effort: float = 0.05
+
+    name = "Climb"
+    observation_space = Box(0.0, 1.0, (2,))
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        return Slope(jnp.int32(0), jnp.int32(0))
+
+    def observe(self, state):
+        return jnp.stack([state.place / self.height, jnp.ones(())]).astype(jnp.float32)
+
+    def transition(self, key, state, action):
+        after = Slope(state.place + action, state.time + 1)
+        top = after.place == self.height
+        reward = jnp.where(top, 1.0, 0.0) - self.effort * action
+        return after, Step(reward, top, after.time >= 2 * self.height, self.observe(after))
 
 
 # -- memory

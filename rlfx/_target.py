@@ -86,6 +86,8 @@ class Rewrites:
         (``gradient/counted.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
+      inside: products that a loop over time could be given for all timesteps are computed in it, if they would leave the cache
+        (``Room.tile``; ``schedule/fusion.py``).
     """
 
     contractions: bool = False
@@ -98,6 +100,7 @@ class Rewrites:
     branches: bool = False
     picks: int = 0
     narrow: int = 0
+    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,7 @@ def _cpu() -> Target:
             deferred_rows=12,
             branches=True,
             narrow=32,
+            inside=True,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

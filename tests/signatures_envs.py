@@ -116,7 +116,7 @@ ENVS = [
         "GymnasiumEnvironment",
         rlfx.envs.GymnasiumEnvironment,
         {"name": "CartPole-v1"},
-        {"name": NOTHING, "resets": FLAG},
+        {"name": NOTHING, "resets": FLAG, "info": OPTIONAL | takes("{} | dict", "numbers by name")},
     ),
     Signature(
         "auto_reset", rlfx.envs.auto_reset, {"env": CARTPOLE}, {**ENV, "reset": NOTHING, "cache": COUNT, "ratio": COUNT}

@@ -14,7 +14,8 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
-from rlfx._checks import BOOLEAN, TEXT, expect, installed, shown
+from rlfx._checks import BOOLEAN, TEXT, expect, installed, optional, shown
+from rlfx.envs import info as infos
 from rlfx.envs.base import Environment, Step
 from rlfx.envs.spaces import Box, Discrete, is_space
 from rlfx.errors import EnvError, located
@@ -39,27 +40,38 @@ class GymnasiumEnvironment(Environment):
     begins a new batch and closes the last one of this object. Without ``resets`` an episode that has ended stays so: steps
     after its end give its last observation again, with no reward.
 
+    ``step.info`` has the numbers of gymnasium's: those that a first step gives, which is tried when the environment is made.
+    They are of the step, not of the reset that may follow it; text and other objects stay on the host.
+
     Args:
       name: a registered gymnasium name.
       resets: begin a new episode on the host in the step in which the last one ended.
+      info: which entries are kept, each with its value where a step has none: ``{"lap_finished": False}``. ``{}`` keeps
+        none, and no step is tried.
       **kwargs: passed to ``gymnasium.make``.
 
     Raises:
       EnvError: gymnasium is not installed, has no such environment, or a dependency of it is missing; or it does not take
-        the parameters.
+        the parameters, or ``info`` is no dict of numbers. A step whose info lacks what the first one had is one, too.
 
     Example:
       >>> env = GymnasiumEnvironment("CartPole-v1", resets=True)
       >>> env.observation_space.shape, env.action_space.n
       ((4,), 2)
+      >>> env = GymnasiumEnvironment("FrozenLake-v1")
+      >>> _, step = env.step(jax.random.key(1), env.reset(jax.random.key(0)), jnp.int32(0))
+      >>> {name: round(float(value), 2) for name, value in step.info.items()}
+      {'prob': 0.33}
     """
 
-    def __init__(self, name: str, *, resets: bool = False, **kwargs: Any):
+    def __init__(self, name: str, *, resets: bool = False, info: dict[str, Any] | None = None, **kwargs: Any):
         name = expect("name", name, TEXT, EnvError, of="GymnasiumEnvironment")
         resets = expect("resets", resets, BOOLEAN, EnvError, of=f"gymnasium/{name}")
-        self.name, self.resets, self.kwargs = name, resets, kwargs
+        info = expect("info", info, optional(infos.INFO), EnvError, of=f"gymnasium/{name}")
+        self.name, self.resets, self.info, self.kwargs = name, resets, info, kwargs
         self._make, one = _maker(name, kwargs)
         self.observation_space, self.action_space = _space(one.observation_space), _space(one.action_space)
+        self._info = infos.numeric(_first_info(one)) if info is None else info
         one.close()
         self._envs: list = []
         self._clocks: np.ndarray = np.zeros(0, np.int64)
@@ -70,11 +82,12 @@ class GymnasiumEnvironment(Environment):
         flag, reward = jax.ShapeDtypeStruct((), bool), jax.ShapeDtypeStruct((), jnp.float32)
         ticket = jax.ShapeDtypeStruct((), jnp.int32)
         self._reset = _batched_callback(self._host_reset, (ticket, ticket, leaves))
-        self._step = _batched_callback(self._host_step, (leaves, leaves, reward, flag, flag))
+        said = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._info)
+        self._step = _batched_callback(self._host_step, (leaves, leaves, reward, flag, flag, said))
 
     def with_auto_reset(self) -> GymnasiumEnvironment:
         """The same environment, resetting itself on the host."""
-        return GymnasiumEnvironment(self.name, resets=True, **self.kwargs)
+        return GymnasiumEnvironment(self.name, resets=True, info=self.info, **self.kwargs)
 
     def reset(self, key: jax.Array) -> Any:
         batch, slot, obs = self._reset(jax.random.bits(key, (), jnp.uint32))
@@ -84,9 +97,9 @@ class GymnasiumEnvironment(Environment):
         return state.obs
 
     def transition(self, key: jax.Array, state: Any, action: Any) -> tuple[Any, Step]:
-        obs, final_obs, reward, terminated, truncated = self._step(state.batch, state.slot, state.clock, action)
+        obs, final_obs, reward, terminated, truncated, info = self._step(state.batch, state.slot, state.clock, action)
         after = HostState(state.batch, state.slot, state.clock + 1, obs)
-        return after, Step(reward, terminated, truncated, final_obs)
+        return after, Step(reward, terminated, truncated, final_obs, info)
 
     # -- on the host -------------------------------------------------------------------------------------------------
 
@@ -111,23 +124,25 @@ class GymnasiumEnvironment(Environment):
             self._ends[slot] if ended else self._one(slot, jax.tree.map(lambda a, i=i: np.asarray(a)[i], actions))
             for i, (slot, ended) in enumerate(zip(slots.tolist(), over, strict=True))
         ]
-        obs, final, *scalars = zip(*results, strict=True)
+        obs, final, *scalars, info = zip(*results, strict=True)
         return (
             self._stack(obs),
             self._stack(final),
             *(np.asarray(x, d) for x, d in zip(scalars, (np.float32, bool, bool), strict=True)),
+            jax.tree.map(lambda *xs: np.stack(xs), *info),
         )
 
     def _one(self, slot: int, action: Any):
         """One step of one environment; what steps after the end of its episode give is kept."""
         action = int(action) if isinstance(self.action_space, Discrete) else action
-        final, reward, terminated, truncated, _ = self._envs[slot].step(action)
+        final, reward, terminated, truncated, info = self._envs[slot].step(action)
+        info = infos.read(f"gymnasium/{self.name}", self._info, info, default=self.info is not None)
         self._clocks[slot] += 1
         ended = terminated or truncated
         obs = self._envs[slot].reset()[0] if self.resets and ended else final
         if ended and not self.resets:
-            self._ends[slot] = final, final, 0.0, terminated, truncated
-        return obs, final, reward, terminated, truncated
+            self._ends[slot] = final, final, 0.0, terminated, truncated, info
+        return obs, final, reward, terminated, truncated, info
 
     def _stack(self, observations: Any):
         return jax.tree.map(
@@ -164,7 +179,11 @@ def _batched_callback(host: Any, one: Any):
     return with_axes(())
 
 
-_NARROW = {"float64": np.dtype("float32"), "int64": np.dtype("int32")}
+def _first_info(env: Any) -> dict[str, Any]:
+    """What a first step says."""
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    return env.step(env.action_space.sample())[4]
 
 
 def _space(space: Any) -> Any:
@@ -173,7 +192,7 @@ def _space(space: Any) -> Any:
     if isinstance(space, g.Discrete) and int(space.start) == 0:
         return Discrete(int(space.n))
     if isinstance(space, g.Box):
-        dtype = _NARROW.get(np.dtype(space.dtype).name, np.dtype(space.dtype))
+        dtype = infos.narrowed(space.dtype)
         limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
         low, high = (np.clip(b, limits.min, limits.max) for b in (space.low, space.high))
         return Box(low, high, space.shape, dtype)

@@ -64,6 +64,7 @@ def test_gymnasium_is_one_call_for_a_batch(monkeypatch):
             jax.ShapeDtypeStruct((), jnp.float32),
             jax.ShapeDtypeStruct((), bool),
             jax.ShapeDtypeStruct((), bool),
+            {},
         ),
     )
     rollout(env, 5, 4, lambda o: jnp.zeros((5, 1)))
@@ -137,6 +138,86 @@ def test_gymnasium_nested_vmap():
     states, step = jax.vmap(jax.vmap(env.step))(keys, states, jnp.zeros((2, 3), jnp.int32))
     assert step.final_obs.shape == (2, 3, 4)
     np.testing.assert_array_equal(states.slot, np.arange(6).reshape(2, 3))
+
+
+@pytest.fixture
+def counting():
+    """A gymnasium environment of three steps that says much: it may be told what its info has at the n-th step."""
+    import gymnasium
+
+    class Counting(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Box(-9, 9, (1,)), gymnasium.spaces.Discrete(2)
+
+        def __init__(self, says):
+            self.says = says
+
+        def reset(self, *, seed=None, options=None):
+            self.n = 0
+            return np.zeros(1, np.float32), {"n": -1}
+
+        def step(self, action):
+            self.n += 1
+            return np.full(1, self.n, np.float32), 1.0, self.n == 3, False, self.says(self.n)
+
+    gymnasium.register("Counting-v0", lambda says: Counting(says), disable_env_checker=True)
+    yield lambda says, **more: rlfx.envs.make("gymnasium/Counting-v0", says=says, **more)
+    del gymnasium.registry["Counting-v0"]
+
+
+def test_gymnasium_keeps_the_numbers_of_info(counting):
+    """Of the step, not of the reset behind it; what is no number stays on the host."""
+
+    def says(n):
+        return {
+            "n": n,
+            "half": n / 2,
+            "of": {"pair": np.array([n, -n]), "text": "x"},
+            "odd": n % 2 == 1,
+            "objects": [n],
+        }
+
+    env = counting(says)
+    _, (obs, step) = rollout(env, 2, 7, lambda o: jnp.zeros(2, jnp.int32))
+    n = np.array([1, 2, 3, 1, 2, 3, 1])[:, None].repeat(2, 1)
+    assert set(step.info) == {"n", "half", "of", "odd"}
+    assert set(step.info["of"]) == {"pair"}
+    np.testing.assert_array_equal(step.info["n"], n)
+    np.testing.assert_array_equal(step.info["half"], n / 2)
+    np.testing.assert_array_equal(step.info["of"]["pair"], np.stack([n, -n], -1))
+    np.testing.assert_array_equal(step.info["odd"], n % 2 == 1)
+    dtypes = jax.tree.map(lambda x: x.dtype.name, step.info)
+    assert dtypes == {"n": "int32", "half": "float32", "of": {"pair": "int32"}, "odd": "bool"}
+    np.testing.assert_array_equal(obs[:, 0, 0], n[:, 0] % 3)  # the reset of the third step is seen, its info is not
+
+    _, (_, step) = rollout(counting(says, auto_reset=False), 1, 5, lambda o: jnp.zeros(1, jnp.int32))
+    np.testing.assert_array_equal(step.info["n"][:, 0], [1, 2, 3, 3, 3])  # that of the end stays
+
+
+def test_gymnasium_info_that_comes_now_and_then_is_declared(counting):
+    says = lambda n: {"lap": True, "n": n} if n == 3 else {}  # noqa: E731
+    act = lambda o: jnp.zeros(2, jnp.int32)  # noqa: E731
+    assert rollout(counting(says), 2, 4, act)[1][1].info == {}
+    declared = counting(says, info={"lap": False, "n": -1.0})
+    _, (_, step) = rollout(declared, 2, 7, act)
+    np.testing.assert_array_equal(step.info["lap"][:, 0], [0, 0, 1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(step.info["n"][:, 1], np.float32([-1, -1, 3, -1, -1, 3, -1]))
+    assert counting(lambda n: 1 / 0, info={}) is not None  # no step is tried
+
+
+@pytest.mark.parametrize(("says", "message"), [
+    (lambda n: {"at": {"x": 1}} if n == 1 else {}, r"a step has no info\['at'\]\['x'\], and the first one had(.|\n)*info=\{\}"),
+    (lambda n: {"x": 1 if n == 1 else 0.5}, r"info\['x'\] of a step is float64\[\], and int32\[\] was expected"),
+    (lambda n: {"x": np.zeros(n)}, r"info\['x'\] of a step is float64\[2\], and float32\[1\] was expected"),
+])  # fmt: skip
+def test_gymnasium_info_that_changes_is_refused(counting, says, message):
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(rollout(counting(says), 1, 2, lambda o: jnp.zeros(1, jnp.int32)))
+
+
+@pytest.mark.parametrize("info", [3, {"lap": "no"}, {3: 1}, {"lap": {"at": None}}])
+def test_gymnasium_info_is_declared_by_numbers(info):
+    with pytest.raises(EnvError, match=r"gymnasium/CartPole-v1: info must be a dict, by name, of numbers(.|\n)*lives"):
+        rlfx.envs.make("gymnasium/CartPole-v1", info=info)
 
 
 def test_mujoco_if_installed():

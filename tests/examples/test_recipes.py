@@ -11,6 +11,7 @@ import grpo
 import her
 import jax
 import jax.numpy as jnp
+import learned_discount
 import loops
 import multi_agent
 import numpy as np
@@ -65,6 +66,10 @@ RECIPES = {
     "es": (lambda: es.make(members=4, horizon=4, updates=4, hidden=(4,)), es.make),
     "her": (lambda: her.FAMILY["her"](length=12, envs=2, updates=4, hidden=(4,)), her.FAMILY["her"]),
     "impala": (lambda: vtrace.make(length=4, envs=4, updates=4, lag=2, hidden=(4,)), vtrace.make),
+    "learned_discount": (
+        lambda: learned_discount.make(length=4, envs=4, updates=4, hidden=(4,)),
+        learned_discount.make,
+    ),
     "mappo": (lambda: small_ppo(multi_agent.FAMILY["central"]), multi_agent.FAMILY["central"]),
     "ppo_masked": (lambda: small_ppo(ppo.FAMILY["masked"]), ppo.FAMILY["masked"]),
     "r2d2": (lambda: r2d2.make(length=24, envs=2, updates=4, hidden=4), r2d2.make),
@@ -80,8 +85,11 @@ LEARNED = {name: make for name, (_, make) in RECIPES.items()} | {
 LEARNED |= {
     "ippo": multi_agent.FAMILY["independent"],
     "ppo_acrobot": ppo.FAMILY["acrobot"],
+    "ppo_breakout": ppo.FAMILY["breakout"],
     "ppo_cartpole": ppo.FAMILY["cartpole"],
     "ppo_inverted_pendulum": ppo_continuous.FAMILY["inverted_pendulum"],
+    "ppo_mountain_car": ppo.FAMILY["mountain_car"],
+    "sac_mountain_car": sac.FAMILY["mountain_car"],
 }
 
 
@@ -342,7 +350,7 @@ def test_hindsight_gives_what_was_reached_in_the_same_episode():
 
 def test_small_tasks_keep_the_protocol_and_their_rewards():
     bag = tasks.Knapsack(4)
-    for task in (bag, tasks.BitFlip(4), tasks.TMaze(2), tasks.Meeting()):
+    for task in (bag, tasks.BitFlip(4), tasks.Climb(), tasks.TMaze(2), tasks.Meeting()):
         rlfx.envs.check(tasks.made(task))
     state = bag.reset(KEY)
     value, weight, total, order = np.float64(state.value), np.float64(state.weight), 0.0, []
@@ -362,6 +370,14 @@ def test_small_tasks_keep_the_protocol_and_their_rewards():
         for action in (1, 1, turn):
             state, step = maze.step(KEY, state, jnp.int32(action))
         assert (float(step.reward), bool(step.terminated)) == (reward, True)
+
+    slope = tasks.Climb(2, 0.25)
+    for actions, total, end in (([1, 1], 0.5, (True, False)), ([1, 0, 0, 0], -0.25, (False, True))):
+        state, reward = slope.reset(KEY), 0.0
+        for action in actions:
+            state, step = slope.step(KEY, state, jnp.int32(action))
+            reward += float(step.reward)
+        assert (reward, (bool(step.terminated), bool(step.truncated))) == (total, end)
 
     meeting, at = tasks.Meeting(), jnp.array([[0, 0], [3, 3]], jnp.int32)
     for goals, reward in ((at, 1.0), (at[::-1], 1.0), (at.at[0, 0].set(1), 0.0)):

@@ -93,7 +93,7 @@ def test_values_on_the_way_to_a_name_are_said_to_be_inside():
 
     shown = rlfx.compile(f, length=3)
     program = shown.trace(W, jnp.float32(1.0))
-    from rlfx.recurrence.api.named import Named
+    from rlfx.recurrence.ir.named import Named
 
     named = Named(program)
     found = [named(v) for e in program.equations if "test_explain" in e.where for v in e.outputs]

@@ -222,6 +222,15 @@ class Graph:
             )
         )
 
+    @cached_property
+    def users(self) -> Mapping[Var, list[Equation]]:
+        """The equations that depend on each value."""
+        users: dict[Var, list[Equation]] = {}
+        for e in self.equations:
+            for edge in self.edges(e):
+                users.setdefault(edge.value, []).append(e)
+        return users
+
     # -- order
 
     @cached_property

@@ -9,16 +9,19 @@ from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
-from rlfx.recurrence.ir.directives import Leaving
+from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
+from rlfx.recurrence.schedule.fusion import bytes_of_products
 
 
-def adapted(program: Program, target: Target, memory_first: bool = False) -> Program:
+def adapted(program: Program, target: Target, memory_first: bool = False, devices: int = 1) -> Program:
     """The program for a target, with the same meaning.
 
-    ``memory_first``: nothing is stored to start fewer operations.
+    Args:
+      memory_first: nothing is stored to start fewer operations.
+      devices: that share its environments.
     """
     pays = target.rewrites
     if pays.contractions:
@@ -35,4 +38,7 @@ def adapted(program: Program, target: Target, memory_first: bool = False) -> Pro
         map(is_counted_loop, program.equations)
     ):
         asked = replace(asked, nested=Leaving(start, room.at_once if room.tile is None else room.cache))
+    own = (program.domain.batch or 1) // devices
+    if pays.inside and room.tile is not None and asked.loops is None and bytes_of_products(program, own) > room.tile:
+        asked = replace(asked, inside=Inside(room.tile, start, own))
     return program if asked is program.directives else replace(program, directives=asked)

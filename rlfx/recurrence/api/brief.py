@@ -9,7 +9,7 @@ from typing import Any
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import bytes_of, points, show_bytes
-from rlfx.recurrence.api.named import Named
+from rlfx.recurrence.ir.named import Named
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.memory.plot import memory_note
 from rlfx.recurrence.schedule.physical import Node, Repeated, Together

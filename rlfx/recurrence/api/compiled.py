@@ -256,7 +256,8 @@ class Compiled:
             program = expect("What transform returns", self.transform(program), PROGRAM, ProgramError, fix=fix)
             program = verify(program, "transform=", before)
         consts, target = list(program.const_values), self.target or here(self.sharding)
-        program = adapted(program, target, memory_first=self.options.memory_budget is not None)
+        devices = 1 if self.sharding is None else self.sharding.devices
+        program = adapted(program, target, self.options.memory_budget is not None, devices)
         among = tuple(jax.sharding.get_abstract_mesh().manual_axes)
         sharding = self.sharding and replace(self.sharding, inside=depth() > 0, among=among)
         rule = GradientRule(replace(program, const_values=()), self.options, target, sharding)

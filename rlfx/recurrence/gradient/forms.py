@@ -125,7 +125,8 @@ class Pass:
     ) -> Execution:
         """The execution of the learner's region on a part of the domain, not run yet."""
         steps, acting = part.times.shape[0], self.learner.acting
-        plan = learning_plan(self.learner.region, self.target, runner, part.batch, steps, acting)
+        region = self.learner.region_of(steps, part.batch)
+        plan = learning_plan(region, self.target, runner, part.batch, steps, acting)
         return prepared(plan, env, self.t0, tails, part)
 
     def counted(self) -> Any:

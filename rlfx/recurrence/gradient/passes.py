@@ -38,5 +38,8 @@ class Passes:
 def passes(learner: Learner, plan: Plan, target: Target, batch: int) -> Passes:
     """The passes of a learner under a plan, on a device that has ``batch`` environments."""
     acting = FORMS[plan.form].acting(learner, plan, target, batch)
-    learning = learning_plan(learner.region, target, None, plan.environments or batch, plan.block, learner.acting)
+    count = plan.environments or batch
+    learning = learning_plan(
+        learner.region_of(plan.block, count), target, None, count, plan.block, learner.acting
+    )
     return Passes(acting, learning if learning.nodes and not acting.differentiated else None)

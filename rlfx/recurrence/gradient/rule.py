@@ -275,7 +275,8 @@ class GradientRule:
 
         def region(leaves: Sequence) -> list:
             own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
-            plan = learning_plan(learner.region, self.target, batch=extent.batch, acting=learner.acting)
+            scheduled = learner.region_of(None, extent.batch)
+            plan = learning_plan(scheduled, self.target, batch=extent.batch, acting=learner.acting)
             run = execute(plan, own, t0, tails, extent)
             return [target_of(run, v) for v in learner.targets]
 

@@ -44,6 +44,11 @@ class Builder:
 
     def call(self, fn: Callable, inputs: Iterable[Atom], like: Equation) -> Atom:
         """Trace ``fn`` at one point and append its equations; returns its one output."""
+        (out,) = self.calls(fn, inputs, like)
+        return out
+
+    def calls(self, fn: Callable, inputs: Iterable[Atom], like: Equation) -> list[Atom]:
+        """As :meth:`call`, of any number of outputs."""
         inputs = list(inputs)
         structs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in inputs]
         jaxpr, consts = J.make_jaxpr(fn)(*structs)
@@ -54,8 +59,7 @@ class Builder:
             return outs
 
         as_it_is, literal = (lambda eqn: False), (lambda atom: Lit(atom.val))
-        (out,) = J.walk(jaxpr, [Lit(c) for c in consts], inputs, visit, inlines=as_it_is, literal=literal)
-        return out
+        return J.walk(jaxpr, [Lit(c) for c in consts], inputs, visit, inlines=as_it_is, literal=literal)
 
     def name(self, value: Atom, like: Equation) -> Var:
         out = self.var(value.shape, value.dtype)

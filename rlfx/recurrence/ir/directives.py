@@ -33,6 +33,21 @@ class Leaving:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """What a loop over t computes itself of what it could be given for all timesteps.
+
+    Attributes:
+      room: bytes that stay close to the processor: of what it is given within them nothing is computed in the loop.
+      start: bytes of memory traffic that starting an operation is worth.
+      batch: environments on a device.
+    """
+
+    room: int
+    start: int
+    batch: int
+
+
+@dataclass(frozen=True)
 class Directives:
     """What was asked for.
 
@@ -45,6 +60,7 @@ class Directives:
       start: bytes of memory traffic that starting an operation is worth: what a loop starts at every timestep leaves it for
         less.
       nested: when nested loops leave a loop over t that can do without them.
+      inside: when a loop over t computes what it could be given.
       loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``LoopRunner`` (``execute/loops.py``).
     """
 
@@ -55,6 +71,7 @@ class Directives:
     ahead: int | None = None
     start: int | None = None
     nested: Leaving | None = None
+    inside: Inside | None = None
     loops: Any = None
 
     def __str__(self) -> str:

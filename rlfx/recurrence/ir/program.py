@@ -247,18 +247,24 @@ class Program:
         return self.written()
 
     def written(self, seen: set[Any] | None = None) -> str:
-        """As text: with the programs that it calls, each below its first call."""
+        """As text, with the user's names where they are known: and the programs that it calls, each below its first call."""
+        from rlfx.recurrence.ir.named import Named  # which reads programs
+
+        named = Named(self)
         names, seen = self.domain.names, set() if seen is None else seen
         lines = [f"{self.name}   {self.size}"]
         groups = [("params", self.params), ("consts", self.consts), ("carry", self.carry)]
         for label, group in groups:
             if group:
-                lines.append(f"  {label:7}" + " ".join(f"{v!r}:{_type(v)}" for v in group))
+                paths = [named(v).removeprefix(label) if label != "consts" else "" for v in group]
+                shown = [f"{path}={v!r}" if path else repr(v) for path, v in zip(paths, group, strict=True)]
+                lines.append(f"  {label:7}" + " ".join(f"{s}:{_type(v)}" for s, v in zip(shown, group, strict=True)))
         given = (("key", self.key), (names.dim, self.now), (names.axis, self.b))
         lines.append("  given  " + " ".join(f"{label}={v!r}" for label, v in given if v))
         for equation in self.equations:
             dims = names.joined(d for d in "tb" if any(d in self.dims_of(v) for v in equation.outputs)) or "-"
-            lines.append(f"  {dims:3}{equation.written(names)}")
+            own = [name for v in equation.outputs if (name := named.written(v))]
+            lines.append(f"  {dims:3}{equation.written(names)}" + (f"  # {', '.join(own)}" if own else ""))
             for program in dict.fromkeys(call.program for call in equation.calls):
                 if program not in seen:
                     seen.add(program)

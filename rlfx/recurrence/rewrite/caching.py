@@ -2,7 +2,8 @@
 
 ``y = x @ w`` becomes ``y = known(x, w, stop_gradient(x @ w))``, whose value is its last operand and whose derivative is that
 of the product. The product itself is then no longer on a differentiable path, so that the learner's cut may store it: bytes
-against operations, as for everything else. Only outputs of layers are ever kept, never all residuals of a backward pass.
+against operations, as for everything else. Only outputs of layers are ever kept, or sums of them (``sums.py``), never all
+residuals of a backward pass.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import PRODUCTS, flops_of
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.rewrite.sums import sums_of, with_sums
 
 #: Operations for one element of a product from which on it is wide: narrower ones are computed again as fast as read.
 WIDE = 256
@@ -39,7 +41,10 @@ def with_caching(program: Program) -> Program:
 
     Without wide products, it is ``program``.
     """
-    return exchanged(program, lambda e: _known(e) if is_wide(e, program) else None)
+    wide = frozenset(e for e in program.equations if is_wide(e, program))
+    sums = {e: one for one in sums_of(program, wide) for e in one.members}
+    summed = with_sums(program, sums) if sums else program
+    return exchanged(summed, lambda e: _known(e) if e in wide and e not in sums else None)
 
 
 def _known(equation: Equation) -> Callable:

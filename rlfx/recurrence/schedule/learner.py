@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax.numpy as jnp
 
@@ -16,6 +17,7 @@ from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var, users_of
 from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.schedule.fusion import bytes_of_products
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
 
@@ -55,7 +57,7 @@ class Learner:
       active: the equations on a differentiable path.
       stored: values that the acting pass keeps for the region.
       tails: values at t = T that it keeps.
-      acting, region: their schedules.
+      acting, region: their schedules; that of the region is for blocks of timesteps, whose values stay in the cache.
     """
 
     program: Program
@@ -65,6 +67,22 @@ class Learner:
     tails: tuple[Var, ...]
     acting: Schedule
     region: Schedule
+
+    @cached_property
+    def at_once(self) -> Schedule:
+        """The schedule of the region for all timesteps at once."""
+        return schedule(self.region.graph, differentiated=self.active)
+
+    def region_of(self, steps: int | None, batch: int) -> Schedule:
+        """The schedule of the region for some timesteps (None: all) and environments at a time."""
+        asked, domain = self.program.directives.inside, self.program.domain
+        if asked is None or not self.region.loops:
+            return self.region
+        part = (steps or domain.length) / domain.length
+        if part * bytes_of_products(self.program, batch) <= asked.room:
+            return self.region
+        spared = sum(loop.spared for loop in self.at_once.loops) * batch / asked.batch
+        return self.at_once if part * spared > asked.room else self.region
 
     @property
     def active_carry(self) -> tuple[Equation, ...]:
@@ -120,7 +138,7 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
         tuple(sorted(given, key=lambda v: order.get(v, -1))),
         tuple(sorted(tails, key=lambda v: order.get(v, -1))),
         schedule(acting),
-        schedule(region, differentiated=active),
+        schedule(region, differentiated=active, fuses=False),
     )
 
 

@@ -8,7 +8,7 @@ integer program instead; for one time axis, levels give the same structure at on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlfx._lazy import nx
 from rlfx.recurrence.analysis.cost import bytes_of, points
@@ -18,6 +18,7 @@ from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Lookup, Point
 from rlfx.recurrence.schedule.fission import nested_loops, worth
+from rlfx.recurrence.schedule.fusion import bytes_spared, fused
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Loop:
         number of iterations in a ring.
       stacked: values that later stages need at every timestep.
       last: series of which the value of the last iteration is needed.
+      spared: bytes, at all timesteps, of what it computes itself of what it could be given.
     """
 
     direction: str
@@ -47,6 +49,7 @@ class Loop:
     depth: dict[Var, int]
     stacked: tuple[Var, ...]
     last: tuple[Var, ...]
+    spared: int = 0
 
     @property
     def equations(self) -> tuple[Equation, ...]:
@@ -76,7 +79,11 @@ class Schedule:
 
 
 def schedule(
-    graph: Graph, *, barred: frozenset[Var] = frozenset(), differentiated: frozenset[Equation] = frozenset()
+    graph: Graph,
+    *,
+    barred: frozenset[Var] = frozenset(),
+    differentiated: frozenset[Equation] = frozenset(),
+    fuses: bool = True,
 ) -> Schedule:
     """Stages for a dependence graph.
 
@@ -84,13 +91,17 @@ def schedule(
       barred: values that no loop may stack, whatever it costs to do without.
       differentiated: equations whose operands are kept for every timestep anyway: they stay in no loop that can do
         without them.
+      fuses: whether loops compute themselves what it costs more to give them (``fusion.py``).
 
     Raises:
       CausalityError: if no order of timesteps exists.
     """
     levels, loops = _levels(graph)
-    in_loop = [frozenset(e for e, l in levels.items() if l == 2 * i) for i in range(len(loops))]
     recurrent = [frozenset(e for c in loop.components for e in c) for loop in loops]
+    inside = _fused(graph, levels, recurrent) if fuses else [frozenset()] * len(loops)
+    for i, equations in enumerate(inside):
+        levels |= dict.fromkeys(equations, 2 * i)
+    in_loop = [frozenset(e for e, l in levels.items() if l == 2 * i) for i in range(len(loops))]
     stages: list[Stage] = []
     done: set[Equation] = set()
 
@@ -102,15 +113,28 @@ def schedule(
             done.update(ordered)
 
     inline = _inlined(graph, levels)
-    only_in_loops = _only_in_loops(graph, inline, frozenset().union(*recurrent))
+    only_in_loops = _only_in_loops(graph, inline, frozenset().union(*recurrent, *inside))
     for i, loop in enumerate(loops):
         parallel(e for e, l in levels.items() if l == 2 * i - 1 and e not in only_in_loops)
         made, after = _loop(graph, loop.direction, recurrent[i], in_loop[i], inline, barred, differentiated)
-        stages.append(made)
+        stages.append(replace(made, spared=bytes_spared(inside[i], graph)) if inside[i] else made)
         done.update(recurrent[i])
         parallel(after, again=True)  # what the loop has computed may be computed again, for all t at once
     parallel(e for e, l in levels.items() if l == 2 * len(loops) - 1)
     return Schedule(graph, tuple(stages))
+
+
+def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset]) -> list[frozenset[Equation]]:
+    """For each loop, the equations of earlier stages that it computes itself; the last loop is asked first."""
+    levels, found = dict(levels), []
+    for i in reversed(range(len(recurrent))):
+        body: set[Equation] = set()
+        in_loop = {e for e, l in levels.items() if l == 2 * i}
+        for e in recurrent[i]:
+            _pull(e, graph, in_loop, (), body)
+        found.append(fused(graph, levels, 2 * i, body))
+        levels |= dict.fromkeys(found[-1], 2 * i)
+    return found[::-1]
 
 
 @dataclass
@@ -149,14 +173,6 @@ def _after(level: int, signs: frozenset[str], loops: list[_Group]) -> int:
     return level + 1 if ahead in signs else level
 
 
-def _users(graph: Graph) -> dict[Var, list[Equation]]:
-    users: dict[Var, list[Equation]] = {}
-    for e in graph.equations:
-        for edge in graph.edges(e):
-            users.setdefault(edge.value, []).append(e)
-    return users
-
-
 def _inlined(graph: Graph, levels: dict) -> frozenset[Equation]:
     """Equations that depend on t, b and keys alone (random numbers): loops evaluate them where they use them.
 
@@ -186,7 +202,7 @@ def _stacked_bytes(graph: Graph, inline: set[Equation]) -> int:
 
 def _only_in_loops(graph: Graph, inline: frozenset, recurrent: frozenset) -> frozenset[Equation]:
     """The inlined equations of which every use is by a loop, or by another such equation: loops evaluate them."""
-    users = _users(graph)
+    users = graph.users
     found: set[Equation] = set()
 
     def stays(v: Var) -> bool:

@@ -47,6 +47,12 @@ class Named:
         assigned = () if equation is None else _expression(equation.where)[1]
         return assigned[0] if len(assigned) == 1 and equation is not None and self._leaves(var, equation) else None
 
+    def written(self, var: Var) -> str | None:
+        """What stands beside its equation: its variable; of the carry's values, which leaf it is."""
+        equation = self.program.definitions().get(var)
+        is_carry = equation is not None and equation.where == "carry" and equation.is_read
+        return self(var) if is_carry else self.variable(var)
+
     def where(self, var: Var) -> str:
         """``agent.py:12``, where it is computed; "" if that is not known."""
         equation = self.program.definitions().get(var)

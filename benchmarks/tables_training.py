@@ -1,0 +1,49 @@
+"""The table of docs/training.md: what callbacks, and going on, cost beside the training of two recipes."""
+
+from __future__ import annotations
+
+from benchmarks.tables_markdown import markdown, number, percent, read
+
+TITLES = {"ppo_cartpole": "PPO on CartPole", "sac": "SAC on Pendulum"}
+APART = 10.0  # seconds of training between two checkpoints
+
+
+def milliseconds(seconds: float) -> str:
+    return "< 0.1" if seconds < 1e-4 else number(1000 * seconds)
+
+
+def share(seconds: float, of: float) -> str:
+    return "< 0.1%" if seconds < 0.0005 * of else percent(seconds / of)
+
+
+def acting(r: dict) -> float:
+    """The share of a long run: nothing that there is once, and checkpoints so many seconds apart."""
+    seldom = r["callbacks"]["Checkpoints"]["each"] / APART
+    others = (c["acts"] * max(c["each"], 0) for name, c in r["callbacks"].items() if name != "Checkpoints")
+    return seldom + sum(others) / (r["calls"] * r["call"])
+
+
+def overhead() -> str:
+    """A row for each callback: milliseconds of a processor, once a run and each time, and its share of the whole training."""
+    recipes = {TITLES[name]: r for name, r in read("training_overhead")["recipes"].items()}
+    lasting = {title: r["calls"] * r["call"] for title, r in recipes.items()}
+    header = ["callback", *(f"{title}, {lasting[title]:.0f} s: once, each time" for title in recipes)]
+    header += [f"share, {title}" for title in recipes]
+    body, totals = [], dict.fromkeys(recipes, 0.0)
+    for name in next(iter(recipes.values()))["callbacks"]:
+        of = {title: r["callbacks"][name] for title, r in recipes.items()}
+        spent = {title: max(c["once"], 0) + c["acts"] * max(c["each"], 0) for title, c in of.items()}
+        totals = {title: totals[title] + spent[title] for title in recipes}
+        times = [f"{milliseconds(c['once'])}, {milliseconds(c['each'])} ({c['acts']} times)" for c in of.values()]
+        body.append([f"`{name}`", *times, *(share(spent[title], lasting[title]) for title in recipes)])
+    none = ["" for _ in recipes]
+    body.append(["all, in these runs", *none, *(share(totals[title], lasting[title]) for title in recipes)])
+    body.append(
+        [f"all that acts, a checkpoint for each {APART:g} s", *none, *(percent(acting(r)) for r in recipes.values())]
+    )
+    going_on = [milliseconds(r["resume"]) for r in recipes.values()]
+    body.append(["going on", *going_on, *(share(r["resume"], lasting[title]) for title, r in recipes.items())])
+    return markdown(header, body)
+
+
+TABLES = {"training-overhead": overhead}

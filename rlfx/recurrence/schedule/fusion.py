@@ -1,0 +1,118 @@
+"""What a loop over t could be given for all timesteps it computes itself, if that costs less than to keep it.
+
+The opposite of ``fission.py``. Products with inputs, ``x[t] @ w`` in the gates of a recurrent cell, need no recurrence: before
+the loop they are one product of many rows. Their values at all timesteps then go to memory and back, several times the size
+of what they are computed from. In the loop a product has the rows of one timestep, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from rlfx import _jaxpr as J
+from rlfx._lazy import nx
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, points, starts_of
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.ir.directives import Inside
+from rlfx.recurrence.ir.program import Equation, Program, Var
+
+#: What is kept is written and read.
+_TWICE = 2.0
+#: How much faster than memory the cache is from which a loop reads weights at every timestep.
+_NEAR = 8.0
+
+
+def fused(
+    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation]
+) -> frozenset[Equation]:
+    """The equations of earlier stages that a loop computes itself; none if what it is given of them stays in the cache.
+
+    Args:
+      levels: of all equations.
+      level: of what can run inside the loop.
+      needed: what the loop evaluates in any case.
+    """
+    program, asked = graph.program, graph.program.directives.inside
+    if asked is None or "t" in program.directives.vectorize:
+        return frozenset()
+    could = _candidates(graph, levels, level, needed)
+    if not any(e.op in PRODUCTS for e in could):
+        return frozenset()
+    given = [v for e in could for v in e.outputs if not needed.isdisjoint(graph.users.get(v, ()))]
+    if sum(_bytes(v, program, asked) for v in given) <= asked.room:
+        return frozenset()
+    return _cheapest(could, needed, graph, asked)
+
+
+def bytes_of_products(program: Program, batch: int) -> int:
+    """Bytes of the products of all timesteps of some environments: loops over t are not given more of them."""
+    domain = program.domain
+    found = [v for e in program.equations if e.op in PRODUCTS for v in e.outputs if "t" in program.dims_of(v)]
+    return sum(bytes_of(v, domain) * points(program.dims_of(v), domain, batch) for v in found)
+
+
+def bytes_spared(inside: AbstractSet[Equation], graph: Graph) -> int:
+    """Bytes, at all timesteps, of what the rest of a loop reads of equations that it computes itself."""
+    asked, program = graph.program.directives.inside, graph.program
+    others = lambda v: any(user not in inside for user in graph.users.get(v, ()))  # noqa: E731
+    return sum(_bytes(v, program, asked) for e in inside for v in e.outputs if asked is not None and others(v))
+
+
+def _candidates(
+    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation]
+) -> set[Equation]:
+    """What the loop may compute: nothing before it, and no other timestep of it, uses it."""
+    program, found = graph.program, set()
+
+    def may(e: Equation) -> bool:
+        known = levels[e] < level and all("t" in program.dims_of(v) for v in e.outputs)
+        loops = e.op in (J.SCAN, J.WHILE, J.COND) or e.calls
+        return known and e.is_pointwise and not (e.is_ragged or e.has_effects or loops)
+
+    def now_or_later(v: Var) -> bool:
+        if program.domain.until and v in graph.complete:  # a loop that has ended computes nothing
+            return False
+        return all(
+            not user.is_read if user in needed or user in found else levels[user] > level and user.end is not v
+            for user in graph.users.get(v, ())
+        )
+
+    for component in reversed(graph.components):  # users come first
+        (e, *more) = component
+        if not more and may(e) and all(map(now_or_later, e.outputs)):
+            found.add(e)
+    return found
+
+
+def _cheapest(could: AbstractSet, needed: AbstractSet, graph: Graph, asked: Inside) -> frozenset[Equation]:
+    """Those that it costs least to compute inside: a minimum cut.
+
+    What is computed before the loop and read in it is written and read; what is computed in it starts at every timestep, and
+    reads its weights. If a value is computed inside, so is all that uses it.
+    """
+    program = graph.program
+    cut = nx.DiGraph()
+    for e in could:
+        cut.add_edge("before", e, capacity=_work_inside(e, program, asked))
+        for v in e.outputs:
+            cut.add_edge(e, v, capacity=_TWICE * _bytes(v, program, asked))
+            for user in graph.users.get(v, ()):
+                if user in could:
+                    cut.add_edge(v, user)
+                    cut.add_edge(user, e)
+                elif user in needed:
+                    cut.add_edge(v, "inside")
+    _, (_, inside) = nx.minimum_cut(cut, "before", "inside")
+    return frozenset(e for e in could if e in inside)
+
+
+def _work_inside(e: Equation, program: Program, asked: Inside) -> float:
+    """What it costs more to compute an equation timestep by timestep, in bytes of memory traffic."""
+    read = [v for v in e.inputs if isinstance(v, Var) and not program.dims_of(v)] if e.op in PRODUCTS else []
+    weights = sum(bytes_of(v, program.domain) for v in read)
+    return program.domain.length * (asked.start * starts_of(e.op, e.params, program.domain) + weights / _NEAR)
+
+
+def _bytes(v: Var, program: Program, asked: Inside) -> int:
+    return bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, asked.batch)
