@@ -112,13 +112,14 @@ def learn(recipe: Recipe, seeds=(0, 1, 2), episodes=100, callbacks: tuple[Callba
 def main(make: Callable[..., Recipe] | dict[str, Callable[..., Recipe]], argv=None) -> int:
     """The command line of a recipe: train all seeds, print where they stand, write the curve; 0 if the bar is reached.
 
-    Of a family, ``{name: make}``, the first argument chooses the member.
+    Of a family, ``{name: make}``, the first argument chooses the member; without it, it is the first.
     """
     argv, member = list(sys.argv[1:] if argv is None else argv), ""
     if isinstance(make, dict):
         parser = argparse.ArgumentParser(description="one of a family of recipes", add_help=False)
         parser.add_argument("member", choices=make)
-        chosen, argv = parser.parse_known_args(argv)
+        named = bool(argv) and not argv[0].startswith("-")
+        chosen, argv = parser.parse_known_args(argv if named else [next(iter(make)), *argv])
         member, make = f"{chosen.member} ", make[chosen.member]
     recipe = make()
     parser = argparse.ArgumentParser(description=f"{recipe.name}: the bar is {recipe.bar:g}")

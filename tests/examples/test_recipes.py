@@ -419,6 +419,12 @@ def test_a_recipe_is_a_command(tmp_path, monkeypatch, capsys):
     assert (curve["steps"], np.shape(curve["returns"])) == ([20, 40], (2, 2))
     assert recipes.main(make, arguments) == 0
     assert "no update was left" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        recipes.main({"one": make, "other": None}, ["--help"])
+    assert "drift: the bar is -200" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        recipes.main({"one": make}, ["another"])
+    assert "invalid choice: 'another'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", LEARNED)
