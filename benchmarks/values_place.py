@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.tables_markdown import read, rows, table, times
+from benchmarks.tables_markdown import read, rows, table
 from benchmarks.tables_place import PANELS, found
 
 
@@ -162,14 +162,6 @@ def two_free_cores() -> str:
             parts.append(max(x["replay and learner"], actor, half))
         ratios.append(sequential / statistics.median(parts))
     return between(min(ratios), max(ratios), 1)
-
-
-def draws(of: str) -> str:
-    ratios = {r["drawn"]: [] for r in rows("replay_peer")}
-    for r in rows("replay_peer"):
-        ratios[r["drawn"]].append(r["ratio"])
-    means = [statistics.geometric_mean(v) for v in ratios.values()]
-    return times(min(means) if of == "least" else max(means))
 
 
 TABLES = {"place-large": large, "place-emulated": emulated, "place-online": online}
