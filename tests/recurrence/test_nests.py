@@ -402,6 +402,22 @@ def _by_hand(w):
     return total
 
 
+def test_a_run_goes_on_where_it_stopped():
+    """With t0= of the outer program: the same draws, and the same bits."""
+
+    def iteration(_, c, i):
+        w, x = c
+        (loss, (x, _)), g = jax.value_and_grad(lambda w: loss_fn(w, x, i.key, t0=T * i.now), has_aux=True)(w)
+        return (jax.tree.map(lambda p, g: p - 0.1 * g, w, g), x), loss
+
+    whole, half = (jax.jit(rlfx.unroll(iteration, length=n, dim="i")) for n in (4, 2))
+    end, losses = whole(None, CARRY, KEY)
+    middle, first = half(None, CARRY, KEY)
+    resumed, second = half(None, middle, KEY, t0=2)
+    jax.tree.map(np.testing.assert_array_equal, (resumed, jnp.concatenate([first, second])), (end, losses))
+    assert len(set(np.asarray(losses).tolist())) == 4
+
+
 # -- nests at random ---------------------------------------------------------------------------------------------------
 
 
