@@ -185,6 +185,14 @@ def test_values_and_gradients_are_those_of_loops(case):
         compare(outcome(fn, case, case.data), case)
 
 
+def test_states_that_are_computed_again():
+    """``remat(every=2)``: checkpoints of the recurrence, its products inside."""
+    case = Case()
+    fn = rlfx.compile(rlfx.remat(case.program, every=2), length=case.length, batch=case.batch, target=SMALL)
+    assert spared(case, fn) > 0
+    compare(outcome(fn, case, case.data), case)
+
+
 @pytest.mark.parametrize("case", [Case(batch=4), Case("gru", 2, batch=4)], ids=str)
 def test_on_two_devices(case):
     mesh = jax.make_mesh((2,), ("b",), devices=jax.devices()[:2])
