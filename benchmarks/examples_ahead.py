@@ -38,6 +38,7 @@ import grpo
 import gru_bptt
 import her
 import iteration_level
+import learned_discount
 import learned_rate
 import maml
 import memory_over_time
@@ -162,15 +163,16 @@ MAKES = {
     **{f"her: {name}": make for name, make in her.FAMILY.items()},
     **{f"multi_agent: {name}": make for name, make in multi_agent.FAMILY.items()},
     **{f"ppo: {name}": make for name, make in ppo.FAMILY.items()},
+    **{f"ppo_continuous: {name}": make for name, make in ppo_continuous.FAMILY.items()},
+    **{f"sac: {name}": make for name, make in sac.FAMILY.items()},
     **td3.FAMILY,
     "apg": apg.make,
     "es": es.make,
     "grpo": grpo.make,
-    "ppo_continuous": ppo_continuous.make,
+    "learned_discount": learned_discount.make,
     "pqn": pqn.make,
     "r2d2": r2d2.make,
     "recurrent_ppo": recurrent_ppo.make,
-    "sac": sac.make,
 }
 
 EXAMPLES = {
