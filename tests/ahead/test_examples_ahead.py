@@ -51,8 +51,8 @@ def test_what_fails_is_said_and_fails_the_command(ahead, monkeypatch, capsys):
     assert ended.value.code == 0
 
 
-SAMPLE = ["a2c", "gru_bptt: carry", "ppo_cartpole", "recurrent_ppo", "sac: pendulum", "plan: stream", "plan: replay", "plan: blocks",
-          "fused steps: CartPole-v1"]  # fmt: skip
+SAMPLE = ["a2c", "gru_bptt: carry", "ppo_cartpole", "recurrent_ppo", "sac: pendulum", "plan: stream", "plan: replay",
+          "plan: blocks", "fused steps: CartPole-v1"]  # fmt: skip
 
 
 @pytest.mark.aot
