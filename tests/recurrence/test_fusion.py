@@ -168,7 +168,7 @@ PLANS = {
 SOME = "default", "at once"
 CASES = {
     Case(): PLANS,
-    Case("gru", 2): PLANS,
+    Case("gru", 2): ("at once", "blocks of 2, kept", "one pass"),
     Case("gru"): SOME,
     Case(layers=2): SOME,
     Case(length=1): SOME,
