@@ -115,7 +115,7 @@ def jitted(f):
 
 
 @OPTIMISED
-@pytest.mark.parametrize("t0", [0, 100])
+@pytest.mark.parametrize("t0", [pytest.param(0, marks=pytest.mark.slow), 100])
 def test_every_slice_and_reduction(t0):
     compare(jitted(compiled(tuple(SLICES))), tuple(SLICES), t0=t0)
 
@@ -126,7 +126,7 @@ def test_by_reference():
 
 
 @OPTIMISED
-@pytest.mark.parametrize("stops", [(6, 4), (3, 5), (1, 2)])
+@pytest.mark.parametrize("stops", [(3, 5), *(pytest.param(ends, marks=pytest.mark.slow) for ends in ((6, 4), (1, 2)))])
 def test_where_environments_end(stops):
     """A slice ends with its environment, if that is before the event."""
     compare(jitted(compiled(tuple(SLICES), True)), tuple(SLICES), stops=stops)
