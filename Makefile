@@ -40,6 +40,16 @@ test-newest: $(VENV)/.test
 	$(BIN)/python -c "import jax; print('newest lane: jax', jax.__version__)"
 	RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(NEWEST)
 
+# The same and what meets the other packages, with every direct dependency at the lower bound of pyproject.toml.
+OLDEST := $(NEWEST) tests/training tests/envs/test_gymnax.py tests/envs/test_wrappers.py tests/place/test_replay.py
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet uv
+	.venv-oldest/bin/python -m uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct -e '.[test]'
+	RLFX_TESTS=quick .venv-oldest/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not slow and not aot' $(OLDEST)
+
+.PHONY: test-oldest
+
 # What only 64-bit types show: the language, transforms and environments with jax's wide default.
 test-x64: $(VENV)/.dev
 	JAX_ENABLE_X64=1 RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(X64_TESTS) $(addprefix --deselect=tests/,$(X64_LEFT_OUT))

@@ -40,7 +40,7 @@ NOTEBOOKS = {
 
 #: What the notebooks import beside rlfx's own requirements, and what that imports: a package, and its module.
 ALSO = {"optax": "optax", "absl-py": "absl", "matplotlib": "matplotlib", "pillow": "PIL"}
-MINIMUM, BELOW = re.search(r"jax>=(\d+\.\d+)[.\d]*,<(\d+\.\d+)", "\n".join(PROJECT["dependencies"])).groups()  # type: ignore[union-attr]
+MINIMUM, BELOW = re.search(r"jax>=(\d+\.\d+\.\d+),<(\d+\.\d+)", "\n".join(PROJECT["dependencies"])).groups()  # type: ignore[union-attr]
 
 INSTALL = """# Installs rlfx, and the packages that are missing. The jax of this machine stays as it is: it knows the accelerator.
 import importlib.util
@@ -49,7 +49,7 @@ import sys
 
 import jax
 
-SUPPORTED = {minimum} <= tuple(map(int, jax.__version__.split(".")[:2])) < {below}
+SUPPORTED = {minimum} <= tuple(map(int, jax.__version__.split(".")[:3])) < {below}
 if not SUPPORTED:
     raise RuntimeError(
         f"rlfx needs jax {words}; this machine has {{jax.__version__}}. "
@@ -96,7 +96,7 @@ def install_cell() -> str:
     own = [re.match(r"[\w-]+", requirement).group() for requirement in PROJECT["dependencies"]]  # type: ignore[union-attr]
     needed = {package: package for package in own if package != "jax"} | ALSO
     minimum, below = (tuple(map(int, version.split("."))) for version in (MINIMUM, BELOW))
-    words = " or ".join(f"{minimum[0]}.{minor}" for minor in range(minimum[1], below[1]))
+    words = " or ".join([MINIMUM, *(f"{minimum[0]}.{minor}" for minor in range(minimum[1] + 1, below[1]))])
     return INSTALL.format(
         minimum=minimum, below=below, oldest=MINIMUM, newest=BELOW, words=words, needed=json.dumps(needed, indent=4),
         source=f"rlfx @ git+{PROJECT['urls']['Repository']}",

@@ -56,10 +56,10 @@ def test_what_is_missing_is_installed_without_dependencies(monkeypatch):
     assert asked == [["pip", "install", "--quiet", "--no-deps", package] for package in ("islpy", source)]
 
 
-@pytest.mark.parametrize("version", ["0.9.1", "0.12.0"])
+@pytest.mark.parametrize("version", ["0.9.1", "0.10.1", "0.12.0"])
 def test_another_jax_says_what_to_install_and_to_restart(monkeypatch, version):
     monkeypatch.setitem(__import__("sys").modules, "jax", types.SimpleNamespace(__version__=version))
     with pytest.raises(
-        RuntimeError, match=rf"needs jax 0.10 or 0.11; this machine has {re.escape(version)}.*restart the runtime"
+        RuntimeError, match=rf"needs jax 0.10.2 or 0.11; this machine has {re.escape(version)}.*restart the runtime"
     ):
         exec(notebooks.install_cell(), {})

@@ -249,10 +249,6 @@ def _discounted(rewards: Any, discounts: Any) -> Any:
     return total
 
 
-#: One operation where jax has it; ``jnp.stack`` would convert each value first (jax 0.10.0 has no other).
-_STACK = getattr(jax.lax, "stack", jnp.stack)
-
-
 def array(x: Any) -> jax.Array:
     """A value as an array. A tracer stays as it is: of one with a known value ``asarray`` would trace a conversion."""
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
@@ -262,5 +258,5 @@ def stacked(values: Sequence[Any]) -> jax.Array:
     """Values of one shape and dtype along a new first axis; those of known values are copied and nothing is compiled."""
     arrays = [array(x) for x in values]
     if any(isinstance(x, jax.core.Tracer) or jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in arrays):
-        return _STACK(arrays)
+        return jax.lax.stack(arrays)  # one operation; ``jnp.stack`` would convert each value first
     return jax.device_put(np.stack([np.asarray(x) for x in arrays]))
