@@ -143,11 +143,10 @@ def bounded(priorities: Array, count: int) -> Array:
     return jnp.where(priorities > 0.0, jnp.minimum(priorities, most), 0.0)
 
 
-def set_run(tree: SumTree, first: Array, count: int, priority: Array) -> SumTree:
-    """Set ``count`` leaves from ``first`` on, a ring of the capacity, to one priority: no two of them are equal."""
-    if count == 0:
+def set_run(tree: SumTree, run: Array, priority: Array) -> SumTree:
+    """Set leaves to one priority that follow each other in the ring of all: no two of them are equal."""
+    if run.shape[0] == 0:
         return tree
-    run = (first + jnp.arange(count, dtype=jnp.int32)) % tree.capacity
     leaves = tree.levels[-1]
     leaves = leaves.at[run].set(bounded(priority, leaves.shape[0]), unique_indices=True)
     # Of every parent one child, at least: each K-th, and where the run and the ring end.

@@ -101,7 +101,7 @@ def insert(replay: Replay, batch: Any) -> Replay:
     slots = (replay.position + jnp.arange(count, dtype=jnp.int32)) % capacity
     return Replay(
         jax.tree.map(lambda ring, new: ring.at[slots].set(new), replay.data, batch),
-        set_run(replay.tree, replay.position, count, replay.largest),
+        set_run(replay.tree, slots, replay.largest),
         (replay.position + count) % capacity,
         jnp.minimum(replay.size + count, capacity),
         replay.largest,

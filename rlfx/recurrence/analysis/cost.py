@@ -10,7 +10,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._axes import REDUCTIONS, nest_of
-from rlfx.recurrence.ir.program import Equation
+from rlfx.recurrence.ir.program import Equation, Program
 from rlfx.recurrence.language.domain import Domain, widest
 
 #: Products, which take most of the time of networks.
@@ -36,6 +36,11 @@ def bytes_of(var: Any, domain: Domain) -> int:
 def points(dims: frozenset, domain: Domain, batch: int | None = None) -> int:
     """How many points a value has that varies with ``dims``; ``batch``: environments, if not those of the domain."""
     return (domain.length if "t" in dims else 1) * ((batch or domain.batch or 1) if "b" in dims else 1)
+
+
+def bytes_in_all(var: Any, program: Program, batch: int | None = None) -> int:
+    """Bytes of a value at all its points; ``batch``: environments, if not those of the program."""
+    return bytes_of(var, program.domain) * points(program.dims_of(var), program.domain, batch)
 
 
 def flops_of(equation: Equation, domain: Domain) -> float:

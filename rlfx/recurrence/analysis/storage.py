@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_of, flops_of, points
+from rlfx.recurrence.analysis.cost import bytes_in_all, flops_of, points
+from rlfx.recurrence.analysis.cuts import sides, units
 from rlfx.recurrence.ir.program import Equation, Program, Var
 
 #: Bytes of memory traffic that one floating-point operation is worth.
@@ -64,33 +65,28 @@ def minimum_cut(
       The cut; values of equations outside of ``equations`` are available everywhere.
     """
     equations = tuple(equations)
-    domain = program.domain
     owner = {v: e for e in equations for v in e.outputs}
     graph = nx.DiGraph()
     spared = {e: gained for e in equations if (gained := stays(e)) > 0}
     for equation in equations if spared else ():
         graph.add_edge(("in", equation), ("made", equation))
         if equation in spared:
-            graph.add_edge(("made", equation), "sink", capacity=_units(spared[equation]))
+            graph.add_edge(("made", equation), "sink", capacity=units(spared[equation]))
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner:
                 graph.add_edge(("made", equation), ("made", owner[u]))
     for equation in equations:
         for v in equation.outputs:
-            size = (
-                0
-                if kept(v)
-                else bytes_of(v, domain) * points(program.dims_of(v), domain) * (BARRED if v in barred else 1)
-            )
+            size = 0 if kept(v) else bytes_in_all(v, program) * (BARRED if v in barred else 1)
             # On ties keep what comes later: it is what the consumer asked for, in its final form.
-            graph.add_edge(("in", equation), ("out", v), capacity=_units(size) + 1000)
+            graph.add_edge(("in", equation), ("out", v), capacity=units(size) + 1000)
         if free(equation):
             graph.add_edge(("in", equation), "sink")
         elif fixed(equation):
             graph.add_edge("source", ("in", equation))
         else:
             work = work_of(equation, program) * bytes_per_flop
-            graph.add_edge("source", ("in", equation), capacity=_units(work) + 1)
+            graph.add_edge("source", ("in", equation), capacity=units(work) + 1)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):
                 graph.add_edge(("out", u), ("in", equation))
@@ -101,20 +97,13 @@ def minimum_cut(
             graph.add_edge(("out", v), "sink")
     if "sink" not in graph or "source" not in graph:
         return Cut(frozenset(), tuple(e for e in equations if free(e)))
-    # Of networkx's algorithms that which is fastest here: paths are short, and most capacities infinite.
-    find = nx.algorithms.flow.boykov_kolmogorov
-    _, (produced, consumed) = nx.minimum_cut(graph, "source", "sink", flow_func=find)
+    produced, consumed = sides(graph, "source", "sink")
     # An output counts as stored only if something on the consumer's side uses it.
     again = tuple(e for e in equations if ("in", e) in consumed)
     used = {u for e in again for u in e.inputs if isinstance(u, Var)} | set(wanted)
     stored = {v for e in equations if ("in", e) in produced for v in e.outputs if ("out", v) in consumed and v in used}
     needed = _reachable(again, used & set(wanted) | _roots(again, wanted, free))
     return Cut(frozenset(stored & _inputs_of(needed, wanted)), needed)
-
-
-def _units(cost: float) -> int:
-    """Millionths of a byte, so that sums are exact and a cut does not depend on the order of additions."""
-    return round(1e6 * cost)
 
 
 def work_of(equation: Equation, program: Program) -> float:

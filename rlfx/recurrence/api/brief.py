@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.cost import bytes_of, points, show_bytes
+from rlfx.recurrence.analysis.cost import bytes_in_all, show_bytes
 from rlfx.recurrence.ir.named import Named
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.memory.plot import memory_note
@@ -197,9 +197,7 @@ def _listed(names: Any) -> str:
 
 def _kept(explained: Any, named: Named) -> tuple[str, tuple[Kept, ...]] | None:
     program, on_host = explained.program, explained.on_host
-    sizes = {
-        v: bytes_of(v, program.domain) * points(program.dims_of(v), program.domain) for v in explained.learner.stored
-    }
+    sizes = {v: bytes_in_all(v, program) for v in explained.learner.stored}
     large = sorted((v for v in sizes if program.dims_of(v) or v.shape), key=lambda v: -sizes[v])
     if not large:
         return None

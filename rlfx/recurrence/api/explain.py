@@ -11,7 +11,7 @@ import jax
 
 from rlfx.ahead.compilation import Compilation
 from rlfx.errors import RlfxError, located
-from rlfx.recurrence.analysis.cost import bytes_of, flops_of, points, show_bytes
+from rlfx.recurrence.analysis.cost import bytes_in_all, flops_of, points, show_bytes
 from rlfx.recurrence.analysis.roles import Roles, roles
 from rlfx.recurrence.api.brief import brief, described, functions
 from rlfx.recurrence.execute.host import hosted, hosting_of
@@ -140,10 +140,9 @@ class Explanation:
 
     @property
     def stored_bytes(self) -> int:
-        domain = self.program.domain
         if self.values_only:
             return 0
-        return sum(bytes_of(v, domain) * points(self.program.dims_of(v), domain) for v in self.learner.stored)
+        return sum(bytes_in_all(v, self.program) for v in self.learner.stored)
 
     @property
     def active_carry(self) -> tuple[str, ...]:
@@ -291,7 +290,7 @@ def _summaries(
                 _content(equations),
                 tuple(_describe(v, program) + (" (host)" if v in on_host else "") for v in values),
                 _notes(node, program),
-                sum(bytes_of(v, domain) * points(program.dims_of(v), domain) for v in values),
+                sum(bytes_in_all(v, program) for v in values),
                 sum(
                     flops_of(e, domain) * points(program.dims_of(e.outputs[0]), domain) for e in equations if e.outputs
                 ),

@@ -11,7 +11,7 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ScheduleError, located
-from rlfx.recurrence.analysis.cost import bytes_of, points
+from rlfx.recurrence.analysis.cost import bytes_in_all
 from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.ir.directives import Hosting
 from rlfx.recurrence.ir.program import Program, Var
@@ -56,14 +56,14 @@ def hosted(learner: Learner, hosting: Hosting | None) -> frozenset[Var]:
     """The stored values that go to the host: what only the learner uses, and was asked for."""
     if hosting is None:
         return frozenset()
-    program, domain = learner.program, learner.program.domain
+    program = learner.program
     named = frozenset().union(*(names_of(program).get(n, frozenset()) for n in hosting.names))
     in_acting = {v for e in learner.acting.graph.equations if e.is_read or not e.is_pointwise for v in e.inputs}
     stacked = {v for loop in learner.acting.loops for v in loop.stacked}
     later = _used_elsewhere(learner)
 
     def large(v: Var) -> bool:
-        size = bytes_of(v, domain) * points(program.dims_of(v), domain)
+        size = bytes_in_all(v, program)
         return hosting.min_bytes is not None and size >= hosting.min_bytes
 
     return frozenset(v for v in learner.stored if v in stacked - later - in_acting and (v in named or large(v)))

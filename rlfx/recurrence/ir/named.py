@@ -6,11 +6,15 @@ import ast
 import functools
 import linecache
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.ir.atoms import Var
+
+if TYPE_CHECKING:
+    from rlfx.recurrence.ir.program import Equation, Program
 
 #: Of longer expressions, so many characters are shown.
 WIDTH = 60
@@ -61,17 +65,8 @@ class Named:
     def _leaves(self, var: Var, equation: Equation) -> bool:
         """Whether it is a value of its expression: used elsewhere, or a result."""
         mine = _span(equation.where)
-        users = self._users.get(var, ())
+        users = self.program.users.get(var, ())
         return not users or any(_span(e.where) != mine for e in users)
-
-    @functools.cached_property
-    def _users(self) -> dict[Var, list[Equation]]:
-        users: dict[Var, list[Equation]] = {}
-        for e in self.program.equations:
-            for v in e.inputs:
-                if isinstance(v, Var):
-                    users.setdefault(v, []).append(e)
-        return users
 
     @functools.cached_property
     def _inputs(self) -> dict[Var, str]:

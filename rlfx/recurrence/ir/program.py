@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
 from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.atoms import Atom as Atom
+from rlfx.recurrence.ir.atoms import Lit as Lit
+from rlfx.recurrence.ir.atoms import Var as Var
+from rlfx.recurrence.ir.atoms import name_of as name_of
 from rlfx.recurrence.ir.directives import Directives
+from rlfx.recurrence.ir.named import Named
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
 from rlfx.recurrence.language.names import USUAL, Names
@@ -20,39 +22,6 @@ from rlfx.recurrence.language.primitives import across_p, inputs_p, read_p, redu
 
 Dims = frozenset
 NO_DIMS: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class Var:
-    """A value of one point (t, b). ``shape`` may contain symbolic dimensions."""
-
-    id: int
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def __repr__(self) -> str:
-        return name_of(self)
-
-
-@dataclass(frozen=True, eq=False)
-class Lit:
-    """A constant that is written into an equation."""
-
-    value: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return np.shape(self.value)
-
-    @property
-    def dtype(self) -> Any:
-        return self.value.dtype if hasattr(self.value, "dtype") else jnp.result_type(self.value)
-
-    def __repr__(self) -> str:
-        return f"{np.asarray(self.value).item():g}" if np.ndim(self.value) == 0 else "literal"
-
-
-Atom = Var | Lit
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,6 +198,11 @@ class Program:
         return {v: e for e in self.equations for v in e.outputs}
 
     @functools.cached_property
+    def users(self) -> dict[Var, list[Equation]]:
+        """The equations that have each value among their inputs."""
+        return users_of(self.equations)
+
+    @functools.cached_property
     def places(self) -> dict[Equation, int]:
         """Where each equation stands."""
         return {e: i for i, e in enumerate(self.equations)}
@@ -248,8 +222,6 @@ class Program:
 
     def written(self, seen: set[Any] | None = None) -> str:
         """As text, with the user's names where they are known: and the programs that it calls, each below its first call."""
-        from rlfx.recurrence.ir.named import Named  # which reads programs
-
         named = Named(self)
         names, seen = self.domain.names, set() if seen is None else seen
         lines = [f"{self.name}   {self.size}"]
@@ -291,16 +263,6 @@ def _calls(params: Mapping) -> Iterator[Any]:
     for body, _ in J.sub_jaxprs(dict(params)):
         for equation in body.eqns:
             yield from _calls(equation.params)
-
-
-def name_of(var: Var) -> str:
-    """A short name: a, b, ..., z, ba, bb, ..."""
-    letters, n = "", var.id
-    while True:
-        letters = chr(ord("a") + n % 26) + letters
-        n //= 26
-        if n == 0:
-            return letters
 
 
 def _type(var: Var) -> str:

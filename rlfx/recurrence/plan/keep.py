@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlfx._target import Target
-from rlfx.recurrence.analysis.cost import bytes_of, points
+from rlfx.recurrence.analysis.cost import bytes_in_all
 from rlfx.recurrence.rewrite.caching import is_wide
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
@@ -38,6 +38,6 @@ def _temporaries(plan: Plan, learner: Learner, wide: list, batch: int) -> float:
     program, domain = learner.program, learner.program.domain
     length, environments = plan.block or domain.length, plan.environments or batch
     values = {*learner.stored, *(v for e in wide for v in e.outputs)}
-    stored = sum(bytes_of(v, domain) * points(program.dims_of(v), domain, batch) for v in values)
+    stored = sum(bytes_in_all(v, program, batch) for v in values)
     held = length / domain.length if plan.form == "stream" else 1.0
     return stored * held + activation_bytes(learner, environments) * length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlfx._target import Target
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, points, show_bytes, starts_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, flops_of, points, show_bytes, starts_of
 from rlfx.recurrence.gradient.replay import Replay, find_replay
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
@@ -66,7 +66,7 @@ def predict(learner: Learner, plan: Plan, batch: int, target: Target) -> Cost:
     learning = _BACKWARD + (0.0 if plan.form == "one pass" else 1.0)  # which runs the region forward no second time
     held = block if plan.form in ("stream", "replay") else length
     domain = program.domain
-    whole = sum(bytes_of(v, domain) * points(program.dims_of(v), domain, batch) for v in learner.stored)
+    whole = sum(bytes_in_all(v, program, batch) for v in learner.stored)
     stored = activations if plan.form == "one pass" else whole * held / length
     parameters = sum(bytes_of(v, program.domain) for v in program.params)
     return Cost(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
 from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Equation, Program, Var, infer_dims, users_of
+from rlfx.recurrence.ir.program import Equation, Program, Var, infer_dims
 
 _SUB, _ADDED = J.primitive("sub"), frozenset(map(J.primitive, ("add", "sub")))
 #: What moves elements, and adds them.
@@ -121,7 +121,7 @@ def sums_of(program: Program, wide: frozenset[Equation]) -> list[Sum]:
     """The sums of wide products of a program, each with what leads to it."""
     leading = _leading(program, wide)
     groups = nx.Graph()
-    definition, users = program.definitions(), users_of(program.equations)
+    definition, users = program.definitions(), program.users
     for e in leading:
         groups.add_node(e)
         groups.add_edges_from((e, d) for v in e.inputs if (d := definition.get(v)) in leading)

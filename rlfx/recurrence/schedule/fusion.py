@@ -12,7 +12,8 @@ from collections.abc import Set as AbstractSet
 
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, points, starts_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, starts_of
+from rlfx.recurrence.analysis.cuts import sides, units
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.directives import Inside
 from rlfx.recurrence.ir.program import Equation, Program, Var
@@ -40,23 +41,22 @@ def fused(
     if not any(e.op in PRODUCTS for e in could):
         return frozenset()
     given = [v for e in could for v in e.outputs if not needed.isdisjoint(graph.users.get(v, ()))]
-    if sum(_bytes(v, program, asked) for v in given) <= asked.room:
+    if sum(bytes_in_all(v, program, asked.batch) for v in given) <= asked.room:
         return frozenset()
     return _cheapest(could, needed, graph, asked)
 
 
 def bytes_of_products(program: Program, batch: int) -> int:
     """Bytes of the products of all timesteps of some environments: loops over t are not given more of them."""
-    domain = program.domain
     found = [v for e in program.equations if e.op in PRODUCTS for v in e.outputs if "t" in program.dims_of(v)]
-    return sum(bytes_of(v, domain) * points(program.dims_of(v), domain, batch) for v in found)
+    return sum(bytes_in_all(v, program, batch) for v in found)
 
 
 def bytes_spared(inside: AbstractSet[Equation], graph: Graph) -> int:
     """Bytes, at all timesteps, of what the rest of a loop reads of equations that it computes itself."""
     asked, program = graph.program.directives.inside, graph.program
     others = lambda v: any(user not in inside for user in graph.users.get(v, ()))  # noqa: E731
-    return sum(_bytes(v, program, asked) for e in inside for v in e.outputs if asked is not None and others(v))
+    return sum(bytes_in_all(v, program, asked.batch) for e in inside for v in e.outputs if asked is not None and others(v))
 
 
 def _candidates(
@@ -94,16 +94,16 @@ def _cheapest(could: AbstractSet, needed: AbstractSet, graph: Graph, asked: Insi
     program = graph.program
     cut = nx.DiGraph()
     for e in could:
-        cut.add_edge("before", e, capacity=_work_inside(e, program, asked))
+        cut.add_edge("before", e, capacity=units(_work_inside(e, program, asked)))
         for v in e.outputs:
-            cut.add_edge(e, v, capacity=_TWICE * _bytes(v, program, asked))
+            cut.add_edge(e, v, capacity=units(_TWICE * bytes_in_all(v, program, asked.batch)))
             for user in graph.users.get(v, ()):
                 if user in could:
                     cut.add_edge(v, user)
                     cut.add_edge(user, e)
                 elif user in needed:
                     cut.add_edge(v, "inside")
-    _, (_, inside) = nx.minimum_cut(cut, "before", "inside")
+    _, inside = sides(cut, "before", "inside")
     return frozenset(e for e in could if e in inside)
 
 
@@ -112,7 +112,3 @@ def _work_inside(e: Equation, program: Program, asked: Inside) -> float:
     read = [v for v in e.inputs if isinstance(v, Var) and not program.dims_of(v)] if e.op in PRODUCTS else []
     weights = sum(bytes_of(v, program.domain) for v in read)
     return program.domain.length * (asked.start * starts_of(e.op, e.params, program.domain) + weights / _NEAR)
-
-
-def _bytes(v: Var, program: Program, asked: Inside) -> int:
-    return bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, asked.batch)

@@ -14,7 +14,7 @@ from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
-from rlfx.recurrence.ir.program import Equation, Program, Var, users_of
+from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.fusion import bytes_of_products
@@ -28,7 +28,7 @@ def is_float(var: Var) -> bool:
 
 def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
     """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
-    users = users_of(program.equations)
+    users = program.users
     reached = set(perturbed)
     todo = list(perturbed)
     while todo:

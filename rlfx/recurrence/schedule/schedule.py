@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_of, points
+from rlfx.recurrence.analysis.cost import bytes_in_all
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
@@ -197,7 +197,7 @@ def _stacked_bytes(graph: Graph, inline: set[Equation]) -> int:
     program = graph.program
     used = {v for e in graph.equations if e not in inline for v in e.inputs if isinstance(v, Var)}
     values = [v for e in inline for v in e.outputs if v in used]
-    return sum(bytes_of(v, program.domain) * points(program.dims_of(v), program.domain) for v in values)
+    return sum(bytes_in_all(v, program) for v in values)
 
 
 def _only_in_loops(graph: Graph, inline: frozenset, recurrent: frozenset) -> frozenset[Equation]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlfx import _jaxpr as J
 from rlfx._target import Room
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, points
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
@@ -106,12 +106,7 @@ def _varies(e: Equation, program: Program) -> bool:
 def _tiles(members: tuple[Equation, ...], graph: Graph, batch: int, room: int) -> Blocked | None:
     """How pointwise equations run in blocks; None if all of them fit, or if there is no product among them."""
     program, length = graph.program, graph.program.domain.length
-    sizes = (
-        bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, batch)
-        for e in members
-        for v in e.outputs
-    )
-    largest = sum(sizes)
+    largest = sum(bytes_in_all(v, program, batch) for e in members for v in e.outputs)
     if largest <= room or not any(e.op in PRODUCTS for e in members):
         return None
     return Blocked(
@@ -185,7 +180,7 @@ def _blocked(
     outputs = _outputs(members, graph, used)
     shared = _shared(members, program)
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
-    sizes = (bytes_of(v, program.domain) * points(program.dims_of(v), program.domain, batch) for v in wide)
+    sizes = (bytes_in_all(v, program, batch) for v in wide)
     largest = max(sizes, default=0)
     if largest <= room.at_once:
         return None
