@@ -8,19 +8,13 @@ residuals of a backward pass.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import PRODUCTS, flops_of
-from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Equation, Program
-from rlfx.recurrence.rewrite.sums import sums_of, with_sums
+from rlfx.recurrence.rewrite.sums import Sum, sums_of, with_sums
 
 #: Operations for one element of a product from which on it is wide: narrower ones are computed again as fast as read.
 WIDE = 256
@@ -43,26 +37,5 @@ def with_caching(program: Program) -> Program:
     """
     wide = frozenset(e for e in program.equations if is_wide(e, program))
     sums = {e: one for one in sums_of(program, wide) for e in one.members}
-    summed = with_sums(program, sums) if sums else program
-    return exchanged(summed, lambda e: _known(e) if e in wide and e not in sums else None)
-
-
-def _known(equation: Equation) -> Callable:
-    """The product of ``x`` and ``w``, whose value is not on the path of its derivative."""
-
-    def product(x: Any, w: Any) -> Any:
-        (out,) = J.bind(equation.op, dict(equation.params), x, w)
-        return out
-
-    @jax.custom_jvp
-    def known(x: Any, w: Any, value: Any) -> Any:
-        return value
-
-    def derivative(primals: tuple, tangents: tuple) -> tuple:
-        (x, w, value), (dx, dw, _) = primals, tangents
-        zero = jax.custom_derivatives.SymbolicZero
-        terms = [product(a, b) for a, b in ((dx, w), (x, dw)) if not isinstance(a, zero) and not isinstance(b, zero)]
-        return value, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(value)
-
-    known.defjvp(derivative, symbolic_zeros=True)
-    return lambda x, w: known(x, w, jax.lax.stop_gradient(product(x, w)))
+    alone = {e: Sum.of_one(e) for e in wide if e not in sums}
+    return with_sums(program, sums | alone) if wide else program

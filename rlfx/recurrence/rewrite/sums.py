@@ -1,4 +1,4 @@
-"""Sums of products of which the learner keeps the sum alone: ``x @ w + h @ u`` in the gates of a recurrent cell.
+"""Products, and sums of them, that know their values: of ``x @ w + h @ u``, the gates of a recurrent cell, the sum is kept alone.
 
 What leads from the products to such a sum (biases, the parts of a split) is linear, so that the derivative needs no value of it.
 The sum, and what else is used of that, come from one equation, which knows their values: its derivative goes through each product
@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ _LINEAR = _ADDED | {J.SPLIT, *map(J.primitive, ("slice", "squeeze", "reshape"))}
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Equations whose values go into one sum or several.
+    """Equations whose values go into one sum or several; or a product alone.
 
     Attributes:
       members: in program order: products, and what is linear in them.
@@ -42,30 +42,28 @@ class Sum:
     outputs: tuple[Var, ...]
     last: Equation
 
-    def value(self, *leaves: Any) -> list:
-        """The outputs."""
-        return self._through(leaves, lambda e, ins: J.bind(e.op, dict(e.params), *ins))
+    @classmethod
+    def of_one(cls, product: Equation) -> Sum:
+        """A product alone."""
+        leaves = dict.fromkeys(v for v in product.inputs if isinstance(v, Var))
+        return cls((product,), frozenset({product}), tuple(leaves), product.outputs, product)
 
     def moved(self, leaves: Sequence, tangents: Sequence) -> list:
-        """The tangents of the outputs, from those of the leaves (None: it does not move)."""
-        at = dict(zip(self.leaves, leaves, strict=True))
-
-        def push(e: Equation, ins: Sequence) -> Sequence:
-            if e in self.products:
-                return [_product_moved(e, [at[v] for v in e.inputs], ins)]  # type: ignore[index]
-            if e.op in _ADDED:
-                return [_sum_moved(e, *ins)]
-            return [None] * len(e.outputs) if ins[0] is None else J.bind(e.op, dict(e.params), *ins)
-
-        found = self._through(tangents, push, lambda literal: None)
+        """The tangents of the outputs, from those of the leaves (None: it does not move, as no constant does)."""
+        at, moving = (dict(zip(self.leaves, values, strict=True)) for values in (leaves, tangents))
+        for e in self.members:
+            ins = [moving[v] if isinstance(v, Var) else None for v in e.inputs]
+            moving.update(zip(e.outputs, self._pushed(e, at, ins), strict=True))
+        found = [moving[v] for v in self.outputs]
         return [jnp.zeros(v.shape, v.dtype) if x is None else x for v, x in zip(self.outputs, found, strict=True)]
 
-    def _through(self, leaves: Sequence, rule: Callable, literal: Callable = lambda a: a.value) -> list:
-        env = dict(zip(self.leaves, leaves, strict=True))
-        for e in self.members:
-            ins = [env[v] if isinstance(v, Var) else literal(v) for v in e.inputs]
-            env.update(zip(e.outputs, rule(e, ins), strict=True))
-        return [env[v] for v in self.outputs]
+    def _pushed(self, e: Equation, at: Mapping, moving: Sequence) -> Sequence:
+        """The tangents of what a member gives."""
+        if e in self.products:
+            return [_product_moved(e, [at[v] for v in e.inputs], moving)]
+        if e.op in _ADDED:
+            return [_sum_moved(e, *moving)]
+        return [None] * len(e.outputs) if moving[0] is None else J.bind(e.op, dict(e.params), *moving)
 
     def known(self, *args: Any) -> Any:
         """The outputs, from the leaves and their values, which are not on the path of the derivative."""
