@@ -1,10 +1,11 @@
 """PEARL's runtime: does it learn like the sequential recipe, is it as fast as predicted, and what do processes gain?
 
     python benchmarks/place_pearl.py learning [--seeds 0 1 2 3 4]   # examples/composed_dqn.py, to 160,000 timesteps
+    python benchmarks/place_pearl.py learning_sac                   # examples/composed_sac.py, to 24,000 timesteps
     python benchmarks/place_pearl.py predicted                      # seconds of an iteration, on all assignments to two devices
     python benchmarks/place_pearl.py host                           # gymnasium in processes against one after another
 
-Two host devices. `learning` evaluates at the timesteps at which learning_prioritised_dqn.json has the recipe. `host` runs
+Two host devices. `learning` evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
 both programs in turn: the sequential one steps gymnasium in its own thread and calls the same compiled functions, one after
 another, on one device. Results: benchmarks/results/place_pearl_*.json.
 """
@@ -19,7 +20,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -34,6 +35,7 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import composed_dqn as dqn
+import composed_sac as sac
 from networks import init_mlp, mlp
 
 import rlfx.envs
@@ -43,37 +45,49 @@ from rlfx.place.pearl import host_worker
 from rlfx.place.pearl import primitives as do
 
 RESULTS = Path(__file__).parent / "results"
-EVERY, LAST = 32_000, 160_000
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
 
 
-def learning(seeds):
-    system, devices = dqn.make(), jax.devices()[:2]
-    evaluate = jax.jit(lambda params, key: rlfx.envs.evaluate(dqn.env, dqn.greedy, params, key, 100).mean_return)
+class Task(NamedTuple):
+    """An example that is composed, the results of its sequential recipe, and at which timesteps both are evaluated."""
+
+    example: Any
+    recipe: str
+    every: int
+    last: int
+
+
+DQN = Task(dqn, "learning_prioritised_dqn", 32_000, 160_000)
+SAC = Task(sac, "learning_sac", 2_000, 24_000)
+
+
+def learning(task, seeds):
+    example, system, devices = task.example, task.example.make(), jax.devices()[:2]
+    evaluate = jax.jit(lambda params, key: rlfx.envs.evaluate(example.env, example.greedy, params, key, 100).mean_return)
     returns, ages, cpu = [], {}, time.process_time()
     for seed in seeds:
         init_key, key, test_key = jax.random.split(jax.random.key(seed), 3)
         row = []
 
         def look(call, row=row, test_key=test_key):
-            if call.iteration * system.collected % EVERY == 0:
+            if call.iteration * system.collected % task.every == 0:
                 params = jax.device_put(call.weights, devices[0])
                 row.append(round(float(evaluate(params, jax.random.fold_in(test_key, call.iteration))), 2))
 
         _, report = pearl.run(
             system, system.init(init_key), key, composition=Composition(0, 1, 1, 1, 1.0, 1.0), devices=devices,
-            iterations=LAST // system.collected, after=look,
+            iterations=task.last // system.collected, after=look,
         )  # fmt: skip
         ages = {str(age): ages.get(str(age), 0) + n for age, n in report.ages.items()}
         print(f"seed {seed}: {row}", flush=True)
         returns.append(row)
-    recipe = json.loads((RESULTS / "learning_prioritised_dqn.json").read_text())
-    steps = list(range(EVERY, LAST + 1, EVERY))
+    recipe = json.loads((RESULTS / f"{task.recipe}.json").read_text())
+    steps = list(range(task.every, task.last + 1, task.every))
     return {
         "steps": steps, "seeds": seeds, "returns": np.array(returns).T.tolist(), "ages_in_updates": ages,
-        "recipe_seeds": recipe["seeds"], "recipe_returns": recipe["returns"][: len(steps)],
+        "recipe_seeds": recipe["seeds"], "recipe_returns": [recipe["returns"][recipe["steps"].index(n)] for n in steps],
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }  # fmt: skip
 
@@ -255,11 +269,14 @@ def cpu_seconds(fn, system, state, iterations):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["learning", "predicted", "host"])
+    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "host"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    found = {"learning": lambda: learning(args.seeds), "predicted": predicted, "host": host}[args.what]()
+    found = {
+        "learning": lambda: learning(DQN, args.seeds), "learning_sac": lambda: learning(SAC, args.seeds),
+        "predicted": predicted, "host": host,
+    }[args.what]()  # fmt: skip
     about = {
         "date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "load_average_before": round(load, 2),
         "versions": {p: version(p) for p in ("jax", "jaxlib", "numpy", "gymnasium", "mujoco", "optax")},
