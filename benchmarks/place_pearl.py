@@ -3,6 +3,7 @@
     python benchmarks/place_pearl.py learning [--seeds 0 1 2 3 4]   # examples/composed_dqn.py, to 160,000 timesteps
     python benchmarks/place_pearl.py learning_sac                   # examples/composed_sac.py, to 24,000 timesteps
     python benchmarks/place_pearl.py predicted                      # seconds of an iteration, on all assignments to two devices
+    python benchmarks/place_pearl.py grid [--batch 256]             # the same on two unequal devices, by actors
     python benchmarks/place_pearl.py host                           # gymnasium in processes against one after another
 
 Two host devices. `learning` evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
@@ -16,7 +17,9 @@ import itertools
 import json
 import os
 import resource
+import subprocess
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +28,9 @@ from typing import Any, NamedTuple
 import jax
 
 if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={str(sys.argv[1] != 'grid').lower()}"
+    )
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
@@ -40,7 +46,7 @@ from networks import init_mlp, mlp
 
 import rlfx.envs
 from rlfx.place import hardware, pearl
-from rlfx.place.compose import Composition, iteration_seconds
+from rlfx.place.compose import Composition, Table, compose, iteration_seconds
 from rlfx.place.pearl import host_worker
 from rlfx.place.pearl import primitives as do
 
@@ -65,7 +71,9 @@ SAC = Task(sac, "learning_sac", 2_000, 24_000)
 
 def learning(task, seeds):
     example, system, devices = task.example, task.example.make(), jax.devices()[:2]
-    evaluate = jax.jit(lambda params, key: rlfx.envs.evaluate(example.env, example.greedy, params, key, 100).mean_return)
+    evaluate = jax.jit(
+        lambda params, key: rlfx.envs.evaluate(example.env, example.greedy, params, key, 100).mean_return
+    )
     returns, ages, cpu = [], {}, time.process_time()
     for seed in seeds:
         init_key, key, test_key = jax.random.split(jax.random.key(seed), 3)
@@ -118,6 +126,61 @@ def predicted(iterations=100):
             })  # fmt: skip
             print({k: v for k, v in rows[-1].items() if k != "primitives_ms"}, flush=True)
     return {"rows": rows}
+
+
+# -- the design space of two unequal devices -------------------------------------------------------------------------
+
+
+def grid(batch, iterations=16):
+    """Assignments x actors at a batch: two devices of a core each, where another process takes half of the second core.
+
+    Every thread of a run is pinned to its device's core, and so is this one while it measures that device's primitives.
+    """
+    devices, cores, rows = jax.devices()[:2], sorted(os.sched_getaffinity(0))[:2], []
+    other = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    os.sched_setaffinity(other.pid, {cores[1]})
+    try:
+        for actors in (1, 4):
+            rows += _assignments(batch, actors, iterations, devices, cores)
+    finally:
+        other.kill()
+        other.wait()
+    return {"rows": rows}
+
+
+def _assignments(batch, actors, iterations, devices, cores):
+    system, everywhere = dqn.make(actors, 64 // actors, 8, updates=16, batch=batch, warmup=2_000), set(cores)
+    state, columns = system.init(jax.random.key(0)), []
+    for device, core in zip(devices, cores, strict=True):
+        os.sched_setaffinity(0, {core})
+        columns.append(pearl.measured(system, state, [device], np.full((1, 1), 1e10), 15))
+    os.sched_setaffinity(0, everywhere)
+    seconds = {p: np.concatenate([c.seconds[p] for c in columns]) for p in columns[0].seconds}
+    table, work = Table(tuple(map(str, devices)), seconds, np.full((2, 2), 1e10)), pearl.workload(system, state)
+    chosen, rows = compose(table, work), []
+    for replay, learner in itertools.product(range(2), repeat=2):
+        aim = iteration_seconds(table, work, 0, replay, learner)
+        core_of = {"actor": cores[0], "replay": cores[replay], "learner": cores[learner]}
+
+        def pin(call, core_of=core_of):
+            for thread in threading.enumerate():
+                core = next((core for name, core in core_of.items() if thread.name.startswith(name)), None)
+                if core is not None:
+                    os.sched_setaffinity(thread.native_id, {core})
+
+        _, report = pearl.run(
+            system, state, jax.random.key(1), composition=Composition(0, replay, learner, learner, aim, 0.0),
+            devices=devices, iterations=system.warm + 4 + iterations, after=pin,
+        )  # fmt: skip
+        late = report.seconds[-iterations:]
+        rows.append({
+            "batch": batch, "actors": actors, "replay": replay, "learner": learner,
+            "chosen": (replay, learner) == (chosen.replay, chosen.learner), "predicted_ms": round(1e3 * aim, 2),
+            "median_ms": round(1e3 * float(np.median(late)), 2), "mean_ms": round(1e3 * float(late.mean()), 2),
+            "primitives_ms": {p: (1e3 * row).round(3).tolist() for p, row in seconds.items()},
+        })  # fmt: skip
+        print({k: v for k, v in rows[-1].items() if k != "primitives_ms"}, flush=True)
+    return rows
 
 
 # -- host environments -----------------------------------------------------------------------------------------------
@@ -269,20 +332,22 @@ def cpu_seconds(fn, system, state, iterations):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "host"])
+    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "grid", "host"])
+    parser.add_argument("--batch", type=int, default=256, help="of grid")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     args = parser.parse_args()
     load = os.getloadavg()[0]
     found = {
         "learning": lambda: learning(DQN, args.seeds), "learning_sac": lambda: learning(SAC, args.seeds),
-        "predicted": predicted, "host": host,
+        "predicted": predicted, "grid": lambda: grid(args.batch), "host": host,
     }[args.what]()  # fmt: skip
     about = {
         "date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "load_average_before": round(load, 2),
         "versions": {p: version(p) for p in ("jax", "jaxlib", "numpy", "gymnasium", "mujoco", "optax")},
-        "command": f"python benchmarks/place_pearl.py {args.what}",
+        "command": "python benchmarks/place_pearl.py " + " ".join(sys.argv[1:]),
     }  # fmt: skip
-    (RESULTS / f"place_pearl_{args.what}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+    name = f"grid_{args.batch}" if args.what == "grid" else args.what
+    (RESULTS / f"place_pearl_{name}.json").write_text(json.dumps(about | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 from benchmarks.tables_markdown import listed, markdown, read, rows, table
 
@@ -218,8 +219,8 @@ def replay() -> str:
     return f"{whole}\n{all_of_them} geometric mean {mean:.2f}, least {min(every):.2f}."
 
 
-def composed() -> str:
-    r = read("place_pearl_learning")
+def composed(name: str = "place_pearl_learning") -> str:
+    r = read(name)
     both = zip(r["steps"], r["returns"], r["recipe_returns"], strict=True)
     body = [[f"{n:,}", listed(ours, 0), listed(theirs, 0)] for n, ours, theirs in both]
     return markdown(["timesteps", "composed, seeds 0 to 4", "recipe, seeds 0 to 2"], body)
@@ -261,6 +262,7 @@ def predicted() -> str:
 TABLES = {
     "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
     "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
-    "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-predicted": predicted,
+    "place-messages": messages, "replay-peer": replay, "place-composed": composed,
+    "place-composed-sac": partial(composed, "place_pearl_learning_sac"), "place-predicted": predicted,
     "place-v100": v100, "place-host": host,
 }  # fmt: skip

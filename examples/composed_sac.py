@@ -50,8 +50,9 @@ def gradient(learner, transitions, weight, key):
     x = Transition(x.obs, x.action, PENDULUM.scale * x.reward, x.terminated, x.next_obs)
 
     def loss(params):
-        one = lambda x, k: sac.sac_loss(params, learner.target, x, k)
-        return (weight * jax.vmap(one)(x, jax.random.split(key, weight.shape))).mean()
+        keys = jax.random.split(key, weight.shape)
+        losses = jax.vmap(sac.sac_loss, in_axes=(None, None, 0, 0))(params, learner.target, x, keys)
+        return (weight * losses).mean()
 
     value, grads = jax.value_and_grad(loss)(learner.params)
     return grads, jnp.ones_like(weight), {"loss": value, "alpha": jnp.exp(learner.params.log_alpha)}
@@ -68,8 +69,9 @@ def make(actors=ACTORS, envs=ENVS, length=LENGTH, **sizes):
     collected = actors * envs * length
     uniform = {"batch": sac.ENVS * sac.SAMPLES, "capacity": sac.ENVS * PENDULUM.capacity, "alpha": 0.0, "beta": 0.0}
     sizes = {"updates": collected // sac.ENVS, "warmup": collected, **uniform, **sizes}
-    weights = lambda learner: learner.params.actor
-    return pearl.System(env, init, weights, policy, gradient, apply, actors, envs, length, **sizes)
+    return pearl.System(
+        env, init, lambda learner: learner.params.actor, policy, gradient, apply, actors, envs, length, **sizes
+    )
 
 
 def main(argv=None):

@@ -89,7 +89,4 @@ class Plans:
         """Algorithm 1, by medians over some iterations."""
         taken = [[self.clock.taken(i, what, self.threads) for i in iterations] for what in ("learn", "act", "train")]
         learner, actor, trainer = (float(np.median(row)) for row in taken)
-        plan = reallocate(now, learner, actor, trainer)
-        if plan.trainers and not helpers(plan, self.sub_batches):
-            return Pools(self.threads, 0, 0.0)  # a share of less than half a sub-batch: they act again
-        return plan
+        return reallocate(now, learner, actor, trainer, step=1 / self.sub_batches)

@@ -109,9 +109,7 @@ def reprioritise(system: System, manager: rp.Replay, indices: tuple, errors: tup
 
 
 @compiled
-def gradient(
-    system: System, learner: Any, batch: Any, weight: Any, key: jax.Array, update: Any, part: Any
-) -> tuple:
+def gradient(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array, update: Any, part: Any) -> tuple:
     """Of a sub-batch: ``(gradient, errors, metrics)``."""
     return system.gradient(learner, batch, weight, _key(key, update, part))
 

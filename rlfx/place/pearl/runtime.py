@@ -129,7 +129,9 @@ def run(
     patience = expect("patience", patience, number(above=0), PlacementError, of="run")
     every = expect("reallocate_every", reallocate_every, optional(POSITIVE), PlacementError, of="run")
     if every is not None and system.sub_batches == 1:
-        fact = "run: reallocate_every is given, and a batch of the system is one piece: threads have nothing to take over."
+        fact = (
+            "run: reallocate_every is given, and a batch of the system is one piece: threads have nothing to take over."
+        )
         raise PlacementError(located(fact, fix="Give System(sub_batches=4), or no reallocate_every."))
     places = _places(composition, check_devices(devices))
 
