@@ -256,9 +256,9 @@ def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, train
                threshold: float = 1.5, step: float = 0.125) -> Pools:  # fmt: skip
     """Move host threads between acting and training at run time (algorithm 1).
 
-    If the learner takes ``threshold`` times as long as the actors, half of the actors train, and the host's share of a batch grows
-    by a step; if host trainers are the slowest, it shrinks by one, and at none all of them act again; if the actors are, a trainer
-    acts again.
+    If the learner takes ``threshold`` times as long as the actors, half of the actors train, and the host's share of a batch
+    grows by a step; if host trainers are the slowest, it shrinks by one, and at none all of them act again; if the actors are,
+    a trainer acts again.
 
     Args:
       pools: current threads.

@@ -83,17 +83,22 @@ def test_who_acts_and_who_trains_changes_nothing(monkeypatch, composition, ahead
     seen = scripted(monkeypatch, plans)
     found, report = run(s, state, 29, composition, reallocate_every=2)
     assert_equal(found, pearl.reference(s, state, KEY, 29))
-    assert report.pools[0] == (0, Pools(4, 0, 0.0)) and [pools for _, pools in report.pools[1:]] == plans
+    assert report.pools[0] == (0, Pools(4, 0, 0.0))
+    assert [pools for _, pools in report.pools[1:]] == plans
     each = 2 + ahead + 1  # two iterations are looked at; the plan holds from the first that no actor has begun
     assert [since for since, _ in report.pools[1:]] == [s.warm + each * n for n in range(1, 6)]
     learned, acted = np.array([row[1:3] for row in seen]).T
-    assert np.all(learned > 0) and np.all(acted > 0)
+    assert np.all(learned > 0)
+    assert np.all(acted > 0)
     assert all((trained > 0) == (now.trainers > 0) for now, _, _, trained in seen)
 
 
 def test_threads_of_actors_train_where_the_learner_is_slow(monkeypatch):
     """Algorithm 1 by times that threads measured: a learner that waits for the host has half of them train."""
-    slow = lambda n: time.sleep(0.01) or n
+
+    def slow(n):
+        time.sleep(0.01)
+        return n
 
     def gradient(learner, x, weight, key):
         n = jax.pure_callback(slow, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(0.0))

@@ -235,7 +235,8 @@ class Learner:
             state, weights, errors, metrics = do.train(system, self.state, batch, weight, self.key, update)
             return jax.block_until_ready((state, weights, (errors,), metrics))
         total, errors, metrics = None, [], None
-        for found, error, metrics in itertools.chain(self._own(update, threads, sub_batches), self._others(threads)):
+        for answer in itertools.chain(self._own(update, threads, sub_batches), self._others(threads)):
+            found, error, metrics = answer
             total = found if total is None else do.added(total, found)
             errors.append(error)
         state, weights = do.apply(system, self.state, total)

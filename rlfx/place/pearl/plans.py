@@ -1,8 +1,8 @@
 """Which of the host's threads act and which train: who does the work changes while a run goes on, what is done does not.
 
-The work of an iteration is that of ``actors`` actors and ``sub_batches`` sub-batches. A plan says which threads act, and which of
-the others take sub-batches of every update, on the actors' device (PEARL section 3.3.1, algorithm 1). The learner adds up gradients
-in the order of sub-batches, whoever made them.
+The work of an iteration is that of ``actors`` actors and ``sub_batches`` sub-batches. A plan says which threads act, and which
+of the others take sub-batches of every update, on the actors' device (PEARL section 3.3.1, algorithm 1). The learner adds up
+gradients in the order of sub-batches, whoever made them.
 """
 
 from __future__ import annotations
