@@ -3,7 +3,7 @@
     python benchmarks/place_pearl.py learning [--seeds 0 1 2 3 4]   # examples/composed_dqn.py, to 160,000 timesteps
     python benchmarks/place_pearl.py learning_sac                   # examples/composed_sac.py, to 24,000 timesteps
     python benchmarks/place_pearl.py predicted                      # seconds of an iteration, on all assignments to two devices
-    python benchmarks/place_pearl.py grid [--batch 256]             # the same on two unequal devices, by actors
+    python benchmarks/place_pearl.py pinned [--batch 256 --actors 1]  # the same, each device's threads on a core of its own
     python benchmarks/place_pearl.py host                           # gymnasium in processes against one after another
 
 Two host devices. `learning` evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import resource
-import subprocess
 import sys
 import threading
 import time
@@ -29,7 +28,7 @@ import jax
 
 if __name__ == "__main__":
     os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={str(sys.argv[1] != 'grid').lower()}"
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={str(sys.argv[1] != 'pinned').lower()}"
     )
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -128,24 +127,16 @@ def predicted(iterations=100):
     return {"rows": rows}
 
 
-# -- the design space of two unequal devices -------------------------------------------------------------------------
+# -- devices of a core each --------------------------------------------------------------------------------------------
 
 
-def grid(batch, iterations=16):
-    """Assignments x actors at a batch: two devices of a core each, where another process takes half of the second core.
+def pinned(batch, actors, iterations=16):
+    """All assignments at a batch and a number of actors, on two devices of a core each.
 
     Every thread of a run is pinned to its device's core, and so is this one while it measures that device's primitives.
     """
-    devices, cores, rows = jax.devices()[:2], sorted(os.sched_getaffinity(0))[:2], []
-    other = subprocess.Popen(["sh", "-c", "while :; do :; done"])
-    os.sched_setaffinity(other.pid, {cores[1]})
-    try:
-        for actors in (1, 4):
-            rows += _assignments(batch, actors, iterations, devices, cores)
-    finally:
-        other.kill()
-        other.wait()
-    return {"rows": rows}
+    devices, cores = jax.devices()[:2], sorted(os.sched_getaffinity(0))[:2]
+    return {"rows": _assignments(batch, actors, iterations, devices, cores)}
 
 
 def _assignments(batch, actors, iterations, devices, cores):
@@ -332,21 +323,22 @@ def cpu_seconds(fn, system, state, iterations):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "grid", "host"])
-    parser.add_argument("--batch", type=int, default=256, help="of grid")
+    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "pinned", "host"])
+    parser.add_argument("--batch", type=int, default=256, help="of pinned")
+    parser.add_argument("--actors", type=int, default=1, help="of pinned")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     args = parser.parse_args()
     load = os.getloadavg()[0]
     found = {
         "learning": lambda: learning(DQN, args.seeds), "learning_sac": lambda: learning(SAC, args.seeds),
-        "predicted": predicted, "grid": lambda: grid(args.batch), "host": host,
+        "predicted": predicted, "pinned": lambda: pinned(args.batch, args.actors), "host": host,
     }[args.what]()  # fmt: skip
     about = {
         "date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "load_average_before": round(load, 2),
         "versions": {p: version(p) for p in ("jax", "jaxlib", "numpy", "gymnasium", "mujoco", "optax")},
         "command": "python benchmarks/place_pearl.py " + " ".join(sys.argv[1:]),
     }  # fmt: skip
-    name = f"grid_{args.batch}" if args.what == "grid" else args.what
+    name = f"pinned_{args.batch}_{args.actors}" if args.what == "pinned" else args.what
     (RESULTS / f"place_pearl_{name}.json").write_text(json.dumps(about | found, indent=1) + "\n")
 
 

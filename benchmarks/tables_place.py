@@ -252,17 +252,17 @@ def host() -> str:
     )
 
 
-def predicted() -> str:
+def predicted(name: str = "place_pearl_predicted", last: str = "fastest") -> str:
     where = {"batch": "batch", "replay on": "replay", "learner on": "learner"}
-    times = {"predicted": "predicted_ms", "median": "median_ms", "fastest": "fastest_ms"}
+    times = {"predicted": "predicted_ms", "median": "median_ms", last: f"{last}_ms"}
     shown = {title: lambda r, k=k: str(r[k]) for title, k in where.items()}
-    return table(rows("place_pearl_predicted"), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
+    return table(rows(name), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
 
 
 TABLES = {
     "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
     "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
     "place-messages": messages, "replay-peer": replay, "place-composed": composed,
-    "place-composed-sac": partial(composed, "place_pearl_learning_sac"), "place-predicted": predicted,
+    "place-pinned": partial(predicted, "place_pearl_pinned_1024_1", "mean"), "place-composed-sac": partial(composed, "place_pearl_learning_sac"), "place-predicted": predicted,
     "place-v100": v100, "place-host": host,
 }  # fmt: skip
