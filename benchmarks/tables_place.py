@@ -262,7 +262,8 @@ def predicted(name: str = "place_pearl_predicted", last: str = "fastest") -> str
 TABLES = {
     "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
     "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
-    "place-messages": messages, "replay-peer": replay, "place-composed": composed,
-    "place-pinned": partial(predicted, "place_pearl_pinned_1024_1", "mean"), "place-composed-sac": partial(composed, "place_pearl_learning_sac"), "place-predicted": predicted,
+    "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-predicted": predicted,
+    "place-composed-sac": partial(composed, "place_pearl_learning_sac"),
+    "place-pinned": partial(predicted, "place_pearl_pinned_1024_1", "mean"),
     "place-v100": v100, "place-host": host,
 }  # fmt: skip
