@@ -121,6 +121,7 @@ def workload(length, batch, steps, latent, hidden, chunk=4):
         "joined, sliced, unrolled": make(networks=joined, stacked=False, unroll=steps),
         "joined, checkpointed": make(networks=joined, again=True, stacked=False),
         f"joined, blocks of {chunk}": make(networks=joined, stacked=False, unroll=steps, chunk=chunk),
-        f"blocks of {chunk}": make(stacked=False, unroll=steps, chunk=chunk), "blocks of 1": make(stacked=False, unroll=steps, chunk=1),
+        f"blocks of {chunk}": make(stacked=False, unroll=steps, chunk=chunk),
+        "blocks of 1": make(stacked=False, unroll=steps, chunk=1),
     }  # fmt: skip
     return Workload(forms, (params_of(k[4], latent, hidden), params_of(k[5], latent, hidden), data))

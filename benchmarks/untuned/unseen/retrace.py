@@ -120,7 +120,8 @@ def workload(length, batch, hidden, chunk=50):
     unrolled = lambda decay, delta: one_after_another(decay, delta, 8)  # noqa: E731
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False), "unrolled by 8": make(recurrence=unrolled),
+        "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False),
+        "unrolled by 8": make(recurrence=unrolled),
         "associative": make(recurrence=associative), "features first": make(nets=features_first, recurrence=unrolled),
         "evaluated twice": make(kept=False, recurrence=unrolled), f"blocks of {chunk}": make(chunk=chunk, recurrence=unrolled),
         f"blocks of {chunk}, features first": make(nets=features_first, chunk=chunk, recurrence=unrolled),
