@@ -5,7 +5,7 @@ Do not look at its programs or its figures while tuning.
 
 from __future__ import annotations
 
-from . import contrastive, experts, latent_consistency, linear_recurrence, retrace
+from . import contrastive, latent_consistency, linear_recurrence, retrace
 
 CASES = {
     "TD-MPC T=64 B=16, 5 steps": (
@@ -14,7 +14,6 @@ CASES = {
     ),
     "Retrace T=2000 B=4": (retrace.workload, {"length": 2000, "batch": 4, "hidden": 128}),
     "LRU T=256 B=16": (linear_recurrence.workload, {"length": 256, "batch": 16, "width": 64, "state": 64}),
-    "8 experts T=64 B=64": (experts.workload, {"length": 64, "batch": 64, "count": 8, "hidden": 32}),
     "CPC T=128 B=16, 4 steps": (
         contrastive.workload,
         {"length": 128, "batch": 16, "steps": 4, "code": 32, "hidden": 64},
@@ -25,6 +24,5 @@ TINY = {
     latent_consistency.workload: {"length": 6, "batch": 2, "steps": 3, "latent": 4, "hidden": 8, "chunk": 2},
     retrace.workload: {"length": 8, "batch": 2, "hidden": 8, "chunk": 4},
     linear_recurrence.workload: {"length": 8, "batch": 2, "width": 8, "state": 4, "chunk": 4},
-    experts.workload: {"length": 4, "batch": 3, "count": 2, "hidden": 4, "chunk": 2},
     contrastive.workload: {"length": 6, "batch": 2, "steps": 2, "code": 4, "hidden": 8, "chunk": 3},
 }
