@@ -190,7 +190,7 @@ def _blocked(
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
     sizes = (bytes_in_all(v, program, batch) for v in wide)
     largest = max(sizes, default=0)
-    if max(largest, copied) <= room.at_once:
+    if largest <= room.at_once and copied <= room.in_block:
         return None
     if any(J.symbolic_axes(v.shape) for v in outputs) or any(
         v in used for e in members if e.is_read for v in e.outputs
