@@ -1,7 +1,7 @@
 """Windows that move with t: a block of timesteps reads what all of its windows see as one array of consecutive rows.
 
-``x[t - w + 1:t + 1]`` of all t is ``[T, w]`` rows, each of them w times. A block of S timesteps sees S + w - 1 consecutive ones, of which
-each timestep masks all but its own (local attention as Beltagy et al. 2020 compute it, section 3.1, in blocks): products
+``x[t - w + 1:t + 1]`` of all t is ``[T, w]`` rows, each of them w times. A block of S timesteps sees S + w - 1 consecutive
+ones, of which each timestep masks all but its own (local attention as Beltagy et al. 2020 compute it, section 3.1): products
 with them are products of matrices, ``[S, S + w]``, and rows are copied (S + w) / S times. ``execute/bands.py`` reads them.
 """
 
@@ -51,7 +51,7 @@ def is_window(equation: Equation, domain: Domain) -> bool:
     if not (equation.is_read and isinstance(access, Slice) and J.is_symbolic(equation.params["size"])) or domain.until:
         return False
     width = widest(domain, equation.params["size"])
-    return NARROWEST <= width and 2 * width < domain.length and band_of(equation, domain, width) is not None
+    return width >= NARROWEST and 2 * width < domain.length and band_of(equation, domain, width) is not None
 
 
 def band_of(equation: Equation, domain: Domain, block: int) -> Band | None:
