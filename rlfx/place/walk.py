@@ -64,8 +64,9 @@ class Plan:
 
 def moved(values: Sequence[jax.Array], source: Any, target: Any) -> list[jax.Array]:
     """Arrays on another device. Host devices read each other's memory: nothing is copied."""
-    shared = source.platform == target.platform == "cpu"
-    return jax.device_put([np.asarray(x) if shared and not J.is_key(x) else x for x in values], target)
+    if source.platform == target.platform == "cpu":
+        return [J.on_host_device(x, target) for x in values]
+    return jax.device_put(list(values), target)
 
 
 class Clock:
