@@ -3,9 +3,9 @@
     python benchmarks/place_stages.py [--updates NAME ...] [--rounds 5] [--calls 8]
 
 Devices are ``core_devices(2)``: one thread each. Calls of the three take turns, each is waited for, and the state is donated.
-Medians of rounds. Large results come from memory that the system maps anew in every call unless malloc keeps it (a fifth of
-the time of an ensemble, and different from run to run): it is told to keep it, for all three. ``handover`` is a chain of stages of
-almost no work, each on the device that the one before is not on. Results: benchmarks/results/place_stages.json.
+Medians of rounds. Large results come from memory that the system maps anew in every call unless malloc keeps it (up to a fifth
+of the time, and different from run to run): it is told to keep it, for all three. ``handover`` is a chain of stages of almost
+no work, each on the device that the one before is not on. Results: benchmarks/results/place_stages.json.
 """
 
 import argparse
@@ -18,15 +18,15 @@ KEPT = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "42949
 if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in KEPT.items()):
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEPT})
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import place_updates
-import recorded
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import place_updates  # noqa: E402
+import recorded  # noqa: E402
 
-from rlfx.place import Assignment, assign_stages, core_devices, hardware
-from rlfx.place.resident import StageExecutor
-from rlfx.place.stages import staged, staged_problem
+from rlfx.place import Assignment, assign_stages, core_devices, hardware  # noqa: E402
+from rlfx.place.resident import StageExecutor  # noqa: E402
+from rlfx.place.stages import staged, staged_problem  # noqa: E402
 
 OUT = Path(__file__).parent / "results" / "place_stages.json"
 
@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     cores = core_devices(2)
-    record = recorded.about("place_stages", **{"malloc": "keeps what is freed"}) | {"handover": handover(cores), "rows": []}
+    record = recorded.about("place_stages", malloc="keeps what is freed") | {"handover": handover(cores), "rows": []}
     for name in args.updates:
         record["rows"].append(update(name, cores, args.rounds, args.calls))
         recorded.write(args.out, record)

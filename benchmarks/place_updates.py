@@ -1,4 +1,4 @@
-"""Updates of several models, written as for one device: what benchmarks/place_stages.py places. Each is (fn, state, arguments)."""
+"""Updates of several models, written as for one device, for benchmarks/place_stages.py. Each is (fn, state, arguments)."""
 
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ class Head(nn.Module):
         return nn.Dense(self.out)(nn.relu(nn.Dense(self.width)(nn.relu(nn.Dense(self.width)(x)))))
 
 
-def world_model(width=512, batch=64, length=12, obs=64, actions=8, horizon=10):
+def world_model(width=512, batch=64, length=8, obs=64, actions=8, horizon=6):
     """A recurrent world model, and beside it a policy and a value that learn in what the model of before imagines."""
     model, actor, critic = WorldModel(width), Head(width, actions), Head(width, 1)
     start = jnp.zeros((batch, width))
