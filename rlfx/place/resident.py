@@ -54,7 +54,8 @@ class StageExecutor:
         self.plans: dict[bytes, Plan] = {}
         self.lock = threading.Lock()
         self.inputs = [_Known() for _ in graph.inputs]
-        self.constants = list(graph.load([None] * len(graph.in_avals)).values())[len(graph.in_avals) :]
+        constants = list(graph.load([None] * len(graph.in_avals)).values())[len(graph.in_avals) :]
+        self.constants = [jax.device_put(x, self.devices[0]) for x in constants]  # some are NumPy's as they were traced
         self.results: list[Any] = []
         for reads, collect in graph.collect:  # one block each, or a constant
             self.results.extend(reads if reads else [jax.device_put(collect({}), self.devices[0])])
@@ -161,7 +162,8 @@ class StageExecutor:
             here = [self.inputs[i].on.get(source, values[i]) for i in ids]  # type: ignore[union-attr]
             from_device = self.devices[source] if source >= 0 else next(iter(here[0].devices()))
             for i, x in zip(ids, moved(here, from_device, self.devices[d]), strict=True):
-                x = x.copy() if i in self.graph.donated else x  # what is donated is no view of another device's memory
+                if i in self.graph.donated and len(plan.readers[i]) == 1:  # its memory is used again: no view of another device's
+                    x = x.copy()
                 memories[d][i] = self.inputs[i].on[d] = x  # type: ignore[index]
         return memories
 

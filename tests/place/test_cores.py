@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rlfx
 from rlfx import _jaxpr as J
 from rlfx.errors import PlacementError
 from rlfx.place import Assignment, assign_stages, core_devices, hardware
@@ -126,3 +127,37 @@ def test_the_faster_of_one_and_two_devices_is_chosen(monkeypatch, alone, stage, 
     assert (placed.problem.tasks == 1) == (devices == 1)
     for a, b in zip(placed(*arguments()), update(*arguments()), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-6)
+
+
+def test_compiled_programs_of_rlfx_are_stages():
+    """Acting on one device, learning from what was acted before on another; a constant of NumPy in the function."""
+    shift = np.linspace(0.0, 1.0, 3, dtype=np.float32)
+
+    def act(w, x, t):
+        return jnp.tanh(w * x) + 0.1 * jax.random.normal(t.key, x.shape), x
+
+    def loss(w, x, t):
+        return jnp.mean((w * x - 1.0) ** 2), jnp.tanh(x)
+
+    rollout = rlfx.unroll(act, length=5, batch=4)
+    loss_fn = rlfx.compile(loss, length=5, batch=4)
+
+    def iteration(state, key):
+        w, x, samples = state
+        following, new = rollout(w, x, key)
+        slope = jax.grad(lambda w: loss_fn(w, samples, key)[0])(w)
+        return (w - 0.1 * slope + shift, following, new[-1]), ()
+
+    state = (jnp.ones(3), jnp.ones((4, 3)), 0.5 * jnp.ones((4, 3)))
+    key = jax.random.key(0)
+    graph = staged(iteration, state, key, carry=1)
+    problem = staged_problem(graph, MACHINE)
+    executor = StageExecutor(graph, problem, core_devices(2))
+    assert problem.tasks > 1
+    device = np.arange(problem.tasks, dtype=np.int32) % 2
+    found, want = state, state
+    for _ in range(3):
+        found, _ = executor(jax.tree.leaves((found, key)), Assignment(device, np.arange(problem.tasks, dtype=np.int32)))
+        want, _ = iteration(want, key)
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5)
