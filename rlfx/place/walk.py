@@ -54,12 +54,14 @@ class Plan:
       sequence: ``(device, step)`` of all, each after those it reads.
       readers: for each argument, the devices on which it is read.
       home: of each block that is a result, its device.
+      donated: arguments whose memory a step uses again.
     """
 
     steps: tuple[tuple[Step, ...], ...]
     sequence: tuple[tuple[int, Step], ...]
     readers: tuple[tuple[int, ...], ...]
     home: dict[int, int]
+    donated: frozenset[int]
 
 
 def moved(values: Sequence[jax.Array], source: Any, target: Any) -> list[jax.Array]:
