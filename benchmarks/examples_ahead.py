@@ -6,8 +6,8 @@
 Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. What
 rlfx refuses until a later jaxlib is a row of its own, and no failure. It shows that programs compile, not that they are right,
 nor fast. Left out: examples/place_block.py, which places a function on the devices of this process,
-examples/two_roles.py and examples/distributed.py, which take two of them, and examples/which_machine.py, which computes
-nothing; of examples/composed_dqn.py, whose loop is the host's, the learner's two functions are compiled.
+examples/two_roles.py and examples/distributed.py, which take two of them, and examples/which_machine.py, which
+computes nothing; of examples/composed_dqn.py, whose loop is the host's, the learner's two functions are compiled.
 """
 
 import argparse
