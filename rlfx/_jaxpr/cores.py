@@ -9,17 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src.interpreters import pxla
-from jax._src.lib import xla_client
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import SingleDeviceSharding
 
 from rlfx._jaxpr.keys import is_key
 
-_CORES: list[jax.Device] = []  # made once a process: XLA's clients live as long as it
+_CORES: list[Any] = []  # made once a process: XLA's clients live as long as it
 _LOCK = threading.Lock()
 _POOL = "NPROC"  # where XLA reads how many threads a client has
 
 
-def core_devices(count: int) -> tuple[jax.Device, ...]:
+def core_devices(count: int) -> tuple[Any, ...]:
     """So many devices of one thread each.
 
     The host devices that jax makes are of one client, whose pool of threads computes for all of them.
@@ -39,7 +39,7 @@ def core_devices(count: int) -> tuple[jax.Device, ...]:
         return tuple(_CORES[:count])
 
 
-def devices_like(device: Any) -> list[jax.Device]:
+def devices_like(device: Any) -> list[Any]:
     """The devices of jax on a device's platform, and the cores that are devices by themselves."""
     return [*jax.devices(device.platform), *(core for core in _CORES if core.platform == device.platform)]
 

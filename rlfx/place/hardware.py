@@ -183,7 +183,7 @@ _DEVICE = instance(jax.Device, "a device of jax", "jax.devices()[0]")
 _DEVICES = Kind("devices of jax", "jax.devices()", lambda given: tuple(_DEVICE.take(device) for device in given))
 
 
-def core_devices(count: int | None = None) -> tuple[jax.Device, ...]:
+def core_devices(count: int | None = None) -> tuple[Any, ...]:
     """CPU cores as devices for placement: each has one thread, the one that calls, and shares it with no other device.
 
     The host devices of ``jax.devices()`` share XLA's threads: a kernel of one device may run on all cores, and waits for those of
