@@ -5,9 +5,9 @@
 
 Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. What
 rlfx refuses until a later jaxlib is a row of its own, and no failure. It shows that programs compile, not that they are right,
-nor fast. Left out: examples/place_block.py, which places a function on the devices of this process, and
-examples/two_roles.py and examples/distributed.py, which take two of them; of examples/composed_*.py, whose loop is the
-host's, the learner's two functions are compiled.
+nor fast. Left out: examples/place_block.py, which places a function on the devices of this process,
+examples/two_roles.py and examples/distributed.py, which take two of them, and examples/which_machine.py, which
+computes nothing; of examples/composed_*.py, whose loop is the host's, the learner's two functions are compiled.
 """
 
 import argparse
@@ -45,6 +45,7 @@ import learned_rate
 import maml
 import memory_over_time
 import multi_agent
+import placed_ensemble
 import policies
 import population
 import ppo
@@ -198,6 +199,9 @@ EXAMPLES = {
     "maml": partial(nested, maml),
     **{f"memory_over_time: {title}": partial(images, title) for title in memory_over_time.plans(64, 64, 16)},
     **{f"policies: {name}": partial(written_in, name) for name in policies.POLICIES},
+    "placed_ensemble": lambda: (
+        placed_ensemble.update, (shapes(placed_ensemble.init, KEY), shapes(placed_ensemble.transitions, KEY), KEY)
+    ),
     "population": partial(nested, population),
     "ppo_cartpole": partial(targets.update, 16),
     "ppo_cartpole: acting as one kernel": partial(targets.update, 16, transform=rlfx.fuse_steps),

@@ -259,7 +259,26 @@ def predicted(name: str = "place_pearl_predicted", last: str = "fastest") -> str
     return table(rows(name), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
 
 
+def stages() -> str:
+    def time(who):
+        return lambda r: f"{r['least_ms'][who]:.1f}"
+
+    return table(
+        rows("place_stages"),
+        {
+            "update": lambda r: r["update"],
+            "stages": lambda r: str(r["stages"]),
+            "one core": time("one core"),
+            "placed on two": time("placed"),
+            "one program on both": time("one program on both"),
+            "one core / placed": lambda r: f"{r['least_ms']['one core'] / r['least_ms']['placed']:.2f}",
+            "measured / predicted": lambda r: f"{r['least_ms']['placed'] / r['predicted_ms']:.2f}",
+        },
+    )
+
+
 TABLES = {
+    "place-stages": stages,
     "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
     "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
     "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-predicted": predicted,

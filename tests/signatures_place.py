@@ -114,6 +114,7 @@ PLACEMENT = [
         {"fn": USERS, "x": ARGUMENT, "devices": COUNT, "at_most": COUNT, "name": NAME | OPTIONAL},
         ("fn", "x"),
     ),
+    Signature("core_devices", place.core_devices, {"count": 1}, {"count": COUNT | OPTIONAL}),
     Signature(
         "assign_stages",
         until("rlfx.place.staging.solve", place.assign_stages),

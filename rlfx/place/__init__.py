@@ -4,7 +4,7 @@ from rlfx.place import hardware, workloads
 from rlfx.place.baselines import Assignment
 from rlfx.place.explode import explode
 from rlfx.place.graph import DataflowGraph, Node
-from rlfx.place.hardware import Hardware
+from rlfx.place.hardware import Hardware, core_devices
 from rlfx.place.placement import Placement, assign
 from rlfx.place.problem import Problem, build
 from rlfx.place.stages import StagedGraph, staged
@@ -21,6 +21,7 @@ __all__ = [
     "assign",
     "assign_stages",
     "build",
+    "core_devices",
     "explode",
     "hardware",
     "staged",

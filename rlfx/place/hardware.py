@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._checks import INT32, POSITIVE, TEXT, Kind, each, expect, instance, integer, number
+from rlfx import _jaxpr as J
+from rlfx._checks import INT32, POSITIVE, TEXT, Kind, each, expect, instance, integer, number, optional
+from rlfx.cores import available_cores
 from rlfx.errors import PlacementError, located
 from rlfx.place.graph import GRAPH, DataflowGraph
 
@@ -181,6 +183,34 @@ _DEVICE = instance(jax.Device, "a device of jax", "jax.devices()[0]")
 _DEVICES = Kind("devices of jax", "jax.devices()", lambda given: tuple(_DEVICE.take(device) for device in given))
 
 
+def core_devices(count: int | None = None) -> tuple[Any, ...]:
+    """CPU cores as devices for placement: each has one thread, the one that calls, and shares it with no other device.
+
+    The host devices of ``jax.devices()`` share XLA's threads: a kernel of one device may run on all cores, and waits for those of
+    the others. Arrays and other computations stay on jax's own devices unless put on these. They may be made at any time; they
+    are the same ones in every call.
+
+    Args:
+      count: how many; by default as many as this process may use.
+
+    Returns:
+      The devices, for ``devices=`` of :func:`assign_stages` and :func:`assign`.
+
+    Raises:
+      PlacementError: ``count`` is no positive integer.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from rlfx.place import core_devices
+      >>> first, second = core_devices(2)
+      >>> x = jax.device_put(jnp.ones(3), second)
+      >>> (x + x).devices() == {second}
+      True
+    """
+    count = expect("count", count, optional(POSITIVE), PlacementError, of="core_devices")
+    return J.core_devices(count or available_cores())
+
+
 def check_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
     """The devices, each of which is one, and is still there.
 
@@ -189,7 +219,7 @@ def check_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
     """
     chosen: tuple[Any, ...] = expect("devices", devices, _DEVICES, PlacementError)
     for device in chosen:
-        present = jax.devices(device.platform)
+        present = J.devices_like(device)
         if device not in present:
             raise PlacementError(
                 located(

@@ -54,7 +54,8 @@ class StageExecutor:
         self.plans: dict[bytes, Plan] = {}
         self.lock = threading.Lock()
         self.inputs = [_Known() for _ in graph.inputs]
-        self.constants = list(graph.load([None] * len(graph.in_avals)).values())[len(graph.in_avals) :]
+        constants = list(graph.load([None] * len(graph.in_avals)).values())[len(graph.in_avals) :]
+        self.constants = [jax.device_put(x, self.devices[0]) for x in constants]  # some are NumPy's as they were traced
         self.results: list[Any] = []
         for reads, collect in graph.collect:  # one block each, or a constant
             self.results.extend(reads if reads else [jax.device_put(collect({}), self.devices[0])])
@@ -65,6 +66,11 @@ class StageExecutor:
     @cached_property
     def _last_result(self) -> frozenset[int]:
         return frozenset(b for b in self.results if isinstance(b, int))
+
+    @cached_property
+    def _follows(self) -> dict[int, Any]:
+        """The block that each carried argument is in the next call."""
+        return {i: self.results[r] for i, r in self.graph.carried}
 
     def plan(self, assignment: Assignment) -> Plan:
         """The steps of an assignment, by its simulated schedule."""
@@ -85,11 +91,13 @@ class StageExecutor:
             needed.update({(b, int(device[v])): int(v) for b in nodes[v].reads})
         elsewhere = {b: sorted({d for block, d in needed if block == b} - {home[b]}) for b in home}
         steps: list[list[Step]] = [[] for _ in range(count)]
+        given: set[int] = set()
         ordered = []
         for v in map(int, sequence):
             node, d = nodes[v], int(device[v])
             last = [b for b in node.reads if needed[b, d] == v and b not in self._last_result]
             mine = [b for b in last if self._owned(b, d, home, elsewhere, needed)] if donates else []
+            given.update(b for b in mine if b not in home)
             targets = sorted({t for b in node.yields for t in elsewhere[b]})
             step = Step(
                 v,
@@ -103,13 +111,14 @@ class StageExecutor:
             steps[d].append(step)
             ordered.append((d, step))
         readers = tuple(tuple(sorted({d for b, d in needed if b == i})) for i in range(len(self.inputs)))
-        return Plan(tuple(map(tuple, steps)), tuple(ordered), readers, home)
+        return Plan(tuple(map(tuple, steps)), tuple(ordered), readers, home, frozenset(given))
 
     def _owned(self, b: int, d: int, home: dict, elsewhere: dict, needed: dict) -> bool:
         """Whether a block's memory is this device's alone: no other device reads it, nobody else holds it."""
         if b in home:
             return home[b] == d and not elsewhere[b]
-        return b in self.graph.donated and {t for block, t in needed if block == b} == {d}
+        comes_back = home.get(self._follows.get(b), d)  # where the call before leaves it: its memory is that device's
+        return b in self.graph.donated and comes_back == d and {t for block, t in needed if block == b} == {d}
 
     def _donated(self, node: Any, candidates: Sequence[int]) -> tuple[int, ...]:
         """Positions of those operands whose memory can hold a result."""
@@ -161,7 +170,7 @@ class StageExecutor:
             here = [self.inputs[i].on.get(source, values[i]) for i in ids]  # type: ignore[union-attr]
             from_device = self.devices[source] if source >= 0 else next(iter(here[0].devices()))
             for i, x in zip(ids, moved(here, from_device, self.devices[d]), strict=True):
-                x = x.copy() if i in self.graph.donated else x  # what is donated is no view of another device's memory
+                x = x.copy() if i in plan.donated else x  # its memory is used again: no view of another device's
                 memories[d][i] = self.inputs[i].on[d] = x  # type: ignore[index]
         return memories
 
@@ -257,7 +266,7 @@ class StageExecutor:
         plans = [self._planned(np.full(tasks, d), range(tasks), donates=False) for d in range(count)]
         steps = tuple(plan.steps[d] for d, plan in enumerate(plans))
         together = Plan(steps, tuple((d, s) for d, own in enumerate(steps) for s in own),
-                        tuple(tuple(range(count)) for _ in self.inputs), {})  # fmt: skip
+                        tuple(tuple(range(count)) for _ in self.inputs), {}, frozenset())  # fmt: skip
         taken = np.zeros((repeats + 1, tasks, count))
         with self.lock:
             for i in range(repeats + 1):

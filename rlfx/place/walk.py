@@ -54,18 +54,21 @@ class Plan:
       sequence: ``(device, step)`` of all, each after those it reads.
       readers: for each argument, the devices on which it is read.
       home: of each block that is a result, its device.
+      donated: arguments whose memory a step uses again.
     """
 
     steps: tuple[tuple[Step, ...], ...]
     sequence: tuple[tuple[int, Step], ...]
     readers: tuple[tuple[int, ...], ...]
     home: dict[int, int]
+    donated: frozenset[int]
 
 
 def moved(values: Sequence[jax.Array], source: Any, target: Any) -> list[jax.Array]:
     """Arrays on another device. Host devices read each other's memory: nothing is copied."""
-    shared = source.platform == target.platform == "cpu"
-    return jax.device_put([np.asarray(x) if shared and not J.is_key(x) else x for x in values], target)
+    if source.platform == target.platform == "cpu":
+        return [J.on_host_device(x, target) for x in values]
+    return jax.device_put(list(values), target)
 
 
 class Clock:
