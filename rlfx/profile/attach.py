@@ -106,7 +106,9 @@ def read(pid: int, asked: int, text: str) -> Spied:
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
         thread, *frames = stack.split(";")
-        threads[thread.partition(": ")[2] or thread] += int(count)
+        # A process that has not imported `threading` has no names for them.
+        name = thread.partition(": ")[2] or ("MainThread" if thread == f"thread ({pid})" else thread)
+        threads[name] += int(count)
         found = [m for m in map(_FRAME.fullmatch, reversed(frames)) if m]
         mine = own(tuple(Frame(m["file"], int(m["line"]), m["function"]) for m in found))
         within.update(dict.fromkeys(mine, int(count)))
