@@ -112,6 +112,12 @@ def gather_slice(source: Value, equation: Equation, domain: Domain, times: Any, 
     return _slice_value(data, source.dims, access, size, domain, width, None)
 
 
+def windows_of(rows: Any, dims: frozenset, equation: Equation, domain: Domain, first: Index) -> Value:
+    """The slices of several readers in an array of the rows from ``first`` on, which depends on t: [W, B?, ...]."""
+    size = equation.params["size"]
+    return _slice_value(_behind_b(rows, dims), dims, equation.access, size, domain, len(rows), first)
+
+
 def _slice_value(
     data: Any,
     dims: frozenset,
@@ -119,7 +125,7 @@ def _slice_value(
     size: Any,
     domain: Domain,
     width: int,
-    first: int | None,
+    first: Index | int | None,
     raw: int = OTHERS,
 ) -> Value:
     """The slice that an array stands for, of ``width`` positions from ``first`` on, or from each reader's own."""
@@ -130,7 +136,7 @@ def _slice_value(
     if first is None:
         start = lo - J.maximum_dim(J.minimum_dim(lo, domain.length - width), 0)
     else:
-        start = lo - first
+        start = lo - (first.as_dim(tau, nu) if isinstance(first, Index) else first)
     others = data.ndim - len(dims) - 1
     return Value(data, dims, (start,) + (None,) * others, clean=False, raw=raw)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx.recurrence.execute import reads
+from rlfx.recurrence.execute.bands import rows_of_blocks, seen_by_block
 from rlfx.recurrence.execute.values import Value, expand
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.domain import Domain
@@ -45,20 +46,25 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
     moving = [v for v in inputs if "t" in inputs[v].dims]
     # Gradients of what all blocks use are added up in at least float32.
     fixed = {v: replace(x, data=widened(x.data)) for v, x in inputs.items() if v not in moving}
+    bands = {e: rows_of_blocks(run.env[e.source], band, run.domain, run.sizes) for e, band in blocked.bands.items()}
     found: list[list] = []
     for begin, end in blocked.stretches:
         domain = run.domain
         stretch = Stretch(domain.length, domain.batch, domain.until, begin=begin, end=end)
         views = {}
         for e in blocked.equations:
-            if e.is_read and (view := reads.view_slice(run.env[e.source], e, stretch, run.sizes)) is not None:
+            if e.is_read and e not in bands and (view := reads.view_slice(run.env[e.source], e, stretch, run.sizes)) is not None:
                 views[e.outputs[0]] = view
-        rest = tuple(e for e in blocked.equations if not any(v in views for v in e.outputs))
+        rest = tuple(e for e in blocked.equations if e not in bands and not any(v in views for v in e.outputs))
 
-        def evaluate(times, slices, rest=rest, stretch=stretch, views=views):
+        def evaluate(times, slices, rows, rest=rest, stretch=stretch, views=views):
             here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
             own = {v: replace(x, data=narrowed(x.data, v.dtype)) for v, x in fixed.items()}
-            part = at(times, stretch, {**own, **views, **here})
+            seen = {
+                e.outputs[0]: seen_by_block(run.env[e.source], x, e, band, stretch)
+                for x, (e, band) in zip(rows, blocked.bands.items(), strict=True)
+            }
+            part = at(times, stretch, {**own, **views, **seen, **here})
 
             def read(equation, env, t):
                 return reads.gather_slice(run.env[equation.source], equation, stretch, times, run.sizes)
@@ -66,7 +72,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
             part.sequence(rest, part.env, part.times, read)
             return [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]
 
-        found.append(_map_blocks(evaluate, blocked.block, begin, end, [inputs[v].data for v in moving], run.times.data))
+        slices = [inputs[v].data for v in moving]
+        found.append(_map_blocks(evaluate, blocked.block, begin, end, slices, run.times.data, list(bands.values())))
     for v, pieces in zip(blocked.outputs, zip(*found, strict=True), strict=True):
         data = _joined(list(pieces))
         run.env[v] = Value(data, run.program.dims_of(v) | {"t"})
@@ -76,23 +83,30 @@ def _pick(inputs: Mapping[Var, Value], moving: Sequence[Var]) -> list[tuple[Var,
     return [(v, inputs[v]) for v in moving]
 
 
-def _map_blocks(fn: Any, block: int, begin: int, end: int, moving: Sequence, times: Any) -> list:
-    """``fn(times, slices)`` of consecutive timesteps, block by block; each is computed again for its derivative."""
+def _map_blocks(fn: Any, block: int, begin: int, end: int, moving: Sequence, times: Any, bands: Sequence) -> list:
+    """``fn(times, slices, rows)`` of consecutive timesteps, block by block; each is computed again for its derivative.
+
+    ``bands``: what blocks see, of all blocks.
+    """
     again = jax.checkpoint(fn, prevent_cse=False)
-    whole = (end - begin) // block
+    whole, first = (end - begin) // block, begin // block
     outs: list[list] = []
 
     def cut(x: Any) -> Any:
         return x[begin : begin + whole * block].reshape(whole, block, *x.shape[1:])
 
+    def one(low: int, high: int, number: int) -> Any:
+        return jax.checkpoint(fn)(times[low:high], [x[low:high] for x in moving], [x[number] for x in bands])
+
     if whole > 1:
-        ys = jax.lax.map(lambda xs: again(*xs), (cut(times), [cut(x) for x in moving]))
+        rows = [x[first : first + whole] for x in bands]
+        ys = jax.lax.map(lambda xs: again(*xs), (cut(times), [cut(x) for x in moving], rows))
         outs.append([y.reshape(whole * block, *y.shape[2:]) for y in ys])
     elif whole:
-        outs.append(jax.checkpoint(fn)(times[begin : begin + block], [x[begin : begin + block] for x in moving]))
+        outs.append(one(begin, begin + block, first))
     rest = begin + whole * block
     if rest < end:
-        outs.append(jax.checkpoint(fn)(times[rest:end], [x[rest:end] for x in moving]))
+        outs.append(one(rest, end, first + whole))
     return [_joined(list(ys)) for ys in zip(*outs, strict=True)]
 
 

@@ -13,6 +13,7 @@ from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.language.index import Lookup
 from rlfx.recurrence.language.primitives import across_p, reduce_p, whole_p
+from rlfx.recurrence.schedule.bands import is_window
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
 
@@ -125,15 +126,19 @@ def resident_environments(
 
     Windows of other timesteps are many times as large as what they read. If the activations of all environments and their
     cotangents are more than the memory that calls have again, as many are taken at a time as the machine's cache holds.
+    What is computed of slices runs in blocks of timesteps: it is kept by nobody, and as wide as T if the slices are no windows.
     """
-    room, each = target.room, activation_bytes(learner, 1) * learner.program.domain.length * copies
+    domain, equations = learner.program.domain, learner.region.equations
+    room, each = target.room, activation_bytes(learner, 1, slices=False) * domain.length * copies
     if room.tile is None or room.unmapped is None or 2 * each * batch <= room.unmapped:
         return None
-    ragged = any(e.is_ragged for e in learner.region.equations)  # these run in blocks of timesteps
-    if ragged or learner.region.loops or why_not_environments(learner, order) is not None:
+    slices = [is_window(e, domain) for e in equations if e.is_ragged and e.is_read]
+    if not all(slices) or learner.region.loops or why_not_environments(learner, order) is not None:
         return None
     count = divisor_up_to(batch, max(1, int(room.cache // each)))
-    return count if 1 < count < batch else None  # one at a time may be slower than all: 5x for a sum over 16 timesteps
+    # One at a time may be slower than all: 5x for a sum over 16 timesteps. Blocks of windows have rows enough.
+    fewest = 1 if slices and domain.length >= ROWS else 2
+    return count if fewest <= count < batch else None
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:

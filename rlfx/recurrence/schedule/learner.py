@@ -155,12 +155,12 @@ def _tails(region: Graph) -> frozenset[Var]:
     return frozenset(found)
 
 
-def activation_bytes(learner: Learner, batch: int) -> int:
-    """Bytes of all values that one timestep of the region computes."""
+def activation_bytes(learner: Learner, batch: int, *, slices: bool = True) -> int:
+    """Bytes of all values that one timestep of the region computes; without ``slices``, of those of fixed shape."""
     program, domain = learner.program, learner.program.domain
     return sum(
         bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
         for e in learner.region.equations
         for v in e.outputs
-        if is_float(v) and "t" in program.dims_of(v)
+        if is_float(v) and "t" in program.dims_of(v) and (slices or not J.symbolic_axes(v.shape))
     )

@@ -7,9 +7,9 @@ each of which a slice is as wide as its readers can see: the past of ``t < 1024`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlfx import _jaxpr as J
 from rlfx._target import Room
@@ -17,8 +17,10 @@ from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.language.domain import widest
 from rlfx.recurrence.language.index import Slice
 from rlfx.recurrence.language.primitives import series_p
+from rlfx.recurrence.schedule.bands import MOST_COPIES, Band, band_of, is_window
 from rlfx.recurrence.schedule.positions import positions
 
 #: Each section is compiled by itself; with n of them the past that is read is (n + 1) / 2n of T.
@@ -46,6 +48,7 @@ class Blocked:
       block: timesteps in a block.
       stretches: the sections, each a number of blocks (the last one may end with a shorter block).
       largest: bytes of their largest value, if it were computed for all timesteps at once; without slices, of all of them.
+      bands: what each block sees of windows that move with t, by the equations that read them.
     """
 
     equations: tuple[Equation, ...]
@@ -53,6 +56,7 @@ class Blocked:
     block: int
     stretches: tuple[tuple[int, int], ...]
     largest: int
+    bands: Mapping[Equation, Band] = field(default_factory=dict)
 
     def __str__(self) -> str:
         slices = ", ".join(dict.fromkeys(f"x[{e.access}]" for e in self.equations if e.is_read))
@@ -61,7 +65,9 @@ class Blocked:
             return f"blocks of {steps}, their values of all would be {self.largest / 2**20:.3g} MiB"
         sections = f" in {len(self.stretches)} sections" if len(self.stretches) > 1 else ""
         size = f"{self.largest / 2**20:.3g} MiB"
-        return f"{slices}: blocks of {self.block} timesteps{sections}, a value of all of them would be {size}"
+        rows = dict.fromkeys(b.width for b in self.bands.values())
+        seen = f" that each see {' or '.join(map(str, rows))} rows" if rows else ""
+        return f"{slices}: blocks of {self.block} timesteps{seen}{sections}, a value of all of them would be {size}"
 
 
 def divide(
@@ -178,20 +184,30 @@ def _blocked(
     own = {v for e in members for v in e.outputs}
     used = _used(members, graph)
     outputs = _outputs(members, graph, used)
+    windows = [e for e in members if e.is_read and is_window(e, program.domain)]
     shared = _shared(members, program)
+    copied = max((bytes_in_all(e.outputs[0], program, batch) for e in windows), default=0)
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
     sizes = (bytes_in_all(v, program, batch) for v in wide)
     largest = max(sizes, default=0)
-    if largest <= room.at_once:
+    if largest <= room.at_once and copied <= room.in_block:
         return None
     if any(J.symbolic_axes(v.shape) for v in outputs) or any(
         v in used for e in members if e.is_read for v in e.outputs
     ):
         return None
-    block = _block_size(largest / length, length, room.in_block)
+    if windows:  # values on them are about twice as wide as a window
+        most = min(widest(program.domain, e.params["size"]) for e in windows)
+        block = min(most, _block_size(2 * largest / length, length, room.in_block))
+        block = _block_size(1, length, max(block, -(-most // (MOST_COPIES - 1))))
+    else:
+        block = _block_size(largest / length, length, room.in_block)
+    found = {e: band_of(e, program.domain, block) for e in windows}
+    bands = {e: band for e, band in found.items() if band is not None}
     # An environment that has ended sees what its last timestep saw, which may lie in an earlier section.
-    sections = ((0, length),) if program.domain.until else _sections(length, block)
-    return Blocked(members, outputs, block, sections, largest)
+    whole = program.domain.until or all(e in bands for e in members if _is_slice(e))
+    sections = ((0, length),) if whole else _sections(length, block)
+    return Blocked(members, outputs, block, sections, max(largest, copied), bands)
 
 
 def _shared(equations: Iterable[Equation], program: Program) -> set[Var]:

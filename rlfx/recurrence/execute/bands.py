@@ -1,0 +1,36 @@
+"""The rows that blocks of timesteps see of a series, put side by side by slices and reshapes alone: so is their derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from rlfx.recurrence.execute.reads import windows_of
+from rlfx.recurrence.execute.values import Value, expand, zeros
+from rlfx.recurrence.ir.program import Equation
+from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.schedule.bands import Band
+
+
+def rows_of_blocks(source: Value, band: Band, domain: Domain, sizes: Mapping[str, int]) -> Any:
+    """``[blocks, width, B?, ...]`` of a series; zeros stand outside of the domain."""
+    data = expand(source, source.dims | {"t"}, sizes).data
+    blocks, size = -(-domain.length // band.block), band.block
+    pieces = -(-band.width // size)
+    needed = (blocks + pieces - 1) * size
+    padded = _rows(data, band.first, band.first + needed)
+    shifted = [padded[i * size : (i + blocks) * size].reshape(blocks, size, *data.shape[1:]) for i in range(pieces)]
+    return jnp.concatenate(shifted, axis=1)[:, : band.width]
+
+
+def _rows(data: Any, begin: int, end: int) -> Any:
+    """The rows ``begin <= p < end``, which may be outside."""
+    before, after = (zeros((max(0, n), *data.shape[1:]), data.dtype) for n in (-begin, end - len(data)))
+    return jnp.concatenate([before, data[max(0, begin) : max(0, end)], after])[: end - begin]
+
+
+def seen_by_block(source: Value, rows: Any, equation: Equation, band: Band, domain: Domain) -> Value:
+    """The slices of the timesteps of one block, of the rows that it sees."""
+    return windows_of(rows, source.dims - {"t"}, equation, domain, band.base)
