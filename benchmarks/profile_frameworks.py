@@ -7,10 +7,10 @@ Nothing of theirs is kept here. `--checkouts` holds git clones `cleanrl`, `purej
 as their authors wrote them; operations are named from outside (`run --operation`), and jitted functions and modules by
 `NAMES`. PureJaxRL and rejax get today's gymnax with its old interface, and an empty `navix` (a `sitecustomize` in the
 folder `--stand-ins`).
-brax 0.14.2's own learner does not run under jax 0.10
-(`jax.device_put_replicated` is gone), so that brax is there through PureJaxRL only. A script that
-goes on for longer than `--seconds` is ended; what was captured is on disk by then. Writes
-benchmarks/results/profile_frameworks.json: for each script the seconds of its window by category and state of the host.
+brax 0.14.2's own learner does not run under jax 0.10 (`jax.device_put_replicated` is gone): it is that of the clone `brax`,
+called by `framework_programs/brax_ppo.py`, as brax has no script of its own. A script that goes on for longer than
+`--seconds` is ended; what was captured is on disk by then. Writes benchmarks/results/profile_frameworks.json: for each script
+the seconds of its window by category and state of the host.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rlfx.profile.capture import machine
 ROOT = pathlib.Path(__file__).parents[1]
 RESULT = pathlib.Path(__file__).parent / "results/profile_frameworks.json"
 COMMITS = {
+    "brax": "0b96d05",
     "cleanrl": "fe8d8a03c41a7ef5b523e2e354bd01c363e786bb",
     "purejaxrl": "31756b197773a52db763fdbe6d635e4b46522a73",
     "rejax": "d7510951b7a89ca8463cb2a6d18e21750ec454ff",
@@ -56,7 +57,8 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Script:
-    """One script: `path` is below the checkouts, or below the environment's packages where it starts with `packages`."""
+    """One script: `path` is below the checkouts, or below the environment's packages where it starts with
+    `packages`, or beside this file where it starts with `framework_programs`; `clone`: in place of a package's release."""
 
     name: str
     framework: str
@@ -67,6 +69,7 @@ class Script:
     arguments: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     on_policy: bool = True
+    clone: str = ""
 
 
 VECTOR = "simulation=gymnasium.vector.sync_vector_env:SyncVectorEnv.step"
@@ -105,6 +108,8 @@ SCRIPTS = (
     Script("rejax train.py, DQN", "rejax", "CartPole-v1", "compiled", "jaxrl", "rejax/train.py",
            ("--algorithm", "dqn", "--config", "configs/gymnax/cartpole.yaml"), (GYMNAX, "backpropagation=jax:grad()"),
            False),
+    Script("brax PPO", "brax", "inverted_pendulum (brax)", "compiled", "jaxrl", "framework_programs/brax_ppo.py", (),
+           ("simulation=brax.envs.inverted_pendulum:InvertedPendulum.step", GRADIENT), clone="brax"),
 )  # fmt: skip
 #: rl_zoo3's own settings of Hopper-v4, which has no entry for v5.
 HOPPER = "Hopper-v5:\n  n_envs: 1\n  policy: 'MlpPolicy'\n  n_timesteps: !!float 1e6\n  normalize: {normalize}\n"
@@ -141,6 +146,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     (packages,) = (python.parents[1] / "lib").glob("python*/site-packages")
     inside = script.path.startswith("packages")
     path = packages / script.path.removeprefix("packages/") if inside else arguments.checkouts / script.path
+    path = pathlib.Path(__file__).parent / script.path if script.path.startswith("framework_programs") else path
     label = re.sub(r"\W+", "-", f"{script.name} {script.task}")
     folder = pathlib.Path(tempfile.mkdtemp()) if arguments.keep is None else arguments.keep / label
     shutil.rmtree(folder, ignore_errors=True)
@@ -152,7 +158,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     command = [str(python), "-m", "rlfx.profile", "run", "--out", str(folder / "trace"), *options, str(path.absolute()), *given]
     older = script.framework in ("PureJaxRL", "rejax")
     stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and older else []
-    checkout = arguments.checkouts / pathlib.Path(script.path).parts[0]
+    checkout = arguments.checkouts / (script.clone or pathlib.Path(script.path).parts[0])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *stand_ins, str(checkout.absolute())]), "MPLBACKEND": "agg",
            "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "WANDB_MODE": "disabled"}  # fmt: skip
     where = checkout if checkout.is_dir() else folder

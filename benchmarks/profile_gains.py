@@ -24,6 +24,7 @@ import pathlib
 import shutil
 import statistics
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -170,7 +171,7 @@ def rlax(checkouts: pathlib.Path, edits: Edits) -> Callable[[Around], None]:
 def cleanrl(script: str, environment: str, first: int, last: int, options: tuple[str, ...]):
     def build(checkouts: pathlib.Path, edits: Edits) -> Callable[[Around], None]:
         clocked = Clocked()
-        sys.path.insert(0, str(checkouts / "cleanrl"))
+        sys.path.insert(0, str((checkouts / "cleanrl").absolute()))
         clock = (
             ('if __name__ == "__main__":', "def main():"),
             ("range(args.total_timesteps):", f"clocked(range(args.total_timesteps), {first}, {last}):"),
@@ -183,7 +184,8 @@ def cleanrl(script: str, environment: str, first: int, last: int, options: tuple
         def once(around: Around) -> None:
             clocked.around = around
             sys.argv = [script, "--env-id", environment, "--learning-starts", "200", *options]
-            found.main()
+            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):  # for its logs
+                found.main()
 
         return once
 
@@ -219,8 +221,8 @@ CASES = (
     Case("rejax PQN, CartPole-v1", "no evaluation", "device", "eval_callback(|return evaluate(", 1.0, (("", ""),), rejax),
     Case("rlax simple_dqn.py, bsuite Catch", "no learning step", "program", LEARN, 1.0,
          (("params, learner_state = " + LEARN, "_ = ("),), rlax),
-    Case("CleanRL ddpg_continuous_action_jax.py, Pendulum-v1", "actor updated every second time", "program", CRITIC, 0.5,
-         ((CRITIC, CRITIC.replace("args.policy_frequency", "2")),), DDPG),
+    Case("CleanRL ddpg_continuous_action_jax.py, Pendulum-v1", "actor updated half as often", "program", CRITIC, 0.5,
+         ((CRITIC, CRITIC.replace("args.policy_frequency", "4")),), DDPG),
     Case("CleanRL dqn_jax.py, CartPole-v1", "network updated every 20 steps, not 10", "program", "update(", 0.5,
          (("if global_step % args.train_frequency == 0:", "if global_step % 20 == 0:"),), DQN),
 )  # fmt: skip

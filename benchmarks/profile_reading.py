@@ -1,8 +1,9 @@
 """What it takes to read a trace: CPU time, memory and bytes an instruction, of one XLA program of many short ones.
 
-    python benchmarks/profile_reading.py --out benchmarks/results/profile_reading.json
+    python benchmarks/profile_reading.py --before DIR --out benchmarks/results/profile_reading.json
 
 The trace is captured once; each reading is a fresh process, whose largest memory counts beyond that after its imports.
+`--before`: a checkout of the commit in `BEFORE`, the last that read one event at a time; it reads the same trace, by turns.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 
+BEFORE = "7e268ad"
 READER = """
 import json, sys, time
 import jax
@@ -59,26 +62,45 @@ def captured(folder: str, instructions: int) -> int:
     return sum(p.stat().st_size for p in pathlib.Path(folder).glob("**/*.xplane.pb"))
 
 
+def reading(folder: str, code: pathlib.Path) -> dict:
+    """Read a trace in a process of its own, by the code in a folder."""
+    env = {**os.environ, "PYTHONPATH": str(code.absolute())}
+    command = [sys.executable, "-c", READER, folder]  # which looks for modules where it starts, too
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=code)
+    return json.loads(done.stdout)
+
+
+def taken(found: list[dict]) -> dict:
+    count = found[0]["instructions"]
+    return {
+        "instructions": count,
+        "us_an_instruction": statistics.median(f["cpu_s"] for f in found) / count * 1e6,
+        "bytes_an_instruction": statistics.median(f["bytes"] for f in found) / count,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instructions", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--before", type=pathlib.Path)
     parser.add_argument("--out")
     arguments = parser.parse_args()
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
         size = captured(folder, arguments.instructions)
-        found = []
+        found, before = [], []
         for _ in range(arguments.rounds):
-            done = subprocess.run([sys.executable, "-c", READER, folder], capture_output=True, text=True, check=True)
-            found.append(json.loads(done.stdout))
+            found.append(reading(folder, pathlib.Path(__file__).parents[1]))
+            if arguments.before is not None:
+                before.append(reading(folder, arguments.before))
     count = found[0]["instructions"]
     result = {
+        **({"before": {"commit": BEFORE, **taken(before)}} if before else {}),
         "instructions": count,
         "trace_bytes_an_instruction": size / count,
-        "us_an_instruction": statistics.median(f["cpu_s"] for f in found) / count * 1e6,
-        "bytes_an_instruction": statistics.median(f["bytes"] for f in found) / count,
+        **{k: v for k, v in taken(found).items() if k != "instructions"},
         "busy": found[0]["busy"],
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,

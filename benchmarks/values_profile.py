@@ -36,6 +36,30 @@ def scripts() -> str:
     )
 
 
+def of_frameworks() -> str:
+    """What the scripts of each framework say about those of the paper's findings that one run can show."""
+    found = read("profile_frameworks")["scripts"]
+    frameworks = [*dict.fromkeys(r["framework"] for r in found)]
+
+    def row(finding: str, measured: str, of, jax: bool = True) -> dict:
+        cells = {}
+        for framework in frameworks:
+            values = [of(r) for r in found if r["framework"] == framework and (r["device"] or not jax)]
+            shown = dict.fromkeys(percent(v) for v in (min(values), max(values))) if values else {"-": None}
+            cells[framework] = " to ".join(shown)
+        return {"finding": finding, "measured": measured, **cells}
+
+    rows = [
+        row("F.2", "time in Python", lambda r: r["host"].get("python", 0.0), jax=False),
+        row("F.7", "device busy", lambda r: r["device_busy"]),
+        row("F.8", "time in dispatch, of device busy", lambda r: r["host"].get("dispatch", 0.0) / r["device_busy"]),
+        row("F.9", "not device-bound", lambda r: 1 - r["device_bound"], jax=False),
+        row("F.11", "a sampler's utilisation", lambda r: r["naive_utilisation"]),
+        row("F.12", "simulation", lambda r: r["shares"].get("simulation", 0.0), jax=False),
+    ]
+    return table(rows, {key: lambda r, key=key: r[key] for key in rows[0]})
+
+
 def worst(key: str) -> str:
     """How far the furthest workload is from what it takes without a capture."""
     return f"{max(abs(r[key] - 1) for r in part_of('capture')['workloads']):.0%}"
@@ -73,7 +97,7 @@ def a_worker_step() -> str:
     return ", ".join(number(1e6 / r["steps_per_s"]) for r in rows_of("scale"))
 
 
-TABLES = {"gains": gains, "scripts": scripts}
+TABLES = {"gains": gains, "scripts": scripts, "scripts-findings": of_frameworks}
 VALUES = {
     "profile-most": lambda: f"{max(r['extra_cpu_seconds'] for r in part_of('run')['workloads']):.1f}",
     "profile-fitted-cpu": lambda: worst("corrected"),

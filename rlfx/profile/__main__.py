@@ -1,4 +1,4 @@
-"""`python -m rlfx.profile run|report|compare|calibrate`."""
+"""`python -m rlfx.profile run|report|compare|attach|calibrate`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,9 @@ def parser() -> argparse.ArgumentParser:
     compared = commands.add_parser("compare", help="compare captured directories: two, or many side by side")
     compared.add_argument("before", help="a directory; several with commas are repeated runs of one program")
     compared.add_argument("after", nargs="+", help="the same, of others: repeated runs have means with 95%% intervals")
+    attach = commands.add_parser("attach", help="at which lines of Python a process is that runs already (needs py-spy)")
+    attach.add_argument("pid", type=int)
+    attach.add_argument("--duration", type=float, default=5.0, help="seconds (default: %(default)s)")
     calibrate = commands.add_parser("calibrate", help="measure the cost of profiling on this machine, and store it")
     calibrate.add_argument("--rounds", type=int, default=15)
     calibrate.add_argument("--out", help="file (default: in the user's cache directory)")
@@ -205,6 +208,13 @@ def compare(arguments: argparse.Namespace) -> None:
         print(several({name: read(name) for name in names}))
 
 
+def attach(arguments: argparse.Namespace) -> None:
+    """Sample a process that runs already, and print its lines."""
+    from rlfx.profile.attach import spy
+
+    print(spy(arguments.pid, arguments.duration))
+
+
 def calibrate(arguments: argparse.Namespace) -> None:
     """Measure and store the cost of profiling."""
     installed("calibrate", "optax", "profile", ProfileError)
@@ -220,7 +230,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     print(f"They explain what profiling added to each of the programs measured within about {measured.spread:.0%}.")
 
 
-COMMANDS = {"run": run, "report": report, "compare": compare, "calibrate": calibrate}
+COMMANDS = {"run": run, "report": report, "compare": compare, "attach": attach, "calibrate": calibrate}
 
 if __name__ == "__main__":
     sys.exit(main())

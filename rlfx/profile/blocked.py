@@ -170,8 +170,7 @@ def between(track: Track, start: int, stop: int) -> Steps:
 
 def _in(contexts: list[Context], steps: Steps, states: frozenset[str]) -> np.ndarray:
     """Which steps are in one of the states."""
-    values, index = np.unique(steps.context, return_inverse=True)
-    return np.asarray([contexts[c].state in states for c in values.tolist()], bool)[index]
+    return np.asarray([c.state in states for c in contexts], bool)[steps.context]
 
 
 def _could(contexts: list[Context], steps: Steps) -> list[Stretch]:

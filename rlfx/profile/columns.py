@@ -6,7 +6,6 @@ message begins; and an event whose name says that it means nothing is left out b
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -99,7 +98,8 @@ def blocks(
 
 def _heads(data: memoryview, size: int) -> Iterator[np.ndarray]:
     """Where the events of a line begin, with their tags; a copy of part of the line is faster to look into."""
-    heads, at, end = array.array("q"), 0, len(data)
+    heads: list[int] = []
+    at, end = 0, len(data)
     while at < end:
         piece, inside = bytes(data[at : at + PIECE]), 0
         last = len(piece) - 12  # a tag and a size take less
@@ -118,10 +118,40 @@ def _heads(data: memoryview, size: int) -> Iterator[np.ndarray]:
         if at > end:
             raise ProfileError(wire.truncated("an event runs past the end of its line"))
         if len(heads) >= size:
-            yield np.asarray(heads)
-            heads = array.array("q")
+            yield np.asarray(heads, np.int64)
+            heads = []
     if heads:
-        yield np.asarray(heads)
+        yield np.asarray(heads, np.int64)
+
+
+def numbered(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct integers, in order, and which of them each is: a table where their range is small, else by sorting.
+
+    Example:
+      >>> distinct, which = numbered(np.asarray([7, 5, 7]))
+      >>> distinct.tolist(), which.tolist()
+      ([5, 7], [1, 0, 1])
+    """
+    low = int(values.min()) if len(values) else 0
+    span = int(values.max()) - low + 1 if len(values) else 0
+    if span > 4 * len(values):
+        return np.unique(values, return_inverse=True)
+    seen = np.zeros(span, bool)
+    seen[values - low] = True
+    rank = np.cumsum(seen) - 1
+    return np.flatnonzero(seen) + low, rank[values - low]
+
+
+def firsts(which: np.ndarray, count: int) -> np.ndarray:
+    """Where each of the numbers 0 to `count` - 1 comes first.
+
+    Example:
+      >>> firsts(np.asarray([1, 0, 1]), 2).tolist()
+      [1, 0]
+    """
+    first = np.zeros(count, np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return first
 
 
 def varints(data: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +197,7 @@ def _decoded(plane, line, data, starts, stops, known, stats) -> Block:
     while len(left):
         tags = data[at[left]]
         at[left] += 1
-        for tag in np.unique(tags).tolist():
+        for tag in np.flatnonzero(np.bincount(tags)).tolist():
             chosen = left[tags == tag]
             if tag in columns:
                 columns[tag][chosen], at[chosen] = varints(data, at[chosen])
@@ -208,12 +238,12 @@ def _stats(plane, data, owners, begins, count, stats) -> tuple[dict[str, np.ndar
             continue
         of = np.flatnonzero(number == key)
         tags = data[at[of]]
-        for tag in np.unique(tags).tolist():
+        for tag in np.flatnonzero(np.bincount(tags)).tolist():
             chosen = of[tags == tag]
             if tag in (UNSIGNED, SIGNED):
                 out[name][owner[chosen]] = varints(data, at[chosen] + 1)[0]
             elif tag == REFERENCE:
-                refers, which = np.unique(varints(data, at[chosen] + 1)[0], return_inverse=True)
+                refers, which = numbered(varints(data, at[chosen] + 1)[0])
                 index = np.asarray([text(plane.stats.get(int(r), "")) for r in refers], np.int64)
                 out[name][owner[chosen]] = index[which]
             elif tag == TEXT:

@@ -258,9 +258,11 @@ class _Gathering:
         ]
         code = np.zeros(len(chosen), np.int64)
         for cell in cells:  # numbers the distinct rows
-            values, index = np.unique(cell[chosen], return_inverse=True)
-            _, code = np.unique(code * len(values) + index, return_inverse=True)
-        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+            values, index = columns.numbered(cell[chosen])
+            if len(values) > 1:
+                _, code = columns.numbered(code * len(values) + index)
+        distinct, code = columns.numbered(code)
+        first = columns.firsts(code, len(distinct))
         numbers = []
         for at in first.tolist():
             name, *stats = (int(cell[chosen[at]]) for cell in cells)

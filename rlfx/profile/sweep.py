@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlfx.profile.columns import BLOCK
+from rlfx.profile.columns import BLOCK, firsts, numbered
 from rlfx.profile.events import Line
 from rlfx.profile.rows import DeviceRow, Row
 from rlfx.profile.rules import (
@@ -135,11 +135,12 @@ def _combinations(tracks, roots, at: np.ndarray) -> tuple[np.ndarray, list[tuple
             times = track.times[first : int(np.searchsorted(track.times, block[-1], "right"))]
             found = np.searchsorted(times, block, "right") - 1
             matrix[row] = np.where(found >= 0, track.context[first + found] if len(times) else root, root)
-            values, index = np.unique(matrix[row], return_inverse=True)
+            values, index = numbered(matrix[row])
             code = code * len(values) + index
             if code.max() > 1 << 31:
-                _, code = np.unique(code, return_inverse=True)
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+                _, code = numbered(code)
+        distinct, which = numbered(code)
+        first = firsts(which, len(distinct))
         numbers = [known.setdefault(tuple(column), len(known)) for column in matrix[:, first].T.tolist()]
         combo[begin : begin + BLOCK] = np.asarray(numbers, np.int32)[which]
     return combo, list(known)

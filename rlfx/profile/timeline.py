@@ -64,6 +64,27 @@ class Track:
     context: np.ndarray
 
 
+class Growing:
+    """A track that is being made: what a block adds is in lists, which are fast to append to, until it is packed."""
+
+    def __init__(self, line: Line):
+        self.line = line
+        self.times: list[int] = []
+        self.steps: list[int] = []
+        self._packed: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def pack(self) -> None:
+        self._packed.append((np.asarray(self.times, np.int64), np.asarray(self.steps, np.int32)))
+        self.times.clear()
+        self.steps.clear()
+
+    def track(self) -> Track:
+        self.pack()
+        times, steps = (np.concatenate(parts) for parts in zip(*self._packed, strict=True))
+        self._packed = [(times, steps)]
+        return Track(self.line, times, steps)
+
+
 @dataclass
 class Kernel:
     """All executions of one instruction (or callback) in the window."""

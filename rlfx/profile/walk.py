@@ -7,7 +7,6 @@ events that change what is going on, and millions of executions that repeat what
 
 from __future__ import annotations
 
-import array
 import collections
 
 import numpy as np
@@ -33,7 +32,7 @@ from rlfx.profile.rules import (
     WAIT,
 )
 from rlfx.profile.scopes import UNNAMED, join
-from rlfx.profile.timeline import ABSENT, ANNOTATION, CONTAINER, HOST, TASK, Context, Share, Timeline, Track, of_tasks
+from rlfx.profile.timeline import ABSENT, ANNOTATION, CONTAINER, HOST, TASK, Context, Growing, Share, Timeline, of_tasks
 from rlfx.profile.xspace import Trace
 
 FOREVER = np.iinfo(np.int64).max
@@ -64,8 +63,8 @@ class _Walker:
         lines = self.gathered.lines
         self.lines = lines
         self.stacks: list[list[tuple[int, int]]] = [[] for _ in lines]  # (end, context) of what is open
-        self.times = [array.array("q") for _ in lines]
-        self.steps = [array.array("i") for _ in lines]
+        self.growing = [Growing(line) for line in lines]
+        self.times, self.steps = [g.times for g in self.growing], [g.steps for g in self.growing]
         self.paid: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
         self.last = [-1 for _ in lines]  # of `steps`
         self.cases: dict[tuple[int, int, int], int] = {}  # (context around, its own, kind) of executions: a number
@@ -107,9 +106,11 @@ class _Walker:
             self.block(order[begin : begin + BLOCK], start, stop)
         for line in range(len(self.lines)):
             self.close(line, FOREVER)
+        tracks = [g.track() for g in self.growing]
         for line, (_, end) in self.lives.items():
-            if self.lines[line].kind != "main" and end < stop and self.times[line][-1] < end:
+            if self.lines[line].kind != "main" and end < stop and tracks[line].times[-1] < end:
                 self.emit(line, end, self.intern(ABSENT))
+                tracks[line] = self.growing[line].track()
         tally.executions(self.out, device, list(self.cases), self.case, self.op, [x.kind for x in self.lines])
         marks = self.gathered.marks
         inside = (marks.times >= start) & (marks.times < stop)
@@ -117,10 +118,7 @@ class _Walker:
         for kind, found in self.paid.items():
             times, lines = np.asarray(found, np.int64).reshape(-1, 2).T
             tally.pay(self.out, kind, Marks(times, lines.astype(np.int32)))
-        self.out.tracks = [
-            Track(line, np.asarray(t, np.int64), np.asarray(c, np.int32))
-            for line, t, c in zip(self.lines, self.times, self.steps, strict=True)
-        ]
+        self.out.tracks = tracks
         return self.out
 
     def block(self, order: np.ndarray, start: int, stop: int) -> None:
@@ -133,7 +131,7 @@ class _Walker:
             device.start[rows].tolist(), device.end[rows].tolist(), device.line[rows].tolist(),
             device.kind[rows].tolist(), device.run[rows].tolist(), device.correlation[rows].tolist(), strict=True,
         )  # fmt: skip
-        cases = array.array("i")
+        cases: list[int] = []
         stacks, roots, known, waiting, ended = self.stacks, self.roots, self.known, self.waiting, self.ended
         all_times, all_steps, last, own = self.times, self.steps, self.last, self.own
         for number in order.tolist():
@@ -175,6 +173,8 @@ class _Walker:
             if waiting:
                 self.hand_on(line, at, run, after)
         self.case[rows] = cases
+        for growing in self.growing:
+            growing.pack()
 
     # The stack of a line.
 
@@ -356,7 +356,7 @@ class _Walker:
     def under_way(self, line: int, run: int, context: int) -> None:
         """A task that its thread took up before the trace began: the program is open as long as it runs."""
         first, last = self.extents[run]
-        if not self.times[line] and first == self.out.window[0]:
+        if self.last[line] < 0 and first == self.out.window[0]:
             self.emit(line, first, self.intern(self.contexts[context]._replace(device=CONTAINER)))
         self.stacks[line].append((last, self.roots[line]))
 
