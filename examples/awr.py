@@ -3,7 +3,7 @@
 Notice that the log is SAC's replay buffer, made here by SAC's own recipe: series of transitions in the order of time. So returns
 are a program over `rlfx.inputs`, from the present critic at each update, and learning is what PPO does of a rollout. An action
 counts as much as it was better than expected: from the bad ones of SAC's beginning little is learned. No environment is
-stepped but to evaluate.
+stepped but to evaluate; what a curve counts are minibatches.
 """
 
 import sys
