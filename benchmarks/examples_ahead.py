@@ -6,7 +6,7 @@
 Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. What
 rlfx refuses until a later jaxlib is a row of its own, and no failure. It shows that programs compile, not that they are right,
 nor fast. Left out: examples/place_block.py, which places a function on the devices of this process, and
-examples/two_roles.py and examples/distributed.py, which take two of them; of examples/composed_dqn.py, whose loop is the
+examples/two_roles.py and examples/distributed.py, which take two of them; of examples/composed_*.py, whose loop is the
 host's, the learner's two functions are compiled.
 """
 
@@ -23,6 +23,7 @@ import optax
 import rlfx
 from rlfx.envs import fast_prng
 from rlfx.errors import RlfxError
+from rlfx.place.pearl import system as place_system
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
@@ -31,6 +32,7 @@ import apg
 import attention
 import awr
 import composed_dqn
+import composed_sac
 import dqn
 import dqn_family
 import es
@@ -141,17 +143,18 @@ def sarsa():
     return lambda carry, key, t0: program(None, carry, key, t0=t0), (carry, KEY, S((), jnp.int32))
 
 
-def composed():
-    batch, learner = dqn_family.SAMPLES, shapes(composed_dqn.init, KEY)
-    number, obs = S((batch,), jnp.float32), S((batch, dqn_family.OBS), jnp.float32)
-    action, ended = S((batch,), jnp.int32), S((batch,), bool)
-    transitions = dqn_family.Transition(obs, action, number, ended, ended, obs)
+def composed(example):
+    """An update of a composed example's learner, of a batch of transitions."""
+    system = example.make()
+    learner = shapes(example.init, KEY)
+    one = shapes(lambda: place_system.example(system, system.weights(example.init(jax.random.key(0)))))
+    transitions = jax.tree.map(lambda x: S((system.batch, *x.shape), x.dtype), one)
 
     def update(learner, transitions, weight, key):
-        grads, errors, metrics = composed_dqn.gradient(learner, transitions, weight, key)
-        return composed_dqn.apply(learner, grads), errors, metrics
+        grads, errors, metrics = example.gradient(learner, transitions, weight, key)
+        return example.apply(learner, grads), errors, metrics
 
-    return update, (learner, transitions, number, KEY)
+    return update, (learner, transitions, S((system.batch,), jnp.float32), KEY)
 
 
 def profiled():
@@ -182,7 +185,8 @@ EXAMPLES = {
     "attention": partial(
         online, attention.reinforce, attention.make_update, None, length=128, batch=32, init=attention.init_params
     ),
-    "composed_dqn": composed,
+    "composed_dqn": partial(composed, composed_dqn),
+    "composed_sac": partial(composed, composed_sac),
     "dqn": online_dqn,
     "frame_stacking": partial(
         online, frame_stacking.reinforce, frame_stacking.make_update, (2 * frame_stacking.FRAMES, 64, 2), length=250, batch=32

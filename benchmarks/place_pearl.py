@@ -1,10 +1,12 @@
 """PEARL's runtime: does it learn like the sequential recipe, is it as fast as predicted, and what do processes gain?
 
     python benchmarks/place_pearl.py learning [--seeds 0 1 2 3 4]   # examples/composed_dqn.py, to 160,000 timesteps
+    python benchmarks/place_pearl.py learning_sac                   # examples/composed_sac.py, to 24,000 timesteps
     python benchmarks/place_pearl.py predicted                      # seconds of an iteration, on all assignments to two devices
+    python benchmarks/place_pearl.py pinned [--batch 256 --actors 1]  # the same, each device's threads on a core of its own
     python benchmarks/place_pearl.py host                           # gymnasium in processes against one after another
 
-Two host devices. `learning` evaluates at the timesteps at which learning_prioritised_dqn.json has the recipe. `host` runs
+Two host devices. `learning` evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
 both programs in turn: the sequential one steps gymnasium in its own thread and calls the same compiled functions, one after
 another, on one device. Results: benchmarks/results/place_pearl_*.json.
 """
@@ -16,14 +18,18 @@ import json
 import os
 import resource
 import sys
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={str(sys.argv[1] != 'pinned').lower()}"
+    )
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
@@ -34,46 +40,61 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import composed_dqn as dqn
+import composed_sac as sac
 from networks import init_mlp, mlp
 
 import rlfx.envs
 from rlfx.place import hardware, pearl
-from rlfx.place.compose import Composition, iteration_seconds
+from rlfx.place.compose import Composition, Table, compose, iteration_seconds
 from rlfx.place.pearl import host_worker
 from rlfx.place.pearl import primitives as do
 
 RESULTS = Path(__file__).parent / "results"
-EVERY, LAST = 32_000, 160_000
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
 
 
-def learning(seeds):
-    system, devices = dqn.make(), jax.devices()[:2]
-    evaluate = jax.jit(lambda params, key: rlfx.envs.evaluate(dqn.env, dqn.greedy, params, key, 100).mean_return)
+class Task(NamedTuple):
+    """An example that is composed, the results of its sequential recipe, and at which timesteps both are evaluated."""
+
+    example: Any
+    recipe: str
+    every: int
+    last: int
+
+
+DQN = Task(dqn, "learning_prioritised_dqn", 32_000, 160_000)
+SAC = Task(sac, "learning_sac", 2_000, 24_000)
+
+
+def learning(task, seeds):
+    example, system, devices = task.example, task.example.make(), jax.devices()[:2]
+    evaluate = jax.jit(
+        lambda params, key: rlfx.envs.evaluate(example.env, example.greedy, params, key, 100).mean_return
+    )
     returns, ages, cpu = [], {}, time.process_time()
     for seed in seeds:
         init_key, key, test_key = jax.random.split(jax.random.key(seed), 3)
         row = []
 
         def look(call, row=row, test_key=test_key):
-            if call.iteration * system.collected % EVERY == 0:
+            if call.iteration * system.collected % task.every == 0:
                 params = jax.device_put(call.weights, devices[0])
                 row.append(round(float(evaluate(params, jax.random.fold_in(test_key, call.iteration))), 2))
 
         _, report = pearl.run(
             system, system.init(init_key), key, composition=Composition(0, 1, 1, 1, 1.0, 1.0), devices=devices,
-            iterations=LAST // system.collected, after=look,
+            iterations=task.last // system.collected, after=look,
         )  # fmt: skip
         ages = {str(age): ages.get(str(age), 0) + n for age, n in report.ages.items()}
         print(f"seed {seed}: {row}", flush=True)
         returns.append(row)
-    recipe = json.loads((RESULTS / "learning_prioritised_dqn.json").read_text())
-    steps = list(range(EVERY, LAST + 1, EVERY))
+    recipe = json.loads((RESULTS / f"{task.recipe}.json").read_text())
+    steps = list(range(task.every, task.last + 1, task.every))
     return {
         "steps": steps, "seeds": seeds, "returns": np.array(returns).T.tolist(), "ages_in_updates": ages,
-        "recipe_seeds": recipe["seeds"], "recipe_returns": recipe["returns"][: len(steps)],
+        "recipe_seeds": recipe["seeds"], "recipe_returns": [recipe["returns"][recipe["steps"].index(n)] for n in steps],
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }  # fmt: skip
 
@@ -104,6 +125,53 @@ def predicted(iterations=100):
             })  # fmt: skip
             print({k: v for k, v in rows[-1].items() if k != "primitives_ms"}, flush=True)
     return {"rows": rows}
+
+
+# -- devices of a core each --------------------------------------------------------------------------------------------
+
+
+def pinned(batch, actors, iterations=16):
+    """All assignments at a batch and a number of actors, on two devices of a core each.
+
+    Every thread of a run is pinned to its device's core, and so is this one while it measures that device's primitives.
+    """
+    devices, cores = jax.devices()[:2], sorted(os.sched_getaffinity(0))[:2]
+    return {"rows": _assignments(batch, actors, iterations, devices, cores)}
+
+
+def _assignments(batch, actors, iterations, devices, cores):
+    system, everywhere = dqn.make(actors, 64 // actors, 8, updates=16, batch=batch, warmup=2_000), set(cores)
+    state, columns = system.init(jax.random.key(0)), []
+    for device, core in zip(devices, cores, strict=True):
+        os.sched_setaffinity(0, {core})
+        columns.append(pearl.measured(system, state, [device], np.full((1, 1), 1e10), 15))
+    os.sched_setaffinity(0, everywhere)
+    seconds = {p: np.concatenate([c.seconds[p] for c in columns]) for p in columns[0].seconds}
+    table, work = Table(tuple(map(str, devices)), seconds, np.full((2, 2), 1e10)), pearl.workload(system, state)
+    chosen, rows = compose(table, work), []
+    for replay, learner in itertools.product(range(2), repeat=2):
+        aim = iteration_seconds(table, work, 0, replay, learner)
+        core_of = {"actor": cores[0], "replay": cores[replay], "learner": cores[learner]}
+
+        def pin(call, core_of=core_of):
+            for thread in threading.enumerate():
+                core = next((core for name, core in core_of.items() if thread.name.startswith(name)), None)
+                if core is not None:
+                    os.sched_setaffinity(thread.native_id, {core})
+
+        _, report = pearl.run(
+            system, state, jax.random.key(1), composition=Composition(0, replay, learner, learner, aim, 0.0),
+            devices=devices, iterations=system.warm + 4 + iterations, after=pin,
+        )  # fmt: skip
+        late = report.seconds[-iterations:]
+        rows.append({
+            "batch": batch, "actors": actors, "replay": replay, "learner": learner,
+            "chosen": (replay, learner) == (chosen.replay, chosen.learner), "predicted_ms": round(1e3 * aim, 2),
+            "median_ms": round(1e3 * float(np.median(late)), 2), "mean_ms": round(1e3 * float(late.mean()), 2),
+            "primitives_ms": {p: (1e3 * row).round(3).tolist() for p, row in seconds.items()},
+        })  # fmt: skip
+        print({k: v for k, v in rows[-1].items() if k != "primitives_ms"}, flush=True)
+    return rows
 
 
 # -- host environments -----------------------------------------------------------------------------------------------
@@ -255,17 +323,23 @@ def cpu_seconds(fn, system, state, iterations):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["learning", "predicted", "host"])
+    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "pinned", "host"])
+    parser.add_argument("--batch", type=int, default=256, help="of pinned")
+    parser.add_argument("--actors", type=int, default=1, help="of pinned")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    found = {"learning": lambda: learning(args.seeds), "predicted": predicted, "host": host}[args.what]()
+    found = {
+        "learning": lambda: learning(DQN, args.seeds), "learning_sac": lambda: learning(SAC, args.seeds),
+        "predicted": predicted, "pinned": lambda: pinned(args.batch, args.actors), "host": host,
+    }[args.what]()  # fmt: skip
     about = {
         "date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "load_average_before": round(load, 2),
         "versions": {p: version(p) for p in ("jax", "jaxlib", "numpy", "gymnasium", "mujoco", "optax")},
-        "command": f"python benchmarks/place_pearl.py {args.what}",
+        "command": "python benchmarks/place_pearl.py " + " ".join(sys.argv[1:]),
     }  # fmt: skip
-    (RESULTS / f"place_pearl_{args.what}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+    name = f"pinned_{args.batch}_{args.actors}" if args.what == "pinned" else args.what
+    (RESULTS / f"place_pearl_{name}.json").write_text(json.dumps(about | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

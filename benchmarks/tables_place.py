@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 from benchmarks.tables_markdown import listed, markdown, read, rows, table
 
@@ -218,8 +219,8 @@ def replay() -> str:
     return f"{whole}\n{all_of_them} geometric mean {mean:.2f}, least {min(every):.2f}."
 
 
-def composed() -> str:
-    r = read("place_pearl_learning")
+def composed(name: str = "place_pearl_learning") -> str:
+    r = read(name)
     both = zip(r["steps"], r["returns"], r["recipe_returns"], strict=True)
     body = [[f"{n:,}", listed(ours, 0), listed(theirs, 0)] for n, ours, theirs in both]
     return markdown(["timesteps", "composed, seeds 0 to 4", "recipe, seeds 0 to 2"], body)
@@ -251,16 +252,18 @@ def host() -> str:
     )
 
 
-def predicted() -> str:
+def predicted(name: str = "place_pearl_predicted", last: str = "fastest") -> str:
     where = {"batch": "batch", "replay on": "replay", "learner on": "learner"}
-    times = {"predicted": "predicted_ms", "median": "median_ms", "fastest": "fastest_ms"}
+    times = {"predicted": "predicted_ms", "median": "median_ms", last: f"{last}_ms"}
     shown = {title: lambda r, k=k: str(r[k]) for title, k in where.items()}
-    return table(rows("place_pearl_predicted"), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
+    return table(rows(name), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
 
 
 TABLES = {
     "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
     "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
     "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-predicted": predicted,
+    "place-composed-sac": partial(composed, "place_pearl_learning_sac"),
+    "place-pinned": partial(predicted, "place_pearl_pinned_1024_1", "mean"),
     "place-v100": v100, "place-host": host,
 }  # fmt: skip

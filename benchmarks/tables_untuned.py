@@ -46,4 +46,8 @@ def tuning_after() -> str:
     return table(workloads("tuning_after"), TIMES | shown | MEMORY)
 
 
-TABLES = {"untuned-tuning": tuning, "untuned-tuning-after": tuning_after}
+def unseen() -> str:
+    return table(workloads("unseen"), TIMES | MEMORY)
+
+
+TABLES = {"untuned-unseen": unseen, "untuned-tuning": tuning, "untuned-tuning-after": tuning_after}

@@ -296,7 +296,7 @@ COMPOSITION = [
         {
             "pools": NOTHING,
             **dict.fromkeys(("learner_seconds", "actor_seconds", "trainer_seconds"), NOT_NEGATIVE),
-            "threshold": ABOVE_ZERO,
+            **dict.fromkeys(("threshold", "step"), ABOVE_ZERO),
         },
     ),
     Signature(
@@ -379,7 +379,7 @@ REPLAY = [
     ),
 ]
 
-SYSTEM = pearl_systems.system()
+SYSTEM = pearl_systems.system(sub_batches=2)
 STATE = jax.eval_shape(SYSTEM.init, KEY)  # for its shapes
 RUNTIME = [
     Signature(
@@ -421,6 +421,7 @@ RUNTIME = [
             "iterations": COUNT | takes("0", "none"),
             "after": OPTIONAL | FUNCTION,
             "patience": ABOVE_ZERO,
+            "reallocate_every": OPTIONAL | COUNT,
         },
     ),
     Signature(

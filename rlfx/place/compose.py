@@ -253,12 +253,12 @@ _POOLS = Kind("a Pools of threads and a share from 0 to 1", "Pools(actors=8, tra
 
 
 def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, trainer_seconds: float,
-               threshold: float = 1.5) -> Pools:  # fmt: skip
+               threshold: float = 1.5, step: float = 0.125) -> Pools:  # fmt: skip
     """Move host threads between acting and training at run time (algorithm 1).
 
-    If the learner takes ``threshold`` times as long as the actors, half of the actors train a sub-batch whose size
-    equalises host and learner; if host trainers are the slowest, their share shrinks; if the actors are, a trainer acts
-    again.
+    If the learner takes ``threshold`` times as long as the actors, half of the actors train, and the host's share of a batch
+    grows by a step; if host trainers are the slowest, it shrinks by one, and at none all of them act again; if the actors are,
+    a trainer acts again.
 
     Args:
       pools: current threads.
@@ -266,26 +266,31 @@ def reallocate(pools: Pools, learner_seconds: float, actor_seconds: float, train
       actor_seconds: time until the actors have produced the same number of transitions.
       trainer_seconds: time of the host's part of a batch; 0 if it has none.
       threshold: how much slower the learner must be.
+      step: a share of a batch; of a `pearl.System`, one of its sub-batches.
 
     Raises:
       PlacementError: an argument is not of its kind.
+
+    Example:
+      >>> reallocate(Pools(8, 0, 0.0), learner_seconds=4.0, actor_seconds=1.0, trainer_seconds=0.0, step=0.25)
+      Pools(actors=4, trainers=4, host_share=0.25)
     """
     expect("pools", pools, _POOLS, PlacementError, of="reallocate")
     times = {"learner_seconds": learner_seconds, "actor_seconds": actor_seconds, "trainer_seconds": trainer_seconds}
     for name, seconds in times.items():
         expect(name, seconds, number(0), PlacementError, of="reallocate")
-    expect("threshold", threshold, number(above=0), PlacementError, of="reallocate")
+    for name, value in {"threshold": threshold, "step": step}.items():
+        expect(name, value, number(above=0), PlacementError, of="reallocate")
     slowest = max(learner_seconds, actor_seconds, trainer_seconds)
-    if slowest == learner_seconds and learner_seconds > threshold * actor_seconds and pools.actors > 1:
-        freed = pools.actors // 2
-        trainers = pools.trainers + freed
-        share = trainers / (trainers + max(1, pools.actors - freed))
-        return Pools(pools.actors - freed, trainers, min(0.5, share * actor_seconds / learner_seconds))
+    freed = pools.actors // 2
+    if slowest == learner_seconds > threshold * actor_seconds and pools.trainers + freed:
+        return Pools(pools.actors - freed, pools.trainers + freed, min(1.0, pools.host_share + step))
     if pools.trainers and slowest == trainer_seconds:
-        return pools._replace(host_share=pools.host_share * learner_seconds / trainer_seconds)
+        share = pools.host_share - step
+        return pools._replace(host_share=share) if share > step / 2 else Pools(pools.actors + pools.trainers, 0, 0.0)
     if pools.trainers and slowest == actor_seconds:
         trainers = pools.trainers - 1
-        return Pools(pools.actors + 1, trainers, pools.host_share * trainers / pools.trainers)
+        return Pools(pools.actors + 1, trainers, pools.host_share if trainers else 0.0)
     return pools
 
 

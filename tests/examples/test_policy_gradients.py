@@ -13,6 +13,7 @@ import vtrace
 from networks import actor, critic, init_actor_critic, init_mlp, mlp
 
 import rlfx.envs
+from tests.sampling import met
 
 T, B, KEY = 40, 3, jax.random.key(7)
 
@@ -37,8 +38,7 @@ def played(env, log_probs):
     return final, data
 
 
-@pytest.mark.parametrize("n", [None, 1, 5])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("n", "normalize"), met([None, 1, 5], [True, False]))
 def test_reinforce_is_the_hand_written_gradient(short_episodes, n, normalize):
     params = init_mlp(jax.random.key(1), (4, 16, 2))
     loss_fn = rlfx.compile(reinforce.make_program(n, normalize), length=T, batch=B)

@@ -121,15 +121,21 @@ def test_unsupported_primitives():
 
 
 def test_threads_move_to_the_bottleneck():
-    pools = pc.Pools(8, 0, 0.0)
-    learning = pc.reallocate(pools, learner_seconds=4.0, actor_seconds=1.0, trainer_seconds=0.0)
-    assert (learning.actors, learning.trainers) == (4, 4)
-    assert 0 < learning.host_share <= 0.5
-    less = pc.reallocate(learning, learner_seconds=1.0, actor_seconds=1.0, trainer_seconds=2.0)
-    assert less.host_share == pytest.approx(learning.host_share / 2)
+    pools, step = pc.Pools(8, 0, 0.0), 1 / 3
+    learning = pc.reallocate(pools, learner_seconds=4.0, actor_seconds=1.0, trainer_seconds=0.0, step=step)
+    assert learning == pc.Pools(4, 4, step)
+    more = pc.reallocate(learning, learner_seconds=2.0, actor_seconds=1.0, trainer_seconds=1.0, step=step)
+    assert more == pc.Pools(2, 6, 2 * step)
+    less = pc.reallocate(more, learner_seconds=1.0, actor_seconds=1.0, trainer_seconds=2.0, step=step)
+    assert less == pc.Pools(2, 6, pytest.approx(step))
+    assert pc.reallocate(less, 1.0, 1.0, 2.0, step=step) == pools  # no share is left: all act again
     acting = pc.reallocate(learning, learner_seconds=1.0, actor_seconds=3.0, trainer_seconds=1.0)
-    assert (acting.actors, acting.trainers) == (5, 3)
-    assert pc.reallocate(pools, 1.0, 1.0, 0.0) == pools
+    assert acting == pc.Pools(5, 3, step)
+    assert pc.reallocate(pc.Pools(7, 1, step), 1.0, 3.0, 1.0) == pools
+    alone = pc.reallocate(pc.Pools(1, 1, 0.5), 4.0, 1.0, 1.0, step=0.25)  # nobody is left to be freed; the share grows
+    assert alone == pc.Pools(1, 1, 0.75)
+    assert pc.reallocate(pools, 1.0, 1.0, 0.0) == pc.reallocate(pools, 1.4, 1.0, 0.0) == pools
+    assert pc.reallocate(pc.Pools(1, 0, 0.0), 4.0, 1.0, 0.0) == pc.Pools(1, 0, 0.0)
 
 
 def test_measure_runs_every_primitive():

@@ -14,9 +14,10 @@ import pytest
 from rlfx.errors import PartError, PlacementError, TrainingError
 from rlfx.place import pearl
 from rlfx.place import replay as rp
-from rlfx.place.compose import Composition
+from rlfx.place.compose import Composition, Pools
 from rlfx.place.pearl.crew import Channel, Crew, Stopped, Versions
 from rlfx.training import latest, save
+from tests.place import pearl_systems
 from tests.place.pearl_systems import system
 
 KEY = jax.random.key(1)
@@ -55,6 +56,79 @@ def test_together_is_one_after_another(given):
     found, report = run(s, state, 12)
     assert_equal(found, pearl.reference(s, state, KEY, 12))
     assert report.deferred if s.capacity == 20 else report.iterations == 12
+
+
+# -- threads that act or train ---------------------------------------------------------------------------------------
+
+
+def scripted(monkeypatch, plans):
+    """Have algorithm 1 say what a list does, whatever the times are: those that it saw."""
+    rest, seen = iter(plans), []
+
+    def reallocate(now, *seconds, step):
+        seen.append((now, *seconds))
+        return next(rest, now)
+
+    monkeypatch.setattr("rlfx.place.pearl.plans.reallocate", reallocate)
+    return seen
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("composition", [APART, TOGETHER])
+def test_who_acts_and_who_trains_changes_nothing(monkeypatch, composition, ahead):
+    """All threads but one train, then another number, then none: the bits of one after another."""
+    s = system(actors=4, envs=1, sub_batches=4, ahead=ahead, warmup=8)
+    state = s.init(jax.random.key(0))
+    plans = [Pools(1, 3, 0.75), Pools(3, 1, 0.5), Pools(2, 2, 0.25), Pools(4, 0, 0.0), Pools(2, 2, 1.0)]
+    seen = scripted(monkeypatch, plans)
+    found, report = run(s, state, 29, composition, reallocate_every=2)
+    assert_equal(found, pearl.reference(s, state, KEY, 29))
+    assert report.pools[0] == (0, Pools(4, 0, 0.0))
+    assert [pools for _, pools in report.pools[1:]] == plans
+    each = 2 + ahead + 1  # two iterations are looked at; the plan holds from the first that no actor has begun
+    assert [since for since, _ in report.pools[1:]] == [s.warm + each * n for n in range(1, 6)]
+    learned, acted = np.array([row[1:3] for row in seen]).T
+    assert np.all(learned > 0)
+    assert np.all(acted > 0)
+    assert all((trained > 0) == (now.trainers > 0) for now, _, _, trained in seen)
+
+
+def test_threads_of_actors_train_where_the_learner_is_slow(monkeypatch):
+    """Algorithm 1 by times that threads measured: a learner that waits for the host has half of them train."""
+
+    def slow(n):
+        time.sleep(0.01)
+        return n
+
+    def gradient(learner, x, weight, key):
+        n = jax.pure_callback(slow, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(0.0))
+        grads, errors, metrics = pearl_systems.gradient(learner, x, weight, key)
+        return grads + n, errors, metrics
+
+    s = system(actors=4, envs=1, sub_batches=4, updates=1, warmup=8, gradient=gradient)
+    state = s.init(jax.random.key(0))
+    found, report = run(s, state, 14, reallocate_every=4)
+    assert_equal(found, pearl.reference(s, state, KEY, 14))
+    assert report.pools[1][1] == Pools(2, 2, 0.25)
+    assert "threads acted, 2 trained" in report.explain()
+
+
+def test_processes_are_stepped_by_whoever_acts(monkeypatch):
+    s = system(actors=2, sub_batches=2, env=pearl.HostEnvironment("CartPole-v1", {"max_episode_steps": 9}))
+    state = s.init(jax.random.key(0))
+    scripted(monkeypatch, [Pools(1, 1, 0.5), Pools(2, 0, 0.0)])
+    found, report = run(s, state, 14, reallocate_every=3)
+    assert_equal(found, run(s, state, 14)[0])
+    assert len(report.pools) == 3
+
+
+def test_threads_need_something_to_take_over(small):
+    s, state = small
+    with pytest.raises(PlacementError, match=r"(?s)a batch of the system is one piece.*System\(sub_batches=4\)"):
+        run(s, state, 1, reallocate_every=2)
+
+
+# -- going on --------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_goes_on_from_a_file(small, tmp_path):
@@ -116,9 +190,10 @@ def test_sub_batches_add_up_to_the_batch():
     total = None
     for p in range(4):
         part = jax.tree.map(lambda y: jnp.asarray(y[2 * p : 2 * p + 2]), x)
-        total, _, _ = pearl.primitives.gradient(
-            s, state, total, part, jnp.asarray(weight[2 * p : 2 * p + 2]), KEY, jnp.int32(0), jnp.int32(p)
+        found, _, _ = pearl.primitives.gradient(
+            s, state, part, jnp.asarray(weight[2 * p : 2 * p + 2]), KEY, jnp.int32(0), jnp.int32(p)
         )
+        total = found if total is None else pearl.primitives.added(total, found)
     found, _ = pearl.primitives.apply(s, state, total)
     w, wanted = np.asarray(state.w, np.float64), np.zeros((4, 2))
     for b in range(8):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rlfx.errors import ProgramError
 from rlfx.place import replay as rp
+from tests.sampling import met
 
 set_priorities = jax.jit(rp.set_priorities)
 find = jax.jit(rp.find)
@@ -72,8 +73,7 @@ def test_infinite_priorities_stay_finite_and_are_drawn():
     np.testing.assert_allclose(rp.sample_indices(every, jax.random.key(0), 64)[1], 0.2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("fanout", [2, 3, 8])
-@pytest.mark.parametrize("capacity", [1, 5, 10, 30])
+@pytest.mark.parametrize(("capacity", "fanout"), met([1, 5, 10, 30], [2, 3, 8]))
 def test_what_is_inserted_is_added_up_everywhere(capacity, fanout):
     """Runs of every length from every place of the ring, round its end; some of them hold no transition."""
     insert = jax.jit(rp.insert)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import rlfx
+from tests.sampling import met
 
 T = 7
 FEATURES, HIDDEN = 2, 3
@@ -251,9 +252,9 @@ def test_row_under_vmap_and_jit(row: Row):
         errors(row, "plain", p, *jax.tree.map(lambda g: g[i], got))
 
 
-@row_cases
-@pytest.mark.parametrize(("nested", "batch"), [("forward", None), ("backward", 2)])
-def test_row_inside_solve(row: Row, nested: str, batch: int | None):
+@pytest.mark.parametrize(("row", "how"), met(ROWS, [("forward", None), ("backward", 2)]), ids=str)
+def test_row_inside_solve(row: Row, how: tuple[str, int | None]):
+    nested, batch = how
     compare(row, nested, batch, seed=1, reference=nested == "forward")
 
 

@@ -10,6 +10,7 @@ import pytest
 import rlfx
 from rlfx.recurrence.execute.affine import recurrence
 from rlfx.recurrence.schedule.physical import Repeated
+from tests.sampling import met
 
 CPU = rlfx.target("cpu")
 WIDE = dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, affine=True))  # as a GPU
@@ -95,8 +96,7 @@ def close(one, other):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), one, other)
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("name", AFFINE)
+@pytest.mark.parametrize(("name", "backward"), met(AFFINE, [False, True]))
 def test_affine_recurrences(name, backward):
     p = inputs(13)
     fn, run = compiled(AFFINE[name], backward, 13)
@@ -189,11 +189,11 @@ def traced(p, c, t):
 
 
 @pytest.mark.parametrize(
-    ("program", "options"),
-    [(ending, {}), (ending, {"until": lambda c: c > 5.0}), (traced, {"plan": rlfx.Plan("blocks", 4)})],
+    ("case", "mesh"),
+    met([(ending, {}), (ending, {"until": lambda c: c > 5.0}), (traced, {"plan": rlfx.Plan("blocks", 4)})], [3, None]),
 )
-@pytest.mark.parametrize("mesh", [None, 3])
-def test_with_ends_blocks_and_a_mesh(program, options, mesh):
+def test_with_ends_blocks_and_a_mesh(case, mesh):
+    program, options = case
     if mesh is not None:
         options = {**options, "mesh": jax.make_mesh((mesh,), ("b",), devices=jax.devices()[:mesh])}
     p, c = {k: inputs(10)[k] for k in ("g", "x")}, jnp.array([0.0, 2.5, -20.0])

@@ -14,6 +14,7 @@ from rlfx.errors import DomainError, MemoryBudgetError, ScheduleError
 from rlfx.recurrence.memory.estimate import estimate_temp_bytes
 from rlfx.recurrence.plan import budget
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
+from tests.sampling import spread
 
 pytestmark = pytest.mark.optimised
 
@@ -64,7 +65,7 @@ def assert_same(one, other):
 STACKED = LENGTH * BATCH * SIZE * 4
 
 
-@pytest.mark.parametrize("share", [1.1, 0.6, 0.4])
+@pytest.mark.parametrize("share", spread([0.4, 1.1, 0.6], 1))
 def test_a_budget_below_the_stacked_observations_is_met(share):
     _, plain = compiled(program, plan=rlfx.Plan())
     room = int(share * STACKED)
@@ -225,7 +226,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", spread(list(WAYS), 1))
 def test_a_budget_counts_the_axes_that_vmap_adds(way):
     """Every seed has its own observations, and all of them together fit."""
     room = 2 * STACKED + STACKED // 2

@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import checkify
 
 import rlfx
+from tests.sampling import met
 
 KEY = jax.random.key(0)
 
@@ -94,8 +95,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("jitted", [True, False])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "jitted"), met(FORMS, [True, False]))
 def test_one_function_is_differentiated_with_respect_to_this_and_that(form, jitted):
     """jax keeps the jaxpr of a jitted function: what one derivative of it has left there is not for the next."""
     run, of = FORMS[form]

@@ -9,6 +9,7 @@ import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.execute.loops import scan
 from rlfx.recurrence.gradient.deferred import Deferring
+from tests.sampling import met
 
 T, H, IN = 7, 13, 5  # primes: a shape names what it belongs to
 KEY = jax.random.key(5)
@@ -57,8 +58,7 @@ def agree(got, expected):
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5), got, expected)
 
 
-@pytest.mark.parametrize("batch", [1, FEW, MANY])
-@pytest.mark.parametrize("f", [vanilla, of_time])
+@pytest.mark.parametrize(("batch", "f"), met([1, FEW, MANY], [vanilla, of_time]))
 def test_gradients_are_those_of_the_reference(f, batch):
     params = init(KEY)
     agree(gradient(rlfx.compile, f, batch, params), gradient(rlfx.reference, f, batch, params))

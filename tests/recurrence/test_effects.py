@@ -7,6 +7,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import DomainError, ProgramError, ScheduleError, UnsupportedSliceOp
+from tests.sampling import met
 
 T, W = 5, 0.9
 SEEN: list = []
@@ -62,8 +63,7 @@ def same(calls, wanted):
             np.testing.assert_allclose(x, y, atol=2e-4)
 
 
-@pytest.mark.parametrize("until", [None, 0.75])
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize(("batch", "until"), met([2, None], [0.75, None]))
 def test_effects_are_those_of_a_loop_in_acting_learning_and_the_reference(batch, until):
     start = START if batch else START[0]
     options = {"length": T, "batch": batch, "until": None if until is None else lambda c: c < until}

@@ -9,6 +9,7 @@ import pytest
 
 import rlfx
 from rlfx.recurrence.execute.extremes import largest_or_smallest
+from tests.sampling import met
 
 T, MEMBERS = 5, 12
 KINDS = {
@@ -28,9 +29,7 @@ def loss(kind, op, h):
     return np.mean((v - v.mean()) / (np.array(extremes) + 0.5))
 
 
-@pytest.mark.parametrize("op", ["max", "min"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch", [2, 7])
+@pytest.mark.parametrize(("kind", "op", "batch"), met(KINDS, ["max", "min"], [2, 7]))
 def test_there_is_always_one_that_attains_it(kind: str, op: str, batch: int):
     """240 members. By hand, ``jit(grad(...))`` of such programs is NaN for more than half of the numbers."""
 

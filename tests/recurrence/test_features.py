@@ -13,6 +13,7 @@ from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.schedule import physical
 from tests import strategies
 from tests.recurrence.test_generated import check
+from tests.sampling import met, spread
 
 CPU = rlfx.target("cpu")
 OFF = dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, narrow=0))
@@ -51,8 +52,7 @@ def arguments(width, batch):
 PLANS = [rlfx.Plan(), rlfx.Plan("blocks", 4), rlfx.Plan("blocks", 3, environments=32), rlfx.Plan("one pass")]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("program", [actor_critic, recurrent])
+@pytest.mark.parametrize(("plan", "program"), met(PLANS, [actor_critic, recurrent]))
 def test_values_and_gradients_are_those_of_rows_first(program, plan):
     p, with_h, state = arguments(16, 64)
     params, carry = (p, state) if program is actor_critic else (with_h, jnp.zeros((64, 16)))
@@ -75,7 +75,7 @@ def test_only_narrow_networks_of_many_rows():
         assert fn.physical(p, state, key).acting.features_first == expected, (width, batch)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", spread(range(24), 8))
 def test_generated_programs(seed, monkeypatch):
     """Whatever a program has: all of it with features first, against the reference."""
     monkeypatch.setattr(physical, "is_narrow", lambda *a: True)

@@ -14,6 +14,7 @@ import pytest
 import rlfx
 from rlfx import Plan
 from rlfx.recurrence.schedule.physical import Repeated
+from tests.sampling import spread
 
 CPU = rlfx.target("cpu")
 D, H = 3, 4
@@ -176,7 +177,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", spread(CASES, 3), ids=str)
 def test_values_and_gradients_are_those_of_loops(case):
     compare(outcome(rlfx.reference(case.program, length=case.length, batch=case.batch), case, case.data), case)
     for name in CASES[case]:
@@ -193,7 +194,7 @@ def test_states_that_are_computed_again():
     compare(outcome(fn, case, case.data), case)
 
 
-@pytest.mark.parametrize("case", [Case(batch=4), Case("gru", 2, batch=4)], ids=str)
+@pytest.mark.parametrize("case", spread([Case("gru", 2, batch=4), Case(batch=4)], 1), ids=str)
 def test_on_two_devices(case):
     mesh = jax.make_mesh((2,), ("b",), devices=jax.devices()[:2])
     for plan in (None, Plan(), Plan("blocks", 2)):
@@ -202,7 +203,7 @@ def test_on_two_devices(case):
         compare(outcome(fn, case, case.data), case)
 
 
-@pytest.mark.parametrize("case", [Case(batch=4), Case("gru", 2, batch=3)], ids=str)
+@pytest.mark.parametrize("case", spread([Case("gru", 2, batch=3), Case(batch=4)], 1), ids=str)
 def test_environments_that_end_at_different_timesteps(case):
     """What an environment would be given after its end is NaN."""
     (wanted, outs), slopes = expected(case, until=True)

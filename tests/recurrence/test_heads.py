@@ -9,6 +9,7 @@ import pytest
 
 import rlfx
 from rlfx.recurrence.schedule.physical import Repeated
+from tests.sampling import met
 
 H, W = 2, 3
 
@@ -86,8 +87,7 @@ def arguments():
     return {"w": jax.random.normal(k[0], (3, H, W, H * W)) * 0.5, "u": jax.random.normal(k[1], (H * W,))}, k[2]
 
 
-@pytest.mark.parametrize("batch", [None, 3])
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(("use", "batch"), met(USES, [3, None]))
 def test_values_and_gradients(use: str, batch: int | None):
     p, key = arguments()
     shape = (H * W,) if batch is None else (batch, H * W)

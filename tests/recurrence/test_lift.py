@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rlfx
+from tests.sampling import met
 
 T, B = 9, 3
 REDUCTIONS = {"max": jnp.max, "min": jnp.min}
@@ -31,9 +32,7 @@ def agree(got, expected):
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6), got, expected)
 
 
-@pytest.mark.parametrize("point", [(), (2,)])
-@pytest.mark.parametrize("slice_of", SLICES)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("reduction", "slice_of", "point"), met(REDUCTIONS, SLICES, [(2,), ()]))
 def test_ties_share_the_derivative_of_a_running_extreme(reduction, slice_of, point):
     f = program(REDUCTIONS[reduction], SLICES[slice_of], jax.nn.relu)
     x = jnp.linspace(0.0, 2.0, B * max(1, *point, 1), dtype=jnp.float32).reshape(B, *point)

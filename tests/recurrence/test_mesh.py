@@ -15,6 +15,7 @@ from rlfx.cores import available_cores
 from rlfx.errors import ScheduleError
 from tests import strategies
 from tests.recurrence.test_generated import QUICK, mismatches, outcome
+from tests.sampling import spread
 
 LENGTH, BATCH = 12, 8
 
@@ -36,7 +37,7 @@ def sweep(seeds, size):
         assert not (found := mismatches(two, one)), f"seed {seed}, size {size}\n{p!r}\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", spread(range(4), 2))
 def test_generated_programs_on_a_mesh(chunk):
     sweep(range(120 + 15 * chunk, 135 + 15 * chunk), size=2)
 

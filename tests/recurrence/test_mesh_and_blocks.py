@@ -10,6 +10,7 @@ import pytest
 import rlfx
 import rlfx.envs
 from rlfx.errors import DomainError, ScheduleError
+from tests.sampling import met
 
 LENGTH, BATCH = 6, 4
 
@@ -41,8 +42,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-5), a, b)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("program", [coupled, separate])
+@pytest.mark.parametrize(("devices", "program"), met([2, 4], [coupled, separate]))
 def test_a_mesh_changes_nothing(program, devices):
     mesh = jax.make_mesh((devices,), ("b",))
 
@@ -74,8 +74,7 @@ def test_a_batch_that_the_devices_do_not_divide_and_an_unknown_axis():
         rlfx.compile(separate, length=LENGTH, batch=BATCH, mesh=mesh, mesh_axis="x")
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 4, 5, LENGTH])
-@pytest.mark.parametrize("until", [None, lambda c: c > 0.9])
+@pytest.mark.parametrize(("block_size", "until"), met([1, 2, 4, 5, LENGTH], [lambda c: c > 0.9, None]))
 def test_blocks_change_nothing(block_size, until):
     def run(transform):
         fn = rlfx.compile(separate, length=LENGTH, batch=BATCH, until=until, transform=transform)

@@ -13,6 +13,7 @@ from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.verify import verify
 from tests.recurrence import duals, nests
+from tests.sampling import spread
 
 T, B, I = 2, 2, 2
 KEY = jax.random.key(0)
@@ -432,7 +433,7 @@ def test_generated_nests(seed):
     _agree(seed, reference=seed == 8)
 
 
-@pytest.mark.parametrize("seed", [1460, 1169, 2429])
+@pytest.mark.parametrize("seed", spread([1169, 2429, 1460], 1))
 def test_derivatives_of_gradients_where_the_inner_environments_end(seed):
     """A branch of a mapped loop, a program inside of it, and a third derivative had none."""
     _agree(seed, reference=False)

@@ -9,6 +9,7 @@ import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.language.primitives import products_p
 from rlfx.recurrence.schedule import physical
+from tests.sampling import met
 
 T, B, D = 5, 3, 4
 DOT = J.primitive("dot_general")
@@ -85,8 +86,7 @@ def shared(monkeypatch):
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is measured and done on CPUs")
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("batch", [None, B])
+@pytest.mark.parametrize(("case", "batch"), met(CASES, [B, None]))
 def test_the_same_results(case, batch, shared):
     f, params, size, expected = CASES[case]
     x = jnp.linspace(-1.0, 1.0, size * (batch or 1)).reshape((size,) if batch is None else (batch, size))

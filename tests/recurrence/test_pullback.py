@@ -15,6 +15,7 @@ from rlfx.recurrence.schedule.learner import is_float
 from tests import strategies
 from tests.recurrence import test_through_time as recurrent
 from tests.recurrence.test_generated import mismatches
+from tests.sampling import met, spread
 
 ONE = jnp.float32(1.0)
 LENGTH, BATCH = 7, 4
@@ -126,8 +127,7 @@ def unrolled(f):
     return g
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-@pytest.mark.parametrize("make", ["compile", "unroll"])
+@pytest.mark.parametrize(("name", "make"), met(WRITTEN, ["compile", "unroll"]))
 def test_every_output_is_pulled_back_under_every_plan(name, make):
     f, params, carry = WRITTEN[name]
     f, kinds = (unrolled(f), (rlfx.unroll,)) if make == "unroll" else (f, (rlfx.compile,))
@@ -169,7 +169,7 @@ def test_the_last_carry_under_forms_that_act_in_turns(form):
         close(pullback(fn, arguments), expected)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", spread(range(60), 20))
 def test_generated_programs(seed):
     """All outputs in blocks of a random length, where that is legal; see ``test_generated`` to reproduce a program."""
     p = strategies.program(seed, 3)
@@ -258,7 +258,7 @@ def through_time(p, c, t):
     return p * c["x"] / c["left"], after, p * c["x"]
 
 
-@pytest.mark.parametrize("f", [direct, through_time])
+@pytest.mark.parametrize("f", spread([through_time, direct], 1))
 def test_the_last_carry_of_environments_that_end_apart(f):
     """Blocks pass each environment's cotangent to where it ended; all infinite derivatives are behind the ends."""
     options = {"length": 6, "batch": 4, "until": lambda c: c["left"] <= 0}

@@ -11,6 +11,7 @@ import pytest
 import rlfx
 from rlfx.recurrence.execute.sections import Section
 from rlfx.recurrence.schedule import sections, tiling
+from tests.sampling import met, spread
 
 WIDTH = 3
 SLICES = [
@@ -92,7 +93,7 @@ def assert_close(got, expected):
         np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", spread(range(8), 3))
 def test_random_slices_in_blocks(seed, in_pieces):
     """Blocked = at once = reference, values and gradients; block sizes that do not divide T; batch, and vmap."""
     rng = np.random.default_rng(seed)
@@ -127,8 +128,7 @@ def meaning_of_its_own_past(options):
     return at_once(rlfx.reference(of_its_own_past, **dict(options)), *arguments(**dict(options), seed=3))
 
 
-@pytest.mark.parametrize("tile", [1, 3, 8])
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize(("tile", "batch"), met([1, 3, 8], [2, None]))
 def test_ones_own_past_in_sections(tile, batch, in_pieces):
     """Sections that do not divide T: values, and gradients through the recurrence."""
     options = {"length": 5, "batch": batch}

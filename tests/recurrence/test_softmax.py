@@ -13,6 +13,7 @@ from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.ragged.tree_reduction import by_halves, extreme, reduced
 from rlfx.recurrence.language.primitives import attend_p
 from rlfx.recurrence.rewrite.softmax import divide_last
+from tests.sampling import met
 
 T, B, D = 7, 2, 4
 SLICES = {
@@ -306,8 +307,9 @@ def test_where_halves_are_faster():
     assert not by_halves(J.primitive("reduce_sum"), (1,), long)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (17,), (64, 32, 16, 16), (48, 16), (100, 7, 63), (33, 33), (5, 3)])
-@pytest.mark.parametrize("lead", [(), (3,)])
+@pytest.mark.parametrize(
+    ("lengths", "lead"), met([(1,), (17,), (64, 32, 16, 16), (48, 16), (100, 7, 63), (33, 33), (5, 3)], [(3,), ()])
+)
 def test_reductions_of_pieces(lengths, lead):
     """Of any lengths, along the last axis and along another."""
     keys = jax.random.split(jax.random.key(2), len(lengths))

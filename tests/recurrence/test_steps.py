@@ -7,6 +7,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import DomainError
+from tests.sampling import spread
 
 T, B = 7, 2
 XS = np.random.default_rng(0).normal(size=(T, B)).astype(np.float32)
@@ -54,7 +55,7 @@ def differences(fn, w, eps=1e-2):
     return (fn(w + eps) - fn(w - eps)) / (2 * eps)
 
 
-@pytest.mark.parametrize("ends", [None, (7, 4)])
+@pytest.mark.parametrize("ends", spread([(7, 4), None], 1))
 def test_slices_of_complete_series(ends):
     def f(w, c, t):
         x = rlfx.series(jnp.sin(w * rlfx.inputs(XS)[t]))

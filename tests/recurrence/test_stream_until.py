@@ -11,6 +11,7 @@ import pytest
 import rlfx
 from rlfx import Plan
 from rlfx.errors import ScheduleError
+from tests.sampling import met
 
 LENGTHS = np.array([3, 1, 9, 6, 14])
 T, B, GAMMA = 12, len(LENGTHS), 0.9
@@ -73,13 +74,15 @@ def evaluated(f, plan, reduce="mean", **options):
     return loss, slopes, carry, lengths
 
 
-@pytest.mark.parametrize(("ahead", "reduce"), [(0, "sum"), (1, "mean"), (3, "sum"), (5, "mean")])
 @pytest.mark.parametrize(
-    "plan",
-    [Plan("stream", 1), Plan("stream", 4), Plan("stream", 5, 1), Plan("stream", 11)],
-    ids=lambda p: f"{p.block}-{p.environments}",
+    ("loss", "plan"),
+    met(
+        [(5, "mean"), (0, "sum"), (1, "mean"), (3, "sum")],
+        [Plan("stream", 1), Plan("stream", 4), Plan("stream", 5, 1), Plan("stream", 11)],
+    ),
 )
-def test_each_environment_has_its_own_end(ahead, reduce, plan):
+def test_each_environment_has_its_own_end(loss, plan):
+    ahead, reduce = loss
     loss, slopes, carry, lengths = evaluated(learner(ahead), plan, reduce)
     expected, derivatives = expected_of(ahead, reduce)
     np.testing.assert_allclose(loss, expected, rtol=2e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rlfx
+from tests.sampling import met
 
 W = jnp.linspace(0.1, 0.8, 8)
 
@@ -42,9 +43,7 @@ LENGTH, BATCH = 7, 3
 PLANS = [None, rlfx.Plan("blocks", block=2), rlfx.Plan("blocks", block=3, environments=1), rlfx.Plan("stream", block=2)]
 
 
-@pytest.mark.parametrize("t0", [0, 5])
-@pytest.mark.parametrize("stops", [None, (7, 4, 1)])
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize(("plan", "stops", "t0"), met(PLANS, [(7, 4, 1), None], [5, 0]))
 def test_under_every_plan_and_where_environments_end(plan, stops, t0):
     ends = stops or (LENGTH,) * BATCH
     until = None if stops is None else lambda c: c[1] <= 0

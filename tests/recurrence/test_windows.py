@@ -11,6 +11,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import ScheduleError
+from tests.sampling import met
 
 T, BATCH = 11, 2
 PLANS = [
@@ -69,8 +70,7 @@ def reference(name):
     return value, aux, grads
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{p.form}-{p.block}-{p.environments}")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "plan"), met(PROGRAMS, PLANS))
 def test_values_and_gradients_under_every_plan(name, plan):
     fn = rlfx.compile(PROGRAMS[name], length=T, batch=BATCH, plan=plan)
     (value, aux), grads = jax.jit(jax.value_and_grad(fn, has_aux=True))(W, X0, jax.random.key(3))

@@ -115,19 +115,19 @@ class Process:
 
     def first(self) -> np.ndarray:
         """Make the environments: their first observations ``[B, ...]``."""
-        return self._ask((self.env.name, dict(self.env.kwargs), self.seeds, self.dtype.str))
+        return self._ask((self.env.name, dict(self.env.kwargs), self.seeds, self.dtype.str), self.part)
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
-        """``(obs, final_obs, reward, terminated, truncated)``, each ``[B, ...]``."""
-        return self._ask(actions)
+    def step(self, actions: np.ndarray, by: Part) -> tuple[np.ndarray, ...]:
+        """``(obs, final_obs, reward, terminated, truncated)``, each ``[B, ...]``, for the thread that acts."""
+        return self._ask(actions, by)
 
-    def _ask(self, message: Any) -> Any:
-        self.part.alive()
+    def _ask(self, message: Any, by: Part) -> Any:
+        by.alive()
         try:
             self.pipe.send(message)
             while not wait([self.pipe], 0.1):
-                if self.part.crew.stopped:
-                    self.part.alive()
+                if by.crew.stopped:
+                    by.alive()
             answer = self.pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise self._error(f"ended with {self._code()}") from None

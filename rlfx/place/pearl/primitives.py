@@ -109,12 +109,15 @@ def reprioritise(system: System, manager: rp.Replay, indices: tuple, errors: tup
 
 
 @compiled
-def gradient(
-    system: System, learner: Any, total: Any, batch: Any, weight: Any, key: jax.Array, update: Any, part: Any
-) -> tuple:
-    """Of a sub-batch, added to those before it (None: it is the first): ``(sum, errors, metrics)``."""
-    found, errors, metrics = system.gradient(learner, batch, weight, _key(key, update, part))
-    return found if total is None else jax.tree.map(jnp.add, total, found), errors, metrics
+def gradient(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array, update: Any, part: Any) -> tuple:
+    """Of a sub-batch: ``(gradient, errors, metrics)``."""
+    return system.gradient(learner, batch, weight, _key(key, update, part))
+
+
+@jax.jit
+def added(total: Any, found: Any) -> Any:
+    """The sum of gradients so far and of one more: a program of its own, so that it gives the same bits whoever made them."""
+    return jax.tree.map(jnp.add, total, found)
 
 
 @compiled
@@ -127,7 +130,7 @@ def apply(system: System, learner: Any, total: Any) -> tuple[Any, Any]:
 @compiled
 def train(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array, update: Any) -> tuple:
     """An update from a batch in one part: ``(learner, weights, errors, metrics)``."""
-    total, errors, metrics = gradient(system, learner, None, batch, weight, key, update, jnp.int32(0))
+    total, errors, metrics = gradient(system, learner, batch, weight, key, update, jnp.int32(0))
     return *apply(system, learner, total), errors, metrics
 
 

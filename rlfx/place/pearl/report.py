@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlfx.place.compose import Pools
+
 
 @dataclass(frozen=True)
 class Report:
@@ -24,6 +26,7 @@ class Report:
         those that the learner had made since, when the chunk could be drawn first.
       deferred: iterations whose insertion waited for priorities, as it would have overwritten what the learner held.
       peaks: the most items that each queue held.
+      pools: from which iteration on how many threads of the host acted and trained, and the share of a batch that they trained.
     """
 
     iterations: int
@@ -38,6 +41,7 @@ class Report:
     ages: Mapping[int, int]
     deferred: int
     peaks: Mapping[str, int]
+    pools: tuple[tuple[int, Pools], ...]
 
     @property
     def iteration(self) -> float:
@@ -60,5 +64,10 @@ class Report:
                 ),
                 f"age of the weights that acted, in updates: {ages}",
                 f"insertions that waited for priorities: {self.deferred}",
+                *(
+                    f"from iteration {since} on: {pools.actors} threads acted, {pools.trainers} trained "
+                    f"{100 * pools.host_share:.0f}% of a batch"
+                    for since, pools in self.pools[1:]
+                ),
             ]
         )

@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlfx._checks import INT32, KEY, expect, function, instance, integer, number, optional
+from rlfx._checks import INT32, KEY, POSITIVE, expect, function, instance, integer, number, optional
 from rlfx.errors import PlacementError, located
 from rlfx.place.compose import Composition, Table, Workload, compose, measure
 from rlfx.place.hardware import check_devices
 from rlfx.place.pearl import parts
 from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.crew import Crew
+from rlfx.place.pearl.hands import hand
 from rlfx.place.pearl.hosts import HostEnvironment
 from rlfx.place.pearl.report import Report
 from rlfx.place.pearl.system import SYSTEM, State, System, check_state
@@ -85,6 +86,7 @@ def run(
     iterations: int,
     after: Callable[[parts.Call], str | None] | None = None,
     patience: float = 120.0,
+    reallocate_every: int | None = None,
 ) -> tuple[State, Report]:
     """Make iterations of a system, its parts at work together, each on its device.
 
@@ -105,6 +107,9 @@ def run(
       iterations: how many to make.
       after: is called after each, with a :class:`Call`; a string ends the run, and is the reason.
       patience: seconds after which a part that does not move ends the run. To compile counts, too.
+      reallocate_every: after so many iterations, ``reallocate`` (algorithm 1) looks at the median times of learner, actors and
+        trainers in them: threads of actors may go on to train sub-batches on the actors' device, while the others act for all
+        actors. The result is the same. None: each thread acts for its actor.
 
     Returns:
       The state after the last iteration, and a :class:`Report`.
@@ -113,7 +118,7 @@ def run(
       PartError: a part raised, hung, or its process was killed; ``error.part`` names it. All others have been stopped.
       PlacementError: an argument is not of its kind.
 
-    Meng et al. 2024 (PEARL), sections 3.2 and 3.3.2.
+    Meng et al. 2024 (PEARL), sections 3.2 and 3.3.
     """
     system = expect("system", system, SYSTEM, PlacementError, of="run")
     state = check_state(system, state, "run")
@@ -122,10 +127,16 @@ def run(
     iterations = expect("iterations", iterations, integer(0, INT32), PlacementError, of="run")
     after = expect("after", after, optional(function("call")), PlacementError, of="run")
     patience = expect("patience", patience, number(above=0), PlacementError, of="run")
+    every = expect("reallocate_every", reallocate_every, optional(POSITIVE), PlacementError, of="run")
+    if every is not None and system.sub_batches == 1:
+        fact = (
+            "run: reallocate_every is given, and a batch of the system is one piece: threads have nothing to take over."
+        )
+        raise PlacementError(located(fact, fix="Give System(sub_batches=4), or no reallocate_every."))
     places = _places(composition, check_devices(devices))
 
     crew = Crew(patience)
-    wires = parts.Wires.of(crew, system, places, keys, state, iterations)
+    wires = parts.Wires.of(crew, system, places, keys, state, iterations, every)
     account = parts.Account()
     replay = parts.Replay(wires, state, after, account)
     try:
@@ -133,7 +144,7 @@ def run(
         if not wires.together:
             crew.start("learner", partial(parts.learner, wires, state.learner))
         for a in range(system.actors):
-            crew.start(f"actor {a}", partial(parts.actor, wires, a, state.actors[a]))
+            crew.start(f"actor {a}", partial(hand, wires, a, state.actors[a]))
         crew.watch()
     finally:
         crew.stop()
@@ -151,6 +162,7 @@ def run(
         dict(account.ages),
         account.deferred,
         {channel.name: channel.peak for channel in (*wires.chunks, wires.batches, wires.learned)},
+        tuple(wires.plans.made),
     )
     return replay.state, report
 

@@ -45,7 +45,8 @@ def reference(system: System, state: State, key: jax.Array, iterations: int) -> 
             weight = rp.importance_weights(batch.probability, replay.size, system.beta)
             total, errors = None, []
             for p, (x, w) in enumerate(zip(_parts(system, batch.data), _parts(system, weight), strict=True)):
-                total, e, _ = do.gradient(system, learner, total, x, w, keys.learn, update, jnp.int32(p))
+                found, e, _ = do.gradient(system, learner, x, w, keys.learn, update, jnp.int32(p))
+                total = found if total is None else do.added(total, found)
                 errors.append(e)
             learner, latest = do.apply(system, learner, total)
             last = u == system.updates - 1

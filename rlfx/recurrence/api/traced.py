@@ -19,13 +19,14 @@ from rlfx.recurrence.rewrite.lift import lift
 from rlfx.recurrence.rewrite.present import present
 from rlfx.recurrence.rewrite.softmax import divide_last
 from rlfx.recurrence.rewrite.transposes import absorb_transposes
+from rlfx.recurrence.rewrite.unchanged import unchanged
 
 tree = jax.tree_util
 
 PROGRAM = instance(Program, "a program", "rlfx.trace(f, params, carry, length=T)")
 
 #: What every program goes through, in order; each means the same.
-REWRITES: tuple[Callable[[Program], Program], ...] = (lift, present, absorb_transposes, divide_last)
+REWRITES: tuple[Callable[[Program], Program], ...] = (unchanged, lift, present, absorb_transposes, divide_last)
 
 
 def traced(f, params, carry, arguments: Arguments, domain: Domain, loss: bool, reduce: str, until) -> Program:
