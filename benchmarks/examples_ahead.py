@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 import a2c
 import apg
 import attention
+import awr
 import composed_dqn
 import composed_sac
 import dqn
@@ -171,6 +172,7 @@ MAKES = {
     **{f"sac: {name}": make for name, make in sac.FAMILY.items()},
     **td3.FAMILY,
     "apg": apg.make,
+    "awr": awr.make,
     "es": es.make,
     "grpo": grpo.make,
     "learned_discount": learned_discount.make,

@@ -23,10 +23,11 @@ RECIPES = {
     "ppo_breakout": ("ppo.py breakout", ""), "ppo_masked": ("ppo.py masked", ", actions masked"),
     "ppo_inverted_pendulum": ("ppo_continuous.py inverted_pendulum", ""), "apg": ("apg.py", ", through the dynamics"),
     "es": ("es.py", ""), "her": ("her.py her", ", ten bits"), "r2d2": ("r2d2.py", ", a corridor of eight"),
-    "learned_discount": ("learned_discount.py", ""),
+    "learned_discount": ("learned_discount.py", ""), "awr": ("awr.py", ", offline from SAC's log"),
     "ippo": ("multi_agent.py independent", ""), "mappo": ("multi_agent.py central", ""),
 }  # fmt: skip
-UNITS = {"sorting": ("tokens", " of the digits")}
+#: What the horizontal axis counts, and what the bar is of, by recipe: environment steps and returns where nothing is said.
+UNITS = {"grpo": ("tokens", " of the digits"), "awr": ("minibatches", "")}
 
 
 def learning() -> str:
@@ -36,7 +37,7 @@ def learning() -> str:
     body = []
     for name, (example, more) in RECIPES.items():
         r = read(f"learning_{name}")
-        unit, of = UNITS.get(r["env"], ("steps", ""))
+        unit, of = UNITS.get(name, ("steps", ""))
         last = r["returns"][-1]
         digits = 1 if r["bar"] > 1 or r["bar"] < 0 else 2
         least, mean, most = (round(v, digits) for v in (min(last), recipes.interquartile_mean(last), max(last)))

@@ -6,6 +6,7 @@ What is a constant in a loss is one in the loop, too: it is computed from parame
 import dataclasses
 
 import apg
+import awr
 import jax
 import learned_discount
 import networks
@@ -285,6 +286,54 @@ def test_what_an_update_learns_of_its_discount():
     assert_gradient(grads, gradient(lambda params: inner(params, discount), params))
     np.testing.assert_allclose(mixed, (along(discount + 1e-4) - along(discount - 1e-4)) / 2e-4, rtol=1e-3)
     np.testing.assert_allclose(worth, -(log_policy(fixed)[1] * gains("judge", L.COUNTS)[0]).mean(), rtol=1e-4)
+
+
+# -- AWR
+
+
+def test_awr_learns_from_a_log():
+    """Lambda returns that end where what follows is of another episode; better actions count more, at most so much."""
+    T, B = 9, 3
+    params = numbers(jax.eval_shape(lambda: awr.make(sac_updates=1, length=2, envs=2, hidden=(3,)).init(KEY)).params, 1)
+    rng = np.random.default_rng(2)
+    obs, action, reward = rng.normal(size=(T + 1, B, awr.OBS)), rng.normal(size=(T, B, 1)), rng.normal(size=(T, B))
+    cut, terminated = (rng.random((T, B)) < p for p in (0.2, 0.15))
+    following = np.where((cut | terminated)[..., None], rng.normal(size=(T, B, awr.OBS)), obs[1:])
+    log = awr.sac.Transition(*(np.float32(x) for x in (obs[:-1], action, reward)), terminated, np.float32(following))
+    fixed = double(params)
+
+    value, next_value = (layers(fixed["critic"], x)[..., 0] for x in (obs[:-1], following))
+    target = np.zeros((T, B))
+    for t in reversed(range(T)):
+        later = target[t + 1] if t < T - 1 else 0.0
+        ends = cut[t] | terminated[t] | (t == T - 1)
+        ahead = np.where(ends, next_value[t], (1 - awr.LAMBDA) * next_value[t] + awr.LAMBDA * later)
+        target[t] = reward[t] + awr.GAMMA * np.where(terminated[t], 0.0, ahead)
+    weight = np.minimum(np.exp((target - value) / awr.TEMPERATURE), awr.LARGEST)
+    assert (weight == awr.LARGEST).any()
+
+    def by_hand(params):
+        mean, log_std = np.tanh(layers(params["actor"], obs[:-1])), params["log_std"]
+        log_prob = (-0.5 * ((action - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+        return (0.5 * (layers(params["critic"], obs[:-1])[..., 0] - target) ** 2 - weight * log_prob).mean()
+
+    @jax.jit
+    def program(params):
+        _, target = rlfx.unroll(awr.targets, length=T, batch=B)((params, log), np.zeros(B, np.float32))
+        flat = jax.tree.map(lambda x: x.reshape(T * B, *x.shape[2:]), awr.Sample(log.obs, log.action, target))
+        return target, *jax.value_and_grad(awr.awr_loss)(params, flat)
+
+    found, loss, grads = program(params)
+    np.testing.assert_allclose(found, target, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(loss, by_hand(fixed), rtol=1e-4)
+    assert_gradient(grads, gradient(by_hand, params))
+
+
+def test_the_log_is_in_the_order_of_time():
+    log = jax.jit(lambda key: awr.logged(key, 3, length=4, envs=2, hidden=(4,)))(KEY)
+    assert log.reward.shape == (12, 2)
+    np.testing.assert_array_equal(log.next_obs[:-1], log.obs[1:])
+    assert (log.next_obs[-1] != log.obs[-1]).any(-1).all()
 
 
 # -- parts
