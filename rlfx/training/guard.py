@@ -18,6 +18,8 @@ from rlfx.training.loop import After, Call, Callback, Loop, key_of, owned
 
 tree = jax.tree_util
 
+SMALL = 1 << 20  # bytes of a leaf
+
 
 @dataclasses.dataclass(frozen=True)
 class NaNGuard(Callback):
@@ -28,7 +30,8 @@ class NaNGuard(Callback):
     that one once more with checks, to name the first equation that gave a NaN.
 
     Args:
-      bad: ``bad(x) -> bool[...]``; ``lambda x: ~jnp.isfinite(x)`` refuses infinities too.
+      bad: ``bad(x) -> bool[...]``, of each number by itself (small arrays are looked at as one, flat);
+        ``lambda x: ~jnp.isfinite(x)`` refuses infinities too.
 
     Raises:
       NotFiniteError: with the ``agent`` before, and how many updates were ``done``. It names the first part that is bad.
@@ -40,7 +43,7 @@ class NaNGuard(Callback):
 
     @contextmanager
     def opened(self, loop: Loop) -> Iterator[After]:
-        any_bad = jax.jit(lambda agent: [self.bad(leaf).any() for _, leaf in _floats(agent)])
+        any_bad = jax.jit(lambda agent: [self.bad(x).any() for x in _joined(agent)])
         good, done = owned(loop.agent), loop.done
 
         def after(call: Call) -> None:
@@ -57,8 +60,7 @@ class NaNGuard(Callback):
         where, first = J.function_source(loop.update), agent
         for done in updates:
             after = step(agent, jnp.uint32(done))
-            found = any_bad(after)
-            if np.any(found):
+            if np.any(any_bad(after)):
                 break
             agent = after
         else:
@@ -66,8 +68,8 @@ class NaNGuard(Callback):
             fact = f"The agent became bad in the updates {span}; made again one by one, it did not."
             fix = "The error has the agent before them (.agent): a race, or a sum in another order at the edge of what is finite."
             return NotFiniteError(located(fact, where=where, fix=fix), first, updates.start)
-        name, leaf = _floats(after)[int(np.argmax(found))]
-        value = np.asarray(leaf)[np.asarray(self.bad(leaf))][0]
+        named = ((name, np.asarray(leaf), np.asarray(self.bad(leaf))) for name, leaf in _floats(after))
+        name, value = next((name, leaf[bad][0]) for name, leaf, bad in named if bad.any())
         fact = f"agent{name} became {value} in update {done + 1}."
         equation = _equation(lambda agent: loop.update(agent, key_of(loop.key, jnp.uint32(done))), agent)
         fact += f"\n  Its first NaN: {equation}" if equation else "\n  No equation of it gave a NaN."
@@ -78,6 +80,18 @@ class NaNGuard(Callback):
 def _floats(agent: Any) -> list[tuple[str, jax.Array]]:
     leaves = tree.tree_flatten_with_path(agent)[0]
     return [(tree.keystr(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+
+def _joined(agent: Any) -> list[jax.Array]:
+    """The floats: small leaves of a dtype as one array, since a reduction for each is most of what there is to compile."""
+    small: dict[Any, list[jax.Array]] = {}
+    large = []
+    for _, leaf in _floats(agent):
+        if leaf.nbytes > SMALL:
+            large.append(leaf)  # joining copies: not what could be a buffer
+        else:
+            small.setdefault(leaf.dtype, []).append(leaf.reshape(-1))
+    return [*large, *map(jnp.concatenate, small.values())]
 
 
 def _equation(update: Callable[..., Any], agent: Any) -> str | None:

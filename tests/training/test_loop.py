@@ -5,6 +5,7 @@ import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import NotFiniteError, ProgramError, TrainingError
-from rlfx.training import CSV, Callback, Evaluate, Interrupt, Metrics, NaNGuard, Progress, Stop, TensorBoard, run
+from rlfx.training import CSV, Callback, Evaluate, Interrupt, Metrics, NaNGuard, Progress, Stop, TensorBoard, guard, run
 
 KEY = jax.random.key(3)
 
@@ -217,6 +218,37 @@ def test_the_guard_of_infinities_and_of_nothing():
     with pytest.raises(NotFiniteError, match=r"agent became inf in update 2\.\n  No equation of it gave a NaN"):
         run(grows, jnp.float32(1.0), KEY, updates=5, callbacks=[NaNGuard(lambda x: ~jnp.isfinite(x))])
     assert run(walk, start(), KEY, updates=5, per_call=2, callbacks=[NaNGuard()]).done == 5
+
+
+@pytest.mark.parametrize("part", ["a", "b", "half", "large", "count"])
+def test_the_guard_looks_at_every_part(part):
+    """Small parts together, of each dtype, and large ones alone."""
+    first = {
+        "a": jnp.zeros(1), "b": jnp.zeros((3, 2)), "count": jnp.int32(0), "empty": jnp.zeros((0, 2)),
+        "half": jnp.zeros(4, jnp.bfloat16), "large": jnp.zeros((600, 600)), "key": KEY,
+    }  # fmt: skip
+
+    def update(agent, key):
+        last = agent[part].at[..., -1:]
+        broken = agent if part == "count" else {**agent, part: last.set(jnp.nan)}
+        agent = jax.lax.cond(agent["count"] == 2, lambda: broken, lambda: agent)
+        return {**agent, "count": agent["count"] + 1}, None
+
+    train = partial(run, update, first, KEY, updates=6, per_call=2, callbacks=[NaNGuard()])
+    if part == "count":
+        assert train().done == 6
+        return
+    with pytest.raises(NotFiniteError, match=rf"agent\['{part}'\] became nan in update 3\.") as error:
+        train()
+    assert (error.value.done, int(error.value.agent["count"])) == (2, 2)
+
+
+def test_the_guard_compiles_one_reduction_for_small_parts():
+    agent = {f"w{i}": jnp.zeros((i + 1, 2)) for i in range(20)} | {"large": jnp.zeros((600, 600)), "n": jnp.int32(0)}
+    looked = jax.make_jaxpr(lambda agent: [jnp.isnan(x).any() for x in guard._joined(agent)])(agent)
+    names = [equation.primitive.name for equation in looked.eqns]
+    assert (names.count("reduce_or"), names.count("concatenate")) == (2, 1)
+    assert [x.size for x in guard._joined(agent)] == [600 * 600, sum(2 * (i + 1) for i in range(20))]
 
 
 def test_the_guard_of_what_does_not_come_again():
