@@ -49,6 +49,13 @@ def planning(p, h, t):
     return value, h + 0.1 * value, value
 
 
+def told(p, h, t):
+    """A softmax over products of the state, which no next state needs, and through all of which the gradient flows."""
+    h = acted(p, h)
+    scores = jnp.linspace(-1.0, 1.0, 64 * W).reshape(64, W) @ jnp.tanh(h @ p["h"])
+    return jax.nn.logsumexp(scores), h, jax.lax.stop_gradient(h[0])
+
+
 def branching(p, h, t):
     """A loop that ends sooner for some environments: many together would take as long as the last."""
     h = acted(p, h)
@@ -103,6 +110,12 @@ def test_nothing_is_evaluated_twice():
         assert len(equations) == len(set(equations))
 
 
+def test_what_the_learner_differentiates_after_the_loop_is_not_evaluated_in_it():
+    """Not even for the maximum of the softmax, which is not differentiated and small: the loop is the recurrence alone."""
+    (loop,) = (n for n in compiled(told).physical(PARAMS, CARRY).learning.nodes if isinstance(n, Repeated))
+    assert [e.op.name for e in loop.equations].count("dot_general") == 1
+
+
 def by_hand(f, p, h):
     """Plain loops over timesteps and environments."""
     total, aux, last = 0.0, [], 0.0
@@ -118,7 +131,7 @@ def by_hand(f, p, h):
 PLANS = None, rlfx.Plan("at once"), rlfx.Plan("blocks", 3)
 
 
-@pytest.mark.parametrize("f", [lookahead, trained])
+@pytest.mark.parametrize("f", [lookahead, trained, told])
 def test_values_and_gradients_are_those_of_loops(f):
     expected, slopes = jax.jit(jax.value_and_grad(lambda p, h: by_hand(f, p, h), (0, 1), has_aux=True))(PARAMS, CARRY)
 

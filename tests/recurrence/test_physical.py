@@ -105,7 +105,8 @@ def test_products_are_one_where_the_node_says_so():
     same(run_apart(apart)(W, X0), attends, 3)
 
 
-def test_blocks_are_those_of_the_node():
+def test_blocks_are_those_of_the_node(monkeypatch):
+    monkeypatch.setattr("rlfx.recurrence.schedule.tiling.SMALLEST_SECTION", 1)
     _, plan, run = planned(looks_back, 40, SMALL)
     node = next(n for n in plan.nodes if isinstance(n, Together) and n.notes)
     (blocked,) = (p for p in node.parts if isinstance(p, Blocked))

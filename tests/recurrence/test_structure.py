@@ -186,6 +186,21 @@ def test_a_loss_without_gradient_does_not_evaluate_the_learner_twice():
     assert len(calls) == 5
 
 
+def test_one_timestep_at_a_time_has_no_axis_for_it():
+    """Where a block is one timestep, what it computes is ``[B, ...]``: with an axis of one XLA:CPU's reductions are slow."""
+
+    def pairs(p, carry, t):
+        x = p["w"] @ rlfx.inputs(p["obs"])[t]
+        return jnp.mean(jnp.abs(x[:, None] - x[None]), -1).sum(), carry
+
+    params = {"w": jnp.ones((OUT, IN)), "obs": jnp.ones((T, B, IN))}
+    fn = rlfx.compile(pairs, length=T, batch=B, plan=rlfx.Plan("blocks", 1))
+    jaxpr = jax.make_jaxpr(jax.grad(lambda w: fn(params | {"w": w}, jnp.zeros(B))[0]))(params["w"])
+    shapes = {v.aval.shape for e in everything(jaxpr.jaxpr) for v in e.outvars}
+    assert (B, OUT, OUT) in shapes
+    assert (1, B, OUT, OUT) not in shapes
+
+
 # -- golden prints ----------------------------------------------------------------------------------------------------
 
 

@@ -245,15 +245,16 @@ def _loop(
     owned = {v for e in (*body, *movable) for v in e.outputs}
     wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
     leaving = nested_loops(movable, graph)
+    free = movable if "t" in program.directives.vectorize else movable & differentiated
     cut = minimum_cut(
         program,
         [e for e in program.equations if e in body or e in movable],
         wanted,
         fixed=lambda e: not e.is_simultaneous or e.is_ragged or e.has_effects,
-        free=(movable if "t" in program.directives.vectorize else movable & differentiated).__contains__,
+        free=free.__contains__,
         kept=lambda v: "t" not in program.dims_of(v),
         barred=barred,
-        stays=lambda e: worth(e, program, leaving) if e in movable else 0.0,
+        stays=lambda e: worth(e, program, leaving | free) if e in movable else 0.0,
     )
     stored = cut.stored
     for v in stored:

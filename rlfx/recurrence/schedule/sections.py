@@ -21,7 +21,7 @@ _PRODUCTS = (J.primitive("dot_general"), attend_p)
 #: A section compiles the loop's body once more; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
 #: Below this length of a section there is nothing to gain.
-SMALLEST_TILE = 128
+SMALLEST_TILE = 64
 
 
 def sections_of(length: int) -> tuple[tuple[int, int], ...]:
