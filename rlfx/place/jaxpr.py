@@ -46,7 +46,8 @@ def flatten(closed: Any, *, calls: bool = False) -> tuple[Any, list[Any]]:
     consts = [constant(c) for c in closed.consts]
     outs = J.walk(top, consts, list(top.invars), visit, literal=lambda atom: atom, constant=constant)
     flat = top.replace(constvars=list(constants), eqns=fresh, outvars=outs, debug_info=top.debug_info)
-    return flat, list(constants.values())
+    flat = J.close_with(flat, constants.values())  # from jax 0.11 on, variables without their values are inputs
+    return flat.jaxpr, list(flat.consts)
 
 
 def _info(eqn: JaxprEqn, calls: bool) -> Any:

@@ -132,8 +132,6 @@ def test_the_faster_of_one_and_two_devices_is_chosen(monkeypatch, alone, stage, 
 @pytest.mark.parametrize("noise", [0.0, 0.1], ids=["no keys", "keys"])
 def test_compiled_programs_of_rlfx_are_stages(noise):
     """Acting on one device, learning from what was acted before on another; a constant of NumPy in the function."""
-    if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
-        pytest.skip("docs/place.md, Stages: stages of compiled programs fail on jax 0.11, not mended yet")
     shift = np.linspace(0.0, 1.0, 3, dtype=np.float32)
 
     def act(w, x, t):

@@ -59,6 +59,20 @@ def test_any_function_keeps_its_values(splits):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), graph.evaluate(*args), mixed(*args))
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_constants_of_the_function_are_read_beside_its_arguments(splits):
+    shift, rows = np.linspace([0.0], [1.0], 3, axis=1, dtype=np.float32), np.array([2, 0], np.int32)
+
+    def fn(w, scale):
+        return jnp.tanh(w[rows] * scale + shift)
+
+    args = jnp.arange(12.0).reshape(4, 3), jnp.float32(0.1)
+    graph = explode(fn, *args, splits=splits)
+    check(graph)
+    want = np.tanh(np.asarray(args[0])[rows] * np.float32(0.1) + shift)
+    np.testing.assert_allclose(np.asarray(graph.evaluate(*args)), want, atol=1e-6)
+
+
 def test_automatic_splits_cut_large_elementwise_functions():
     graph = explode(lambda x: jnp.exp(x).sum(axis=1), jax.ShapeDtypeStruct((256, 128), jnp.float32), splits=4)
     assert sum(n.role == "shard" for n in graph.nodes) == 8

@@ -86,6 +86,27 @@ def test_graph_means_the_function(given):
     assert distance(one.evaluate(*given), want) < 1e-6
 
 
+def test_constants_of_the_function_come_after_its_arguments():
+    shift, rows = np.linspace([0.0], [1.0], 3, axis=1, dtype=np.float32), np.array([2, 0], np.int32)
+
+    @jax.jit
+    def of_rows(x):
+        return x[rows]
+
+    def fn(w, scale):
+        return jnp.tanh(of_rows(w) * scale + shift)
+
+    args = jnp.arange(12.0).reshape(4, 3), jnp.float32(0.1)
+    graph = staged(fn, *args)
+    check(graph)
+    shapes = [graph.blocks[i].shape for i, node in enumerate(graph.nodes) if node.role == "input"]
+    assert shapes[:2] == [(4, 3), ()]
+    assert set(shapes[2:]) == {(1, 3), (2,)}
+    assert graph.constant == set(range(2, len(shapes)))
+    want = np.tanh(np.asarray(args[0])[rows] * np.float32(0.1) + shift)
+    np.testing.assert_allclose(np.asarray(graph.evaluate(*args)), want, atol=1e-6)
+
+
 def test_named_scopes_and_jitted_functions_are_stages():
     @jax.jit
     def critic(w, x):
