@@ -252,7 +252,9 @@ def test_row_under_vmap_and_jit(row: Row):
         errors(row, "plain", p, *jax.tree.map(lambda g: g[i], got))
 
 
-@pytest.mark.parametrize(("row", "how"), met(ROWS, [("forward", None), ("backward", 2)]), ids=str)
+@pytest.mark.parametrize(
+    ("row", "how"), met(ROWS, [("forward", None), ("backward", 2)]), ids=lambda x: getattr(x, "text", None) or x[0]
+)
 def test_row_inside_solve(row: Row, how: tuple[str, int | None]):
     nested, batch = how
     compare(row, nested, batch, seed=1, reference=nested == "forward")
