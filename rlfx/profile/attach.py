@@ -73,23 +73,24 @@ def spy(pid: int, seconds: float = 5.0) -> Spied:
         options = ["--format", "raw", "--threads", "--full-filenames", "--nonblocking", "--output", str(out)]
         done = subprocess.run([*command, *options], capture_output=True, text=True)
         if done.returncode or not out.is_file():
-            raise ProfileError(_why(pid, done.stderr))
+            fact, fix = _why(pid, done.stderr)
+            raise ProfileError(located(fact, fix=fix))
         return read(pid, whole * RATE, out.read_text())
 
 
-def _why(pid: int, said: str) -> str:
-    """py-spy's error in our words."""
+def _why(pid: int, said: str) -> tuple[str, str]:
+    """py-spy's error in our words: the fact, and the fix."""
     if not pathlib.Path(f"/proc/{pid}").exists() and pathlib.Path("/proc/self").exists():
-        return located(f"There is no process {pid}.", fix="Give the pid of a process that runs: `pgrep -af python`.")
+        return f"There is no process {pid}.", "Give the pid of a process that runs: `pgrep -af python`."
     if _REFUSED.search(said):
-        return located(
+        return (
             f"The system does not allow to read process {pid}.",
-            fix="Run this as its owner, with CAP_SYS_PTRACE (`docker run --cap-add SYS_PTRACE`), or with sudo; on Linux "
+            "Run this as its owner, with CAP_SYS_PTRACE (`docker run --cap-add SYS_PTRACE`), or with sudo; on Linux "
             "`sysctl kernel.yama.ptrace_scope=0` allows it to the owner.",
         )
     lines = [line for line in said.strip().splitlines() if line.strip()]
-    return located(f"py-spy cannot read process {pid}: {lines[0] if lines else 'it says nothing'}.",
-                   fix="Give the pid of a process of Python that goes on for as long.")  # fmt: skip
+    fact = f"py-spy cannot read process {pid}: {lines[0] if lines else 'it says nothing'}."
+    return fact, "Give the pid of a process of Python that goes on for as long."
 
 
 def read(pid: int, asked: int, text: str) -> Spied:
