@@ -70,7 +70,7 @@ def trace(
       ...     y = rlfx.series(w * x, end=0.0)
       ...     return y[t] - y[t + 1], x
       >>> rlfx.trace(loss, 2.0, jnp.float32(1.0), length=3)
-      <Program loss: 8 equations, 2 reads>
+      <Program loss: 7 equations, 1 reads>
     """
     domain, f = validate_domain(length, batch, until, dim), validate_program(f)
     reduce, loss = expect("reduce", reduce, REDUCTION, ProgramError), expect("loss", loss, BOOLEAN, ProgramError)
