@@ -1,21 +1,21 @@
 """Prioritised DQN on CartPole-v1, its actors, replay and learner at work together on two devices (PEARL).
 
-Notice that the algorithm is six pure functions, and that nothing in them says what runs where. `composed` measures the parts
-on each device and decides; `run` drives them. Two devices of the host will do: `main` makes them. The network and its loss are
-those of `dqn_family.py`, and so are all the numbers but one: actors act with weights of the last iteration, four updates old.
+Notice that the algorithm is six pure functions, and that nothing in them says what runs where. `pearl.composed` measures the
+parts on each device and decides; `pearl.run` drives them (`composed.py`). Two devices of the host will do. The network and its
+loss are those of `dqn_family.py`, and so are all the numbers but one: actors act with weights of the last iteration, four
+updates old.
 """
 
-import argparse
 import sys
 
 import dqn_family as family
 import jax
 import jax.numpy as jnp
 import optax
+from composed import train, use_two_devices
 from dqn_family import PRIORITISED, Learner, env
 
-import rlfx.envs
-from rlfx.place import hardware, pearl
+from rlfx.place import pearl
 
 ACTORS, ENVS, LENGTH = 2, 8, 4  # 64 transitions an iteration
 ITERATIONS = 500  # 32,000 timesteps
@@ -68,34 +68,10 @@ def make(actors=ACTORS, envs=ENVS, length=LENGTH, **sizes):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="prioritised DQN on two devices")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    args = parser.parse_args(argv)
-
-    system = make()
-    init_key, key, test_key = jax.random.split(jax.random.key(args.seed), 3)
-    state = system.init(init_key)
-    devices = jax.devices()[:2]
-    composition = pearl.composed(system, state, devices, hardware.measured(devices).bandwidth)
-    print(*(f"{part} on {devices[d]}" for part, d in composition._asdict().items() if isinstance(d, int)), sep=", ")
-
-    def show(call):
-        if call.metrics is not None and call.iteration % 100 == 0:
-            print(f"{call.iteration * system.collected:,} timesteps: loss {call.metrics['loss']:.4f}")
-
-    state, report = pearl.run(
-        system, state, key, composition=composition, devices=devices, iterations=args.iterations, after=show
-    )
-    print(report.explain())
-    params = jax.device_put(state.learner.params, devices[0])
-    found = rlfx.envs.evaluate(env, greedy, params, test_key, 100)
-    print(f"mean return of 100 greedy episodes: {found.mean_return:.1f}")
-    return state, report
+    return train("prioritised DQN on two devices", make(), greedy, iterations=ITERATIONS, shown="loss", every=100, argv=argv)
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # kernels run in the threads that drive the devices
+    use_two_devices()
     main()
     sys.exit(0)

@@ -5,19 +5,18 @@ what differs. Replay is uniform, as there: with `alpha=0` every priority is one,
 of the last iteration, which are four updates old.
 """
 
-import argparse
 import sys
 
 import jax
 import jax.numpy as jnp
 import optax
 import sac
+from composed import train, use_two_devices
 from networks import init_mlp, one_each
 from sac import PENDULUM, Learner, Params
 from transitions import Transition
 
-import rlfx.envs
-from rlfx.place import hardware, pearl
+from rlfx.place import pearl
 
 ACTORS, ENVS, LENGTH = 2, 2, 4  # 16 transitions an iteration
 ITERATIONS = 1000  # 16,000 timesteps
@@ -75,34 +74,10 @@ def make(actors=ACTORS, envs=ENVS, length=LENGTH, **sizes):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="SAC on two devices")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--iterations", type=int, default=ITERATIONS)
-    args = parser.parse_args(argv)
-
-    system = make()
-    init_key, key, test_key = jax.random.split(jax.random.key(args.seed), 3)
-    state = system.init(init_key)
-    devices = jax.devices()[:2]
-    composition = pearl.composed(system, state, devices, hardware.measured(devices).bandwidth)
-    print(*(f"{part} on {devices[d]}" for part, d in composition._asdict().items() if isinstance(d, int)), sep=", ")
-
-    def show(call):
-        if call.metrics is not None and call.iteration % 250 == 0:
-            print(f"{call.iteration * system.collected:,} timesteps: alpha {call.metrics['alpha']:.3f}")
-
-    state, report = pearl.run(
-        system, state, key, composition=composition, devices=devices, iterations=args.iterations, after=show
-    )
-    print(report.explain())
-    params = jax.device_put(state.learner.params.actor, devices[0])
-    found = rlfx.envs.evaluate(env, greedy, params, test_key, 100)
-    print(f"mean return of 100 greedy episodes: {found.mean_return:.1f}")
-    return state, report
+    return train("SAC on two devices", make(), greedy, iterations=ITERATIONS, shown="alpha", every=250, argv=argv)
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # kernels run in the threads that drive the devices
+    use_two_devices()
     main()
     sys.exit(0)

@@ -14,7 +14,7 @@ from rlfx._checks import TEXT, each, expect, one_of
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.execute.host import NAME, checked_names
 from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Equation, Program, infer_dims
+from rlfx.recurrence.ir.program import Equation, Program, with_equations
 
 #: (bits of the exponent, bits of the mantissa) of what floats are stored as.
 FORMATS = {"bfloat16": (8, 7), "float16": (5, 10)}
@@ -94,6 +94,4 @@ def _in_program(program: Program, as_: str, names: tuple[str, ...]) -> Program:
         one: Callable[..., Any] = lambda x: rounded(x, as_)  # noqa: E731
         result = build.call(one, e.inputs, e)
         equations += [*build.equations, dataclasses.replace(e, inputs=(result,))]
-    given = {v: program.dims_of(v) for v in program.inputs}
-    kept = tuple(equations)
-    return dataclasses.replace(program, equations=kept, dims=infer_dims(kept, given, program.alive))
+    return with_equations(program, equations)

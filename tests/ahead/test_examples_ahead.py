@@ -19,7 +19,7 @@ def ahead(script):
 
 
 def test_every_example_is_compiled(ahead):
-    shared = {"loops", "networks", "recipes", "tasks", "transitions"}  # without an update of their own
+    shared = {"composed", "loops", "networks", "recipes", "tasks", "transitions"}  # without an update of their own
     elsewhere = {
         "place_block": "the devices of this process", "two_roles": "two of them", "distributed": "two of them",
         "which_machine": "computes nothing",

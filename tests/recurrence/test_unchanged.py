@@ -68,6 +68,17 @@ def test_no_loop_carries_it():
     assert "scan" not in loops
 
 
+def test_a_name_of_it_stays():
+    """For whoever asks for what has that name."""
+
+    def f(p, last, t):
+        return p * last, jax.ad_checkpoint.checkpoint_name(last, "kept")
+
+    program = rlfx.trace(f, jnp.float32(1.0), CARRY[0], length=T, batch=B)
+    assert states(program) == []
+    assert [e.params["name"] for e in program.equations if e.op.name == "name"] == ["kept"]
+
+
 def test_a_state_that_is_solved_for():
     def f(p, carry, t):
         ahead = rlfx.solve(lambda s: s[t + 1], end=p)

@@ -83,12 +83,12 @@ def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Call
     """``fn`` of one point, mapped over ``dims``; ``values`` are the dims of its arguments."""
     for axis in reversed(AXES):  # b is the inner map
         if axis in dims:
-            over = _over_few if axis == "t" and "b" in dims else jax.vmap
+            over = _over_times if axis == "t" and "b" in dims else jax.vmap
             fn = over(fn, tuple(0 if axis in d else None for d in values))
     return fn
 
 
-def _over_few(fn: Callable, in_axes: tuple) -> Callable:
+def _over_times(fn: Callable, in_axes: tuple) -> Callable:
     """As ``jax.vmap``, but that one timestep is no axis: XLA:CPU's reductions of ``[1, n, m]`` take up to 3x those of ``[n, m]``.
 
     A single environment is one: products of vectors take up to 6x those of ``[1, n]``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
 from rlfx.recurrence.language.index import Index, Point
 from rlfx.recurrence.language.primitives import read_p, series_p
 
@@ -85,5 +85,17 @@ def exchanged(program: Program, instead: Callable[[Equation], Callable | None]) 
         found += [*before, replace(last, outputs=equation.outputs)]
     if len(found) == len(program.equations):
         return program
-    given = {v: program.dims_of(v) for v in program.inputs}
-    return replace(program, equations=tuple(found), dims=infer_dims(found, given, program.alive))
+    return with_equations(program, found)
+
+
+def substituted(program: Program, instead: Mapping[Var, Atom]) -> Program:
+    """The program without the equations that give some values, and with others in place of these; without any ``program``."""
+    if not instead:
+        return program
+
+    def of(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+        return tuple(instead.get(a, a) if isinstance(a, Var) else a for a in atoms)
+
+    kept = [replace(e, inputs=of(e.inputs)) for e in program.equations if instead.keys().isdisjoint(e.outputs)]
+    (loss,), next_carry, aux = of((program.loss,)), of(program.next_carry), of(program.aux)
+    return replace(with_equations(program, kept), loss=loss, next_carry=next_carry, aux=aux)

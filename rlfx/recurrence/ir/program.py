@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlfx import _jaxpr as J
@@ -298,6 +298,12 @@ def infer_dims(
                 todo.extend(again)
                 waiting.update(again)
     return dims
+
+
+def with_equations(program: Program, equations: Iterable[Equation]) -> Program:
+    """The program with other equations, and the dims of what these give."""
+    found, given = tuple(equations), {v: program.dims_of(v) for v in program.inputs}
+    return replace(program, equations=found, dims=infer_dims(found, given, program.alive))
 
 
 def users_of(equations: Iterable[Equation]) -> dict[Var, list[Equation]]:

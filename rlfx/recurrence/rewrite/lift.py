@@ -23,7 +23,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
 from rlfx.recurrence.language.index import LENGTH, TIME, Index, Slice
 from rlfx.recurrence.language.primitives import discounted_sum_p, series_p
 
@@ -80,9 +80,7 @@ def lift(program: Program) -> Program:
         rewritten.append(Equation(series_p, {}, (result,), (out,), equation.where, equation.scope))
     if not changed:
         return program
-    given = {v: program.dims_of(v) for v in program.inputs}
-    equations = live(tuple(rewritten), program)
-    return dataclasses.replace(program, equations=equations, dims=infer_dims(equations, given, program.alive))
+    return with_equations(program, live(tuple(rewritten), program))
 
 
 def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, ...]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, infer_dims
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
 from rlfx.recurrence.language.domain import may_be_empty
 from rlfx.recurrence.language.primitives import attend_p
 from rlfx.recurrence.rewrite.lift import live
@@ -53,9 +53,7 @@ def divide_last(program: Program) -> Program:
         equations += _divided_last(e, definition, users, build) or [e]
     if tuple(equations) == program.equations:
         return program
-    given = {v: program.dims_of(v) for v in program.inputs}
-    kept = live(tuple(equations), program)
-    return dataclasses.replace(program, equations=kept, dims=infer_dims(kept, given, program.alive))
+    return with_equations(program, live(tuple(equations), program))
 
 
 def _divided_last(product: Equation, definition: Mapping, users: Mapping, build: Builder) -> list[Equation] | None:

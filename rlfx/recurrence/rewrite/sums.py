@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
 from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Equation, Program, Var, infer_dims
+from rlfx.recurrence.ir.program import Equation, Program, Var, with_equations
 
 _SUB, _ADDED = J.primitive("sub"), frozenset(map(J.primitive, ("add", "sub")))
 #: What moves elements, and adds them.
@@ -177,5 +177,4 @@ def with_sums(program: Program, sums: Mapping[Equation, Sum]) -> Program:
     build, values, found = Builder(program), {}, []
     for e in program.equations:
         found += sums[e].at(e, build, values) if e in sums else [e]
-    given = {v: program.dims_of(v) for v in program.inputs}
-    return replace(program, equations=tuple(found), dims=infer_dims(found, given, program.alive))
+    return with_equations(program, found)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from rlfx import _jaxpr as J
 from rlfx._axes import REDUCTIONS
 from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, infer_dims
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
 from rlfx.recurrence.rewrite.lift import live
 
 _TRANSPOSE, _DOT, _BROADCAST = (J.primitive(p) for p in ("transpose", "dot_general", "broadcast_in_dim"))
@@ -33,8 +33,7 @@ def absorb_transposes(program: Program) -> Program:
     equations = live(tuple(moving.build.equations), program)
     if _turned(equations) >= _turned(program.equations):
         return program
-    given = {v: program.dims_of(v) for v in program.inputs}
-    return dataclasses.replace(program, equations=equations, dims=infer_dims(equations, given, program.alive))
+    return with_equations(program, equations)
 
 
 def _turned(equations: Sequence[Equation]) -> int:

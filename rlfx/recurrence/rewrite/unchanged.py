@@ -10,37 +10,22 @@ What follows from it follows from nothing that moves, and is computed at all tim
 
 from __future__ import annotations
 
-import dataclasses
-
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, infer_dims
+from rlfx.recurrence.ir.build import substituted
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import series_p
 
+_CHOICE = J.primitive("select_n")
 #: What gives a value on, and its first operand that is one: an environment that has ended chooses between a state and itself.
-_COPIES = {series_p: 0, J.primitive("name"): 0, J.primitive("select_n"): 1}
+_COPIES = {series_p: 0, J.primitive("name"): 0, _CHOICE: 1}
 
 
 def unchanged(program: Program) -> Program:
     """Replace states that are never changed by what they begin with. Meaning-preserving; idempotent."""
     definition = program.definitions()
     instead = {v: given for e in program.reads() for v, given in _kept(e, program, definition).items()}
-    if not instead:
-        return program
-
-    def of(atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
-        return tuple(instead.get(a, a) if isinstance(a, Var) else a for a in atoms)
-
-    kept = tuple(dataclasses.replace(e, inputs=of(e.inputs)) for e in program.equations if instead.keys().isdisjoint(e.outputs))
-    (loss,) = of((program.loss,))
-    return dataclasses.replace(
-        program,
-        equations=kept,
-        loss=loss,
-        next_carry=of(program.next_carry),
-        aux=of(program.aux),
-        dims=infer_dims(kept, {v: program.dims_of(v) for v in program.inputs}, program.alive),
-    )
+    return substituted(program, instead)
 
 
 def _kept(read: Equation, program: Program, definition: dict[Var, Equation]) -> dict[Var, Atom]:
@@ -56,7 +41,7 @@ def _kept(read: Equation, program: Program, definition: dict[Var, Equation]) -> 
         first, *others = e.inputs[_COPIES[e.op] :]
         if any(x is not first for x in others):
             return {}
-        if e.op is not series_p:
+        if e.op is _CHOICE:  # names stay, for whoever asks for them
             found[v] = given
         v = first
     return found | {state: given}
