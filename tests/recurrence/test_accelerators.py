@@ -11,6 +11,7 @@ import rlfx
 from rlfx.recurrence.schedule.physical import Repeated
 from tests import strategies
 from tests.recurrence.test_generated import QUICK, mismatches, outcome
+from tests.sampling import slow
 
 CPU, GPU = rlfx.target("cpu"), rlfx.target("h200")
 WIDE = dataclasses.replace(CPU, rates=GPU.rates, rewrites=GPU.rewrites, room=dataclasses.replace(GPU.room, memory=None))
@@ -79,7 +80,7 @@ def test_what_costs_more_to_store_stays():
         assert ("reduce_max" in [e.op.name for n in nodes for e in n.equations]) == inside
 
 
-@pytest.mark.parametrize("first", [0] + [pytest.param(i, marks=pytest.mark.slow) for i in range(20, 600, 20)])
+@pytest.mark.parametrize("first", [0, *map(slow, range(20, 600, 20))])
 def test_generated_programs(first):
     found = {}
     for seed in range(first, first + 20):

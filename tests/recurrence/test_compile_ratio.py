@@ -8,6 +8,7 @@ import pytest
 
 import rlfx
 from tests.recurrence.awkward import AWKWARD, T
+from tests.sampling import slow
 
 pytestmark = pytest.mark.optimised
 
@@ -42,7 +43,7 @@ def seconds(f, args):
     return time.process_time() - begin, compiled
 
 
-@pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in AWKWARD])
+@pytest.mark.parametrize("name", [n if n in FEW else slow(n) for n in AWKWARD])
 def test_compiles_in_three_times_what_it_takes_by_hand(name):
     pair, args = functions(name)
     found = [np.inf, np.inf]

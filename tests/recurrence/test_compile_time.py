@@ -16,7 +16,7 @@ from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.memory.estimate import estimate_temp_bytes
 from rlfx.recurrence.plan.planner import Options, evaluator_of
 from rlfx.recurrence.schedule.plan import Plan
-from tests.sampling import spread
+from tests.sampling import slow, spread
 
 KEY = jax.random.key(0)
 S = rlfx.series
@@ -244,7 +244,7 @@ def test_blocks_of_a_deep_loss(f):
 
 
 @pytest.mark.parametrize(
-    "name", ["inverted_pendulum", *(pytest.param(n, marks=pytest.mark.slow) for n in ("reacher", "ant"))]
+    "name", ["inverted_pendulum", slow("reacher"), slow("ant")]
 )
 def test_a_brax_environment_is_lowered(name):
     """A scan by hand takes 0.9 million calls on the first of them, this 2.2; it never came back."""

@@ -9,6 +9,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import DomainError, ProgramError, ProgramTypeError, ScheduleError
+from tests.sampling import slow
 
 T, B = 6, 2
 RNG = np.random.default_rng(7)
@@ -115,7 +116,7 @@ def jitted(f):
 
 
 @OPTIMISED
-@pytest.mark.parametrize("t0", [pytest.param(0, marks=pytest.mark.slow), 100])
+@pytest.mark.parametrize("t0", [slow(0), 100])
 def test_every_slice_and_reduction(t0):
     compare(jitted(compiled(tuple(SLICES))), tuple(SLICES), t0=t0)
 

@@ -12,6 +12,7 @@ from rlfx.envs import fast_prng
 from rlfx.errors import ProgramError
 from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_steps, supported, tune
 from rlfx.transforms.vectorize import vectorize
+from tests.sampling import slow
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Catch-bsuite"]
 OURS = [*CLASSIC, "Breakout-MinAtar"]
@@ -20,10 +21,6 @@ GYMNAX = [f"gymnax/{name}" for name in (
     "DiscountingChain-bsuite", "MemoryChain-bsuite", "PointRobot-misc", "FourRooms-misc", "Reacher-misc",
     "FrozenLake-misc")]  # fmt: skip
 IMPLS = {"threefry": "threefry2x32", "fast": fast_prng}
-
-
-def slow(names):
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def start(env, n, impl="threefry2x32"):
@@ -96,7 +93,7 @@ def test_trajectory_equals_scan_of_vmap(name, backend, impl):
     assert_same(run("vmap"), run(backend, 16 if backend != "scan" else None), atol=3e-6)
 
 
-@pytest.mark.parametrize("name", ["Acrobot-v1", "Catch-bsuite", *slow([*OURS, *GYMNAX])])
+@pytest.mark.parametrize("name", ["Acrobot-v1", "Catch-bsuite", *map(slow, [*OURS, *GYMNAX])])
 def test_random_policy_statistics(name):
     env = rlfx.envs.make(name)
     key, states = start(env, 6, fast_prng)
@@ -112,7 +109,7 @@ def test_random_policy_statistics(name):
 QUICK = ["CartPole-v1", "Catch-bsuite", "MountainCar-v0"]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *slow([n for n in (*OURS, *GYMNAX) if n not in QUICK])])
+@pytest.mark.parametrize("name", [*QUICK, *map(slow, [n for n in (*OURS, *GYMNAX) if n not in QUICK])])
 def test_lowers_for_cuda_and_interprets(name):
     """The Triton kernel lowers without a GPU, and equals the plain scan when interpreted."""
     env = rlfx.envs.make(name)
@@ -129,7 +126,7 @@ def test_lowers_for_cuda_and_interprets(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["Catch-bsuite", *slow([*CLASSIC, "Breakout-MinAtar", "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])]
+    "name", ["Catch-bsuite", *map(slow, [*CLASSIC, "Breakout-MinAtar", "gymnax/CartPole-v1", "gymnax/FourRooms-misc"])]
 )
 @pytest.mark.filterwarnings("ignore:Using ``pl.pallas_call`` for Mosaic GPU:DeprecationWarning")
 def test_lowers_for_mosaic_gpu(name):

@@ -14,6 +14,7 @@ from rlfx.envs import fast_prng
 from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_steps, supported
 from rlfx.transforms.steps import pallas, tiled
 from rlfx.transforms.steps.program import trace_step
+from tests.sampling import slow
 from tests.transforms.test_fuse_steps import walk
 
 
@@ -124,7 +125,7 @@ def remembering(p, t, b, carry, x):
     }
 
 
-@pytest.mark.parametrize("hidden", [16, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hidden", [16, slow(40)])
 def test_a_gru_that_forgets_at_the_ends_of_episodes(hidden):
     shapes = {
         "in": (3, 20),

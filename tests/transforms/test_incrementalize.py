@@ -10,6 +10,7 @@ import pytest
 import rlfx
 from rlfx.errors import DomainError, ScheduleError
 from rlfx.transforms.incrementalize import incrementalize, incrementalize_jaxpr
+from tests.sampling import slow
 
 N = 24
 
@@ -374,7 +375,7 @@ def random_loss(seed):
     return loss, 0.6 * normal(seed + 1, 4, 4, 4), batch, int(rng.integers(1, n + 1))
 
 
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.slow) for i in range(12, 300))])
+@pytest.mark.parametrize("seed", [*range(12), *map(slow, range(12, 300))])
 def test_random_losses(seed):
     loss, params, batch, size = random_loss(seed)
     want = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch)

@@ -8,6 +8,7 @@ import numpy as np
 
 import rlfx
 from benchmarks.untuned import common as c
+from benchmarks.untuned.gru import gates
 from benchmarks.untuned.measure import Workload
 
 OBS = 16
@@ -20,13 +21,6 @@ def params_of(key, code, hidden, steps):
         "h": c.dense(k[2], hidden, 3 * hidden),
         "ahead": jax.random.normal(k[3], (steps, hidden, code)) / np.float32(np.sqrt(hidden)),
     }  # fmt: skip
-
-
-def gates(x, hh, h):
-    xr, xz, xn = jnp.split(x, 3, -1)
-    hr, hz, hn = jnp.split(hh, 3, -1)
-    z = jax.nn.sigmoid(xz + hz)
-    return z * h + (1 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
 
 
 def by_rlfx(length, batch, steps):
