@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 import rlfx
 import rlfx.profile
+import rlfx.profile.attach
 import rlfx.transforms.incrementalize
 from tests import signatures_envs, signatures_place
 from tests.malformed import (
@@ -90,6 +91,11 @@ class Started(Exception):
 def captured(**options):
     with mock.patch("jax.profiler.start_trace", side_effect=Started), contextlib.suppress(Started):
         rlfx.profile.capture(**options).__enter__()
+
+
+def spied(**options):
+    with mock.patch("rlfx.profile.attach._program", side_effect=Started), contextlib.suppress(Started):
+        rlfx.profile.attach.spy(**options)
 
 
 def returned(x):
@@ -229,6 +235,7 @@ PROFILE = [
     Signature("sampled", rlfx.profile.sampled, {"function": batch_loss},
               {"function": ANY_FUNCTION, "directory": OPTIONAL | NAME, "calls": COUNT, "skip": NATURAL, "steps": NATURAL,
                **CAPTURE, "no_such_option": NOTHING}),
+    Signature("spy", spied, {"pid": 1}, {"pid": COUNT, "seconds": takes("1 | 2.5 | np.float64 | np.int64 | 2**40", "seconds")}),
     Signature("read", rlfx.profile.read, {"directory": "."}, {"directory": NOTHING}),
     Signature("Report.total", REPORT.total, {}, {"host": takes("|".join(WRONG), "no row has it"), "no_such_field": NOTHING}),
     Signature("Report.by", REPORT.by, {"key": "host"}, {"key": NOTHING}, ("key",)),

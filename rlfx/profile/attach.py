@@ -60,12 +60,7 @@ def spy(pid: int, seconds: float = 5.0) -> Spied:
     """
     pid = expect("pid", pid, POSITIVE, ProfileError, of="spy")
     seconds = expect("seconds", seconds, number(above=0), ProfileError, of="spy")
-    beside = pathlib.Path(sys.executable).with_name("py-spy")
-    program = str(beside) if beside.is_file() else shutil.which("py-spy")
-    if program is None:
-        raise ProfileError(
-            located("attach needs py-spy, which is not installed.", fix="pip install 'rlfx[attach]'")
-        )
+    program = _program()
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "stacks"
         whole = max(1, round(seconds))  # py-spy takes whole seconds
@@ -76,6 +71,17 @@ def spy(pid: int, seconds: float = 5.0) -> Spied:
             fact, fix = _why(pid, done.stderr)
             raise ProfileError(located(fact, fix=fix))
         return read(pid, whole * RATE, out.read_text())
+
+
+def _program() -> str:
+    """Where py-spy is: beside this Python, or on the path."""
+    beside = pathlib.Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.is_file() else shutil.which("py-spy")
+    if program is None:
+        raise ProfileError(
+            located("attach needs py-spy, which is not installed.", fix="pip install 'rlfx[attach]'")
+        )
+    return program
 
 
 def _why(pid: int, said: str) -> tuple[str, str]:

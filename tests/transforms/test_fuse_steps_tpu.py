@@ -9,7 +9,8 @@ import rlfx.envs
 from rlfx.envs import fast_prng
 from rlfx.errors import RlfxError
 from rlfx.transforms.fuse_steps import fuse_scan, fuse_steps
-from tests.transforms.test_fuse_steps import CLASSIC, slow, start
+from tests.sampling import slow
+from tests.transforms.test_fuse_steps import CLASSIC, start
 
 
 def lowered_for_tpu(run, *args):
@@ -18,7 +19,7 @@ def lowered_for_tpu(run, *args):
         return jax.jit(run).trace(*args).lower(lowering_platforms=("tpu",)).as_text()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", *slow([*CLASSIC[1:], "Breakout-MinAtar", "gymnax/CartPole-v1"])])
+@pytest.mark.parametrize("name", ["CartPole-v1", *map(slow, [*CLASSIC[1:], "Breakout-MinAtar", "gymnax/CartPole-v1"])])
 def test_lowers_for_tpu(name):
     """With 64-bit types (``make test-x64``), too: what a kernel counts in has 32."""
     env = rlfx.envs.make(name)
