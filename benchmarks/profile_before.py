@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -88,7 +89,7 @@ def main() -> None:
                 versions = {"before": pathlib.Path(folder), "now": ROOT}
                 for name in sorted(versions, reverse=bool(i % 2)):
                     path = f"{versions[name]}:{ROOT / 'benchmarks'}"
-                    done = subprocess.run([sys.executable, __file__], env={"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
+                    done = subprocess.run([sys.executable, __file__], env={**os.environ, "PYTHONPATH": path},
                                           capture_output=True, text=True, check=True)  # fmt: skip
                     found[name].append(json.loads(done.stdout.splitlines()[-1]))
                     print(name, found[name][-1], flush=True)

@@ -53,9 +53,9 @@ def main() -> None:
                   "searches": SEARCHES, "rows": rows}  # fmt: skip
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     body = [
-        [str(r["workers"]), f"{r['positions_per_s']:,.0f}", f"{r['device_busy']:.1%}", r["verdict"]] for r in rows
+        [str(r["workers"]), f"{r['positions_per_cpu_s']:,.0f}", f"{r['device_busy']:.1%}", r["verdict"]] for r in rows
     ]  # fmt: skip
-    print(grid(["workers", "positions/s", "device busy", "verdict"], body))
+    print(grid(["workers", "positions/CPU s", "device busy", "verdict"], body))
 
 
 def together(count: int, seconds: float) -> dict:
@@ -71,11 +71,12 @@ def together(count: int, seconds: float) -> dict:
         (folder / "go").touch()
         if any(w.wait() for w in workers):
             raise SystemExit("A worker failed.")
-        report = profile.read(folder)
-    return summary(count, report)
+        cpu = [float(path.read_text()) for path in folder.glob("*.cpu")]
+        return summary(count, profile.read(folder), sum(cpu))
 
 
-def summary(count: int, report: profile.Report) -> dict:
+def summary(count: int, report: profile.Report, cpu: float) -> dict:
+    """Of a report of all workers, which took so many CPU seconds together: what their captures took is in them."""
     host: collections.Counter = collections.Counter()
     operations: collections.Counter = collections.Counter()
     for row, ns in report.rows.items():
@@ -88,6 +89,7 @@ def summary(count: int, report: profile.Report) -> dict:
     return {
         "workers": count, "seconds": report.span_ns / 1e9, "moves": report.steps,
         "positions": asked, "positions_per_s": asked / report.span_ns * 1e9,
+        "cpu_seconds": cpu, "positions_per_cpu_s": asked / cpu,
         "calls_per_position": report.count("python", "backend") / max(asked, 1),
         "load": os.getloadavg()[0] / (os.cpu_count() or 1),
         "device_busy": report.device_busy, "device_bound": report.device_bound,
@@ -120,9 +122,10 @@ def work(name: str, folder: pathlib.Path, seconds: float) -> None:
         while not (folder / "go").exists():
             time.sleep(0.01)
         with profile.capture(folder, process=name) as session, profile.phase("self-play"):
-            end = time.perf_counter() + seconds
+            cpu, end = time.process_time(), time.perf_counter() + seconds
             while time.perf_counter() < end:
                 session.steps += play(game, bot, end)
+            (folder / f"{name}.cpu").write_text(str(time.process_time() - cpu))
 
 
 def play(game, bot, end: float) -> int:

@@ -105,6 +105,16 @@ def test_processes_are_merged_on_epoch_time(made, tmp_path):
     # The device is busy from 115 to 550 us of each 1,000; the second process's turns fall between the first one's.
     assert report.device_busy == pytest.approx(4 * 435 / 3500)
     assert "worker_1" in report.text()
+    assert not any("clock" in problem for problem in report.problems)
+
+
+def test_processes_whose_windows_never_meet_are_told(made, tmp_path):
+    for i, offset_s in enumerate((0, 0, 3600)):  # the last is of a machine whose clock is an hour off
+        space = made.gpu_space(2)
+        space.start_ns += offset_s * 10**9
+        space.write(tmp_path, notes=json.dumps({"process": f"worker_{i}", "pid": 100 + i, "parent": 10}))
+    (said,) = [problem for problem in read(tmp_path).problems if "clock" in problem]
+    assert said.startswith("worker_2: its window is 3.6e+03 s away from every other: captured at another time, or on a machine")
 
 
 def test_perfetto(report, tmp_path):
