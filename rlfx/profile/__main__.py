@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import threading
+import types
 from collections.abc import Iterator
 
 import jax
@@ -191,12 +192,16 @@ def _written() -> Iterator[None]:
         ) from None
 
 
-def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
-    import matplotlib
-
+def _figures() -> types.ModuleType:
+    """`rlfx.profile.plot`, for files."""
     from rlfx.profile import plot
 
-    matplotlib.use("agg")
+    plot.pyplot().switch_backend("agg")
+    return plot
+
+
+def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
+    plot = _figures()
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("bars", "timeline", "transitions", "memory", "process_tree"):
         folded = {} if name in ("memory", "process_tree") or not depth else {"depth": depth}
@@ -217,13 +222,8 @@ def compare(arguments: argparse.Namespace) -> None:
     else:
         print(several(reports))
     if arguments.plot:
-        import matplotlib
-
-        from rlfx.profile.plot import bars
-
-        matplotlib.use("agg")
         with _written():
-            bars(groups).figure.savefig(arguments.plot, dpi=150)
+            _figures().bars(groups).figure.savefig(arguments.plot, dpi=150)
 
 
 def attach(arguments: argparse.Namespace) -> None:

@@ -26,7 +26,8 @@ LIMIT = {
 }  # fmt: skip
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib's `pyplot`, or an error that names the extra."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -61,7 +62,7 @@ def bars(reports: Reports, *, depth: int | None = AUTOMATIC, normalise: bool = F
     Raises:
       ProfileError: matplotlib is not installed.
     """
-    plt = _pyplot()
+    plt = pyplot()
     runs = _runs_by_name(reports)
     every = [report for several in runs.values() for report in several]
     depth = _depth(every, depth)
@@ -156,7 +157,7 @@ def timeline(
       depth: operations deeper than this count for the one around them; None: none. By default as in `bars`.
       ax: matplotlib axes; new ones by default.
     """
-    plt = _pyplot()
+    plt = pyplot()
     depth = _depth([report], depth)
     if ax is None:
         entries = len({r.host for r in report.rows}) + len({r.path[:depth] for r in report.rows}) + 1
@@ -225,7 +226,7 @@ def transitions(reports: Reports, *, depth: int | None = AUTOMATIC, ax: Any = No
       depth: operations deeper than this count for the one around them; None: none. By default as in `bars`.
       ax: matplotlib axes; new ones by default.
     """
-    plt = _pyplot()
+    plt = pyplot()
     runs = _runs_by_name(reports)
     every = [report for several in runs.values() for report in several]
     depth = _depth(every, depth)
@@ -248,10 +249,12 @@ def transitions(reports: Reports, *, depth: int | None = AUTOMATIC, ax: Any = No
         ax.text(0.5, 0.5, "no calls of jax from Python", transform=ax.transAxes, ha="center", color="#666666")
         ax.set_yticks([])
     else:
+        from matplotlib.ticker import LogLocator
+
         ax.set_yscale("log")
         counts = [v for c in cells.values() for v in c.values()]
         ax.set_ylim(10 ** np.floor(np.log10(min(counts)) - 0.3), 1.3 * max(counts))
-        ax.yaxis.set_major_locator(plt.matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.yaxis.set_minor_formatter(lambda value, _: "")
     ax.set_ylabel("transitions a step" if all(r.steps for r in every) else "transitions")
@@ -269,7 +272,7 @@ def memory(report: Report, *, ax: Any = None) -> Any:
       report: what to draw.
       ax: matplotlib axes; new ones by default.
     """
-    plt = _pyplot()
+    plt = pyplot()
     if ax is None:
         ax = plt.figure(figsize=(9, 3.5), layout="constrained").add_subplot()
     first = min(p.span[0] for p in report.processes)
@@ -277,9 +280,7 @@ def memory(report: Report, *, ax: Any = None) -> Any:
     unit, size = ("GB", 1e9) if most > 2e9 else ("MB", 1e6)
     several = len(report.processes) > 1
     for p, samples, style in zip(report.processes, report.memory, itertools.cycle(("-", "--", ":", "-."))):
-        for i, (name, colour) in enumerate(
-            zip(MEMORY, (COLOUR["device"], COLOUR["wait"], COLOUR["callback"]), strict=True), 1
-        ):
+        for i, (name, colour) in enumerate(zip(MEMORY, (COLOUR["device"], COLOUR["wait"], COLOUR["callback"]), strict=True), 1):
             if any(s[i] > 0 for s in samples):
                 label = f"{p.name}: {name}" if several else name
                 at = [(s.at_ns - first) / 1e9 for s in samples]
@@ -300,7 +301,7 @@ def process_tree(report: Report, *, ax: Any = None) -> Any:
 
     A line leads to a process from the phase in which it was started, or from the process that did.
     """
-    plt = _pyplot()
+    plt = pyplot()
     placed = [(depth, p, phase) for depth, p in _tree(report) for phase in ("", *_phases(p))]
     if ax is None:
         ax = plt.figure(figsize=(9, 1.6 + 0.35 * len(placed)), layout="constrained").add_subplot()
