@@ -109,16 +109,29 @@ def reading(*keys: str) -> float:
     return found  # type: ignore[return-value]
 
 
-def gains_error(single: bool) -> str:
-    """How far the worst prediction is off: the median of a program's captures, or a single one."""
-    found = [p / r["measured"] for r in rows_of("gains") for p in (r["predictions"] if single else [r["predicted"]]) if p]
-    return f"{max(abs(ratio - 1) for ratio in found):.0%}"
+def gains_error() -> str:
+    """How far the worst prediction of a single capture is off."""
+    return f"{max(abs(p / r['measured'] - 1) for r in rows_of('gains') for p in r['predictions'] if p):.0%}"
 
 
-TABLES = {"gains": gains, "scripts": scripts, "scripts-findings": of_frameworks}
+def gains_within(share: float) -> str:
+    found = rows_of("gains")
+    return f"{sum(abs(r['error']) <= share for r in found)} of {len(found)}"
+
+
+def before() -> str:
+    """What a capture of two iterations costs by the profiler of an older commit, and by this one's."""
+    shown = {"begin, ms": "begin", "inside, ms": "inside", "end, ms": "end", "plain run, ms": "plain"}
+    shown |= {"annotation, µs": "annotation"}
+    rows = sorted(rows_of("before"), key=lambda r: r["workload"])
+    columns = {name: lambda r, key=key: number(r[key]) for name, key in shown.items()}
+    return table(rows, {"workload": lambda r: r["workload"], "profiler": lambda r: r["version"], **columns})
+
+
+TABLES = {"before": before, "gains": gains, "scripts": scripts, "scripts-findings": of_frameworks}
 VALUES = {
-    "profile-gains-median": lambda: gains_error(False),
-    "profile-gains-single": lambda: gains_error(True),
+    "profile-gains-within": lambda: gains_within(0.15),
+    "profile-gains-single": lambda: gains_error(),
     "profile-truth-worst": lambda: f"{max(r['largest'] for r in rows_of('truth')):.1%}",
     "profile-most": lambda: f"{max(r['extra_cpu_seconds'] for r in part_of('run')['workloads']):.1f}",
     "profile-fitted-cpu": lambda: worst("corrected"),
