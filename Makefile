@@ -85,7 +85,7 @@ test-aot-cuda: aot-cuda
 # Every example's update, every form of plan and every kernel, compiled for TARGETS. Nothing runs.
 TARGETS ?= h200 a100 t4 v5e
 targets: aot-cuda aot-tpu
-	$(BIN)/python benchmarks/examples_ahead.py --targets $(TARGETS)
+	$(BIN)/python benchmarks/examples_ahead.py --targets $(TARGETS) $(if $(JSON),--json $(JSON))
 
 .PHONY: aot-cuda aot-tpu test-aot test-aot-cuda targets
 

@@ -72,7 +72,6 @@ VALUES = {
     "launches-minibatches": lambda: str(minibatches()),
     "launches-minibatch": lambda: minibatch_kernels("rlfx"),
     "launches-minibatch-hand": lambda: minibatch_kernels("by hand"),
-    "launches-a100": lambda: f"{compiled(MIDDLE, 'one kernel', 'launches_a100')['launches']:,}",
     "launches-registers": lambda: str(kernel("registers")),
     "launches-shared": lambda: f"{kernel('shared_bytes'):,}",
     "launches-spills": lambda: str(kernel("spill_bytes")),

@@ -256,7 +256,7 @@ def _loop(
         free=free.__contains__,
         kept=lambda v: "t" not in program.dims_of(v),
         barred=barred,
-        stays=lambda e: worth(e, program, leaving | free) if e in movable - together else 0.0,
+        stays=lambda e: worth(e, program, leaving | free, together) if e in movable else 0.0,
         leaves=lambda e: float(program.directives.start or 0) if e in together else 0.0,
     )
     stored = cut.stored

@@ -24,6 +24,9 @@ from rlfx.transforms.steps.scan import fuse_scan, kernel_of, unsupported_by
 #: What is started for itself wherever it is: a step that does not need it has no place for it.
 _APART = frozenset(map(J.primitive, ("dot_general", "conv_general_dilated", "scan", "while", "cond")))
 
+#: Numbers of one environment up to which a value is one of a few scalars: wider ones are best of all timesteps at once.
+_FEW = 16
+
 
 def products_prevail(multiplications: int, n: int) -> bool:
     """Whether a CPU spends a timestep of n environments in matrix products of so many multiplications each.
@@ -70,8 +73,8 @@ class FusedLoops:
         return dataclasses.replace(self, parts=parts, kernel=kernel), f"fused: its steps are one {form}"
 
     def takes(self, e: Equation) -> bool:
-        """Whether the steps that it makes one program have an equation: products are best of all timesteps at once."""
-        return e.is_pointwise and not e.has_effects and not J.contains(e.op, dict(e.params), _APART)
+        """Whether the one program of its steps is the place for an equation that the next step does not need."""
+        return e.is_pointwise and not e.has_effects and _is_small(e) and not J.contains(e.op, dict(e.params), _APART)
 
     def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence) -> tuple:
         """The loop's final state and stacked values, as ``RunningLoop.advance`` gives them."""
@@ -144,7 +147,7 @@ class _Body:
     """The body of a loop for one environment.
 
     Attributes:
-      made: what is made here and not handed over: constants, and in a kernel the keys of its environments.
+      made: what a kernel makes itself of what it uses: small constants, keys of its environments.
       shared, own: what it uses of what does not change with t: the same for all environments, or each its own.
       moving: what changes with t.
     """
@@ -160,7 +163,7 @@ class _Body:
     def of(cls, program: Program, loop: Loop, dims: Callable[[Var], frozenset], kernel: str | None) -> _Body:
         given = {program.now, program.b, *(v for e in loop.body for v in e.outputs)}
         used = [v for e in loop.body for v in e.point_inputs if isinstance(v, Var)]
-        made = _made(program, [v for v in used if v not in given], kernel)
+        made = () if kernel is None else _made(program, [v for v in used if v not in given])
         given.update(v for e in made for v in e.outputs)
         used += [v for e in made for v in e.inputs if isinstance(v, Var)]
         outside = [v for v in dict.fromkeys(used) if v not in given]
@@ -182,16 +185,23 @@ class _Body:
         return (own, [here[v] for v in self.loop.depth]), [here[v] for v in self.loop.stacked]
 
 
-def _made(program: Program, used: Sequence[Var], kernel: str | None) -> tuple[Equation, ...]:
-    """What a body computes of what it uses: nothing is started to make it, and a kernel does so before its first timestep."""
+def _is_small(e: Equation) -> bool:
+    return all(math.prod(v.shape) <= _FEW for v in e.outputs)
+
+
+def _made(program: Program, used: Sequence[Var]) -> tuple[Equation, ...]:
+    """What follows from nothing, or from the number of the environment and keys that all environments share.
+
+    Nothing is started to make it, and it is made once: compilers move it before the first timestep.
+    """
     definition = program.definitions()
 
+    @functools.cache
     def follows(v: Var) -> bool:
-        """From nothing; in a kernel, from the number of the environment and keys that all environments share."""
         e = definition.get(v)
         if e is None:
-            return kernel is not None and (v is program.b or (J.is_key(v) and not program.dims_of(v)))
-        return e.is_pointwise and all(follows(u) for u in e.inputs if isinstance(u, Var))
+            return v is program.b or (J.is_key(v) and not program.dims_of(v))
+        return e.is_pointwise and _is_small(e) and all(follows(u) for u in e.inputs if isinstance(u, Var))
 
     found: set[Equation] = set()
     todo = [v for v in used if follows(v)]
