@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.tables_markdown import markdown, rows, table
 
-FORMS = {"rlfx": "rlfx", "one kernel": "one kernel", "by hand": "by hand"}
+FORMS = ("rlfx", "one kernel", "by hand")
 
 
 def launched(machines: dict[str, tuple[str, ...]]) -> str:
@@ -19,11 +19,11 @@ def launched(machines: dict[str, tuple[str, ...]]) -> str:
 
 
 def launches() -> str:
-    return launched({"h200": tuple(FORMS)})
+    return launched({"h200": FORMS})
 
 
 def launches_elsewhere() -> str:
-    return launched({"a100": tuple(FORMS), "t4": ("rlfx", "by hand"), "v5e": ("rlfx", "by hand")})
+    return launched({"a100": FORMS, "t4": ("rlfx", "by hand"), "v5e": ("rlfx", "by hand")})
 
 
 def meshes() -> str:
@@ -73,22 +73,6 @@ def fits_grid() -> str:
     return markdown(["PPO, one epoch, B 16,384", "full batch by hand, GB", "rlfx, GB", "default plan: the learner"], body)
 
 
-def fits_budgets() -> str:
-    found: dict[str, dict] = {}
-    for r in rows("fits_budgets"):
-        found.setdefault(r["program"], {})[r["part"]] = r
-
-    def cell(r):
-        if r is None:
-            return ""
-        if "refused" in r:
-            return f"no plan fits ({r['compiled_plans']})"
-        return f"{r['temp_bytes'] / r['budget']:.2f} ({r['compiled_plans']})"
-
-    body = [[name, *(cell(of.get(part)) for part in (2, 4, 8))] for name, of in found.items()]
-    return markdown(["program", "budget 1/2", "1/4", "1/8"], body)
-
-
 def fits_images() -> str:
     def moved(r, kind):
         said = [
@@ -112,24 +96,7 @@ def fits_images() -> str:
     )
 
 
-def compiled_ahead() -> str:
-    """Of every machine: how many programs compile, wait for a later jaxlib, or fail."""
-    machines: dict[str, list] = {}
-    for r in rows("ahead"):
-        machines.setdefault(r["target"], []).append(r)
-
-    def count(found, key):
-        return str(sum(key in r for r in found))
-
-    body = [
-        [name, str(len(found)), count(found, "launches_at_least"), count(found, "refused"), count(found, "error"),
-         str(sum(r.get("spill_bytes", 0) > 0 for r in found))]
-        for name, found in machines.items()
-    ]  # fmt: skip
-    return markdown(["machine", "programs", "compile", "wait for a later jaxlib", "fail", "with spilled registers"], body)
-
-
 TABLES = {
     "launches": launches, "launches-elsewhere": launches_elsewhere, "meshes": meshes, "fits-grid": fits_grid,
-    "fits-budgets": fits_budgets, "fits-images": fits_images, "compiled-ahead": compiled_ahead,
+    "fits-images": fits_images,
 }  # fmt: skip
