@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlfx._checks import KEY, NATURAL, POSITIVE, expect, function, instance, integer, number
+from rlfx._checks import INT32, KEY, NATURAL, POSITIVE, expect, function, instance, integer, number
 from rlfx._sum_tree import FANOUT
 from rlfx.envs.base import Environment, Spaces
 from rlfx.envs.spaces import Box, Discrete, is_space
@@ -97,7 +97,7 @@ class System:
             **dict.fromkeys(("actors", "envs", "length", "updates", "batch", "sub_batches", "capacity"), POSITIVE),
             **dict.fromkeys(("warmup", "ahead"), NATURAL),
             **dict.fromkeys(("alpha", "beta"), number(0)),
-            "fanout": integer(2),
+            "fanout": integer(2, INT32),
         }
         for name, kind in kinds.items():
             object.__setattr__(self, name, expect(name, getattr(self, name), kind, PlacementError, of="System"))
