@@ -1,14 +1,13 @@
-"""PEARL's runtime: does it learn like the sequential recipe, is it as fast as predicted, and what do processes gain?
+"""PEARL's runtime: does it learn like the sequential recipe, and what do processes gain?
 
     python benchmarks/place_pearl.py learning [--seeds 0 1 2 3 4]   # examples/composed_dqn.py, to 160,000 timesteps
     python benchmarks/place_pearl.py learning_sac                   # examples/composed_sac.py, to 24,000 timesteps
-    python benchmarks/place_pearl.py predicted                      # seconds of an iteration, on all assignments to two devices
-    python benchmarks/place_pearl.py pinned [--batch 256 --actors 1]  # the same, each device's threads on a core of its own
     python benchmarks/place_pearl.py host                           # gymnasium in processes against one after another
 
-Two host devices. `learning` evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
-both programs in turn: the sequential one steps gymnasium in its own thread and calls the same compiled functions, one after
-another, on one device. Results: benchmarks/results/place_pearl_*.json.
+`learning` is on two host devices, and evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
+programs in turn: the sequential ones step gymnasium in their own thread and call the same compiled functions, one after
+another, on a device of one core, and on jax's, which may use both; the runtime has two devices of one core. What is predicted of
+iterations is in place_pearl_grid.py. Results: benchmarks/results/place_pearl_*.json.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import json
 import os
 import resource
 import sys
-import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -27,9 +25,6 @@ from typing import Any, NamedTuple
 import jax
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={str(sys.argv[1] != 'pinned').lower()}"
-    )
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
@@ -44,8 +39,8 @@ import composed_sac as sac
 from networks import init_mlp, mlp
 
 import rlfx.envs
-from rlfx.place import hardware, pearl
-from rlfx.place.compose import Composition, Table, compose, iteration_seconds
+from rlfx.place import core_devices, pearl
+from rlfx.place.compose import Composition
 from rlfx.place.pearl import host_worker
 from rlfx.place.pearl import primitives as do
 
@@ -97,81 +92,6 @@ def learning(task, seeds):
         "recipe_seeds": recipe["seeds"], "recipe_returns": [recipe["returns"][recipe["steps"].index(n)] for n in steps],
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }  # fmt: skip
-
-
-# -- predicted -------------------------------------------------------------------------------------------------------
-
-
-def predicted(iterations=100):
-    """Every assignment of replay and learner to two devices: measured against equation 6."""
-    devices, rows = jax.devices()[:2], []
-    bandwidth = hardware.measured(devices).bandwidth
-    for batch, envs in ((256, 8), (1024, 8)):
-        system = dqn.make(envs=envs, updates=4, batch=batch, warmup=2_000)
-        state = system.init(jax.random.key(0))
-        table, work = pearl.measured(system, state, devices, bandwidth, 15), pearl.workload(system, state)
-        for replay, learner in itertools.product(range(2), repeat=2):
-            seconds = iteration_seconds(table, work, 0, replay, learner)
-            places = Composition(0, replay, learner, learner, seconds, 0.0)
-            _, report = pearl.run(
-                system, state, jax.random.key(1), composition=places, devices=devices,
-                iterations=system.warm + iterations,
-            )  # fmt: skip
-            late = report.seconds[len(report.seconds) // 2 :]
-            rows.append({
-                "batch": batch, "envs": envs, "replay": replay, "learner": learner, "predicted_ms": 1e3 * seconds,
-                "median_ms": 1e3 * report.iteration, "fastest_ms": 1e3 * float(late.min()),
-                "primitives_ms": {p: (1e3 * row).round(3).tolist() for p, row in table.seconds.items()},
-            })  # fmt: skip
-            print({k: v for k, v in rows[-1].items() if k != "primitives_ms"}, flush=True)
-    return {"rows": rows}
-
-
-# -- devices of a core each --------------------------------------------------------------------------------------------
-
-
-def pinned(batch, actors, iterations=16):
-    """All assignments at a batch and a number of actors, on two devices of a core each.
-
-    Every thread of a run is pinned to its device's core, and so is this one while it measures that device's primitives.
-    """
-    devices, cores = jax.devices()[:2], sorted(os.sched_getaffinity(0))[:2]
-    return {"rows": _assignments(batch, actors, iterations, devices, cores)}
-
-
-def _assignments(batch, actors, iterations, devices, cores):
-    system, everywhere = dqn.make(actors, 64 // actors, 8, updates=16, batch=batch, warmup=2_000), set(cores)
-    state, columns = system.init(jax.random.key(0)), []
-    for device, core in zip(devices, cores, strict=True):
-        os.sched_setaffinity(0, {core})
-        columns.append(pearl.measured(system, state, [device], np.full((1, 1), 1e10), 15))
-    os.sched_setaffinity(0, everywhere)
-    seconds = {p: np.concatenate([c.seconds[p] for c in columns]) for p in columns[0].seconds}
-    table, work = Table(tuple(map(str, devices)), seconds, np.full((2, 2), 1e10)), pearl.workload(system, state)
-    chosen, rows = compose(table, work), []
-    for replay, learner in itertools.product(range(2), repeat=2):
-        aim = iteration_seconds(table, work, 0, replay, learner)
-        core_of = {"actor": cores[0], "replay": cores[replay], "learner": cores[learner]}
-
-        def pin(call, core_of=core_of):
-            for thread in threading.enumerate():
-                core = next((core for name, core in core_of.items() if thread.name.startswith(name)), None)
-                if core is not None:
-                    os.sched_setaffinity(thread.native_id, {core})
-
-        _, report = pearl.run(
-            system, state, jax.random.key(1), composition=Composition(0, replay, learner, learner, aim, 0.0),
-            devices=devices, iterations=system.warm + 4 + iterations, after=pin,
-        )  # fmt: skip
-        late = report.seconds[-iterations:]
-        rows.append({
-            "batch": batch, "actors": actors, "replay": replay, "learner": learner,
-            "chosen": (replay, learner) == (chosen.replay, chosen.learner), "predicted_ms": round(1e3 * aim, 2),
-            "median_ms": round(1e3 * float(np.median(late)), 2), "mean_ms": round(1e3 * float(late.mean()), 2),
-            "primitives_ms": {p: (1e3 * row).round(3).tolist() for p, row in seconds.items()},
-        })  # fmt: skip
-        print({k: v for k, v in rows[-1].items() if k != "primitives_ms"}, flush=True)
-    return rows
 
 
 # -- host environments -----------------------------------------------------------------------------------------------
@@ -272,43 +192,57 @@ def sequential(system, state, iterations):
     return np.array(seconds), {}
 
 
-def host(rounds=3, iterations=200):
-    """Both programs in turn, ``rounds`` times."""
-    few = {"actors": 2, "envs": 8, "length": 4, "warmup": 640, "capacity": 20_000}
-    many = {"actors": 1, "envs": 64, "length": 1, "warmup": 640, "capacity": 20_000, "ahead": 1}
-    cases = {
-        "CartPole-v1, 2 actors of 8, 4 updates of 256 for 64 steps": cartpole(batch=256, updates=4, **few),
-        "CartPole-v1, 1 actor of 64, 4 updates of 256 for 64 steps": cartpole(batch=256, updates=4, **many),
-        "HalfCheetah-v5, 1 actor of 64, 2 updates of 256 for 64 steps": ddpg(
-            "HalfCheetah-v5", batch=256, updates=2, **many
-        ),
-        "HalfCheetah-v5, 1 actor of 64, 4 updates of 256 for 64 steps": ddpg(
-            "HalfCheetah-v5", batch=256, updates=4, **many
-        ),
-    }
-    rows = []
-    for name, system in cases.items():
-        state, short, n = system.init(jax.random.key(0)), system.warm + 20, system.warm + 20 + iterations
-        for fn in (sequential, together):
-            fn(system, state, short)  # compiles
-        fixed = {fn.__name__: cpu_seconds(fn, system, state, short)[1] for fn in (sequential, together)}
-        row = {"case": name, "ms": {}, "processor_ms": {}}
-        for _, fn in itertools.product(range(rounds), (sequential, together)):
-            seconds, cpu = cpu_seconds(fn, system, state, n)
-            row["ms"].setdefault(fn.__name__, []).append(round(1e3 * float(np.median(seconds[short:])), 2))
-            each = {k: round(1e3 * (v - fixed[fn.__name__][k]) / (n - short), 2) for k, v in cpu.items()}
-            row["processor_ms"].setdefault(fn.__name__, []).append(each)
-        row["ratio"] = [round(a / b, 2) for a, b in zip(*row["ms"].values(), strict=True)]
-        rows.append(row)
-        print(row, flush=True)
-    return {"an iteration": rows}
+def one_core(system, state, iterations):
+    """One after another on one core."""
+    device = core_devices(2)[0]
+    with jax.default_device(device):
+        return sequential(system, jax.device_put(state, device), iterations)
+
+
+def both_cores(system, state, iterations):
+    """One after another, each program on as many cores as XLA gives it."""
+    return sequential(system, jax.device_put(state, jax.devices()[0]), iterations)
 
 
 def together(system, state, iterations):
-    """`pearl.run`: seconds of each iteration, processor seconds by part."""
-    places, devices = Composition(0, 1, 1, 1, 1.0, 1.0), jax.devices()[:2]
-    _, report = pearl.run(system, state, jax.random.key(1), composition=places, devices=devices, iterations=iterations)
+    """`pearl.run` on two cores: seconds of each iteration, processor seconds by part."""
+    places = Composition(0, 1, 1, 1, 1.0, 1.0)
+    _, report = pearl.run(
+        system, state, jax.random.key(1), composition=places, devices=core_devices(2), iterations=iterations
+    )
     return report.seconds, report.cpu
+
+
+PROGRAMS = {"one core": one_core, "both cores": both_cores, "together": together}
+
+
+def host(rounds=5, iterations=120):
+    """All programs in turn, ``rounds`` times."""
+    sizes = {"length": 1, "warmup": 640, "capacity": 20_000, "ahead": 1, "batch": 256}
+    cases = {
+        "CartPole-v1, 2 actors of 8": cartpole(updates=4, **{**sizes, "actors": 2, "envs": 8, "length": 4, "ahead": 0}),
+        "CartPole-v1, 1 actor of 64": cartpole(updates=4, actors=1, envs=64, **sizes),
+        "CartPole-v1, 1 actor of 256": cartpole(updates=4, actors=1, envs=256, **sizes),
+        "HalfCheetah-v5, 1 actor of 64": ddpg("HalfCheetah-v5", updates=4, actors=1, envs=64, **sizes),
+        "HalfCheetah-v5, 1 actor of 64, fewer updates": ddpg("HalfCheetah-v5", updates=2, actors=1, envs=64, **sizes),
+        "Hopper-v5, 1 actor of 64": ddpg("Hopper-v5", updates=4, actors=1, envs=64, **sizes),
+    }
+    rows = []
+    for name, system in cases.items():
+        state, short, n = system.init(jax.random.key(0)), system.warm + 10, system.warm + 10 + iterations
+        for fn in PROGRAMS.values():
+            fn(system, state, short)  # compiles
+        fixed = {who: cpu_seconds(fn, system, state, short)[1] for who, fn in PROGRAMS.items()}
+        row = {"case": name, "updates": system.updates, "steps": system.collected, "ms": {}, "processor_ms": {}}
+        for _, (who, fn) in itertools.product(range(rounds), PROGRAMS.items()):
+            seconds, cpu = cpu_seconds(fn, system, state, n)
+            row["ms"].setdefault(who, []).append(round(1e3 * float(np.median(seconds[short:])), 2))
+            each = {k: round(1e3 * (v - fixed[who][k]) / (n - short), 2) for k, v in cpu.items()}
+            row["processor_ms"].setdefault(who, []).append(each)
+        row["load"] = round(os.getloadavg()[0], 1)
+        rows.append(row)
+        print({k: v for k, v in row.items() if k != "processor_ms"}, flush=True)
+    return {"an iteration": rows}
 
 
 def cpu_seconds(fn, system, state, iterations):
@@ -323,23 +257,20 @@ def cpu_seconds(fn, system, state, iterations):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["learning", "learning_sac", "predicted", "pinned", "host"])
-    parser.add_argument("--batch", type=int, default=256, help="of pinned")
-    parser.add_argument("--actors", type=int, default=1, help="of pinned")
+    parser.add_argument("what", choices=["learning", "learning_sac", "host"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     args = parser.parse_args()
     load = os.getloadavg()[0]
     found = {
         "learning": lambda: learning(DQN, args.seeds), "learning_sac": lambda: learning(SAC, args.seeds),
-        "predicted": predicted, "pinned": lambda: pinned(args.batch, args.actors), "host": host,
+        "host": host,
     }[args.what]()  # fmt: skip
     about = {
         "date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "load_average_before": round(load, 2),
         "versions": {p: version(p) for p in ("jax", "jaxlib", "numpy", "gymnasium", "mujoco", "optax")},
         "command": "python benchmarks/place_pearl.py " + " ".join(sys.argv[1:]),
     }  # fmt: skip
-    name = f"pinned_{args.batch}_{args.actors}" if args.what == "pinned" else args.what
-    (RESULTS / f"place_pearl_{name}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+    (RESULTS / f"place_pearl_{args.what}.json").write_text(json.dumps(about | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

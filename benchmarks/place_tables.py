@@ -1,6 +1,6 @@
 """The paper's other tables, one command each.
 
-    python benchmarks/place_tables.py memory|v100|synchronous|ablation|messages|transfer|equal_time|speed|repeat|emulated
+    python benchmarks/place_tables.py memory|shared|v100|synchronous|ablation|messages|transfer|equal_time|speed|repeat|emulated
         [--graphs chainmm ...] [--budget 2048] [--seeds 0 1 2]
 
 Every command simulates on the machine it names, except ``emulated``, which runs the threaded runtime with the cost
@@ -60,6 +60,23 @@ def memory(graphs, budget, seeds):
             problem = free.restricted(limit)
             found = row(problem, COMPARED, budget)
             yield {"graph": name, "limit_GB": limit / 1e9, "all_values_GB": total / 1e9, "ms": found}
+
+
+SHARED = ("critical-path", "heft", "enumerate", "local-search", "polish")
+
+
+def shared(graphs, budget, seeds):
+    """One lane for all that a device sends, as on PCIe, against a lane for each target."""
+    for name in graphs:
+        for link in (10e9, 2.5e9):
+            machine = hardware.p100_pcie(bandwidth=link)
+            own, one = problem_of(name, machine), problem_of(name, machine.with_shared_links())
+            found = methods.solve(own, "polish", jax.random.key(0), budget)
+            yield {
+                "graph": name, "link_GB_s": link / 1e9, "lower_bound_ms": own.lower_bound() * 1e3,
+                "own_lanes_ms": found.cost * 1e3, "ms": row(one, SHARED, budget),
+                "the_same_on_one_lane_ms": float(baselines.evaluate(one, [found.assignment])[0]) * 1e3,
+            }  # fmt: skip
 
 
 def v100(graphs, budget, seeds):
@@ -285,7 +302,7 @@ def emulated(graphs, budget, seeds, count=20):
         }  # fmt: skip
 
 
-COMMANDS = (memory, v100, synchronous, ablation, messages, transfer, equal_time, speed, repeat, emulated)
+COMMANDS = (memory, shared, v100, synchronous, ablation, messages, transfer, equal_time, speed, repeat, emulated)
 NAMED_BY = (
     "graph", "link_GB_s", "limit_GB", "episodes", "method", "messages", "source", "target", "seed", "layers"
 )  # fmt: skip

@@ -128,7 +128,23 @@ def memory() -> str:
         "all values, GB": lambda r: f"{r['all_values_GB']:.1f}",
         "limit, GB": lambda r: f"{r['limit_GB']:.2f}",
     }
-    return table(rows("place_memory"), {"graph": lambda r: r["graph"]} | sizes | compared(1))
+    found = sorted(rows("place_memory"), key=lambda r: (GRAPHS.index(r["graph"]), -r["limit_GB"]))
+    return table(found, {"graph": lambda r: r["graph"]} | sizes | compared(1))
+
+
+def shared() -> str:
+    """One lane for all that a device sends, beside what the search finds where each target has its own."""
+    methods = {m: lambda r, m=m: f"{r['ms'][m]:.1f}" for m in ("critical-path", "heft", "enumerate", "local-search", "polish")}
+    return table(
+        sorted(rows("place_shared"), key=lambda r: (-r["link_GB_s"], GRAPHS.index(r["graph"]))),
+        {
+            "graph, links": linked,
+            "bound": lambda r: f"{r['lower_bound_ms']:.1f}",
+            "own lanes, polish": lambda r: f"{r['own_lanes_ms']:.1f}",
+            "the same on one lane": lambda r: f"{r['the_same_on_one_lane_ms']:.1f}",
+        }
+        | methods,
+    )
 
 
 def transfer() -> str:
@@ -197,6 +213,18 @@ def messages() -> str:
     return markdown(["messages", *columns], body)
 
 
+def held_out() -> str:
+    times = {
+        "heuristics": "heuristics_ms", "zero-shot": "zero_shot_ms", "search, as long": "polish_ms",
+        "search, 3 s more": "polish_more_ms", "with the samples, as long": "proposal_ms",
+    }  # fmt: skip
+    return table(
+        rows("place_held_out"),
+        {"graph": lambda r: r["graph"], "tasks": lambda r: str(r["tasks"]), "bound": lambda r: f"{r['bound_ms']:.1f}"}
+        | {title: lambda r, k=k: f"{r[k]:.2f}" for title, k in times.items()},
+    )
+
+
 def replay() -> str:
     """Rings that are full, on one core; and the geometric mean and the least of all ratios."""
     record = read("replay_peer")
@@ -227,36 +255,75 @@ def composed(name: str = "place_pearl_learning") -> str:
 
 
 def host() -> str:
-    """Medians of the processor's time: of all; of the replay and the learner; of an actor with its share of the processes."""
+    """Medians over rounds; ratios of rounds; and the processor's time of who takes the longest, which two cores cannot beat."""
 
-    def together(cell):
-        return lambda r: f"{statistics.median(cell(x) for x in r['processor_ms']['together']):.1f}"
+    def median(who):
+        return lambda r: f"{statistics.median(r['ms'][who]):.1f}"
 
-    def actor(x):
+    def ratios(who):
+        return lambda r: listed((a / b for a, b in zip(r["ms"][who], r["ms"]["together"], strict=True)), 2)
+
+    def part(x):
         ran = [ms for name, ms in x.items() if name.startswith("actor")]
-        return (sum(ran) + x["processes"]) / len(ran)
+        return max(x.get("replay and learner", 0.0), (sum(ran) + x["processes"]) / max(1, len(ran)))
 
     return table(
         read("place_pearl_host")["an iteration"],
         {
-            "": lambda r: r["case"],
-            "sequential, ms": lambda r: listed(r["ms"]["sequential"]),
-            "together, ms": lambda r: listed(r["ms"]["together"]),
-            "ratios": lambda r: listed(r["ratio"], 2),
-            "processor, ms: sequential": lambda r: (
-                f"{statistics.median(x['program'] for x in r['processor_ms']['sequential']):.1f}"
-            ),
-            "learner with replay": together(lambda x: x["replay and learner"]),
-            "an actor with its processes": together(actor),
+            "": lambda r: f"{r['case']}, {r['updates']} updates for {r['steps']} steps",
+            "one core, ms": median("one core"),
+            "both, one after another": median("both cores"),
+            "together": median("together"),
+            "one core / together": ratios("one core"),
+            "both / together": ratios("both cores"),
+            "longest part": lambda r: f"{statistics.median(part(x) for x in r['processor_ms']['together']):.1f}",
+            "load": lambda r: f"{r['load']:.0f}",
         },
     )
 
 
-def predicted(name: str = "place_pearl_predicted", last: str = "fastest") -> str:
-    where = {"batch": "batch", "replay on": "replay", "learner on": "learner"}
-    times = {"predicted": "predicted_ms", "median": "median_ms", last: f"{last}_ms"}
-    shown = {title: lambda r, k=k: str(r[k]) for title, k in where.items()}
-    return table(rows(name), shown | {t: lambda r, k=k: f"{r[k]:.1f}" for t, k in times.items()})
+def composed_grid(name: str = "place_pearl_grid") -> str:
+    """Each point of the grid: what was chosen, beside the best and the worst of all assignments."""
+
+    def chosen(r):
+        return next(a for a in r["assignments"] if a["chosen"])
+
+    def where(a):
+        return ", ".join(str(a[k]) for k in ("actors_on", "replay_on", "learner_on"))
+
+    def times(r):
+        return [a["median_ms"] for a in r["assignments"]]
+
+    sizes = {"batch": "batch", "actors": "actors", "fan-out": "fanout", "": "machine"}
+    return table(
+        rows(name),
+        {title: lambda r, k=k: str(r[k]) for title, k in sizes.items() if k in rows(name)[0]}
+        | {
+            "chosen: actors, replay, learner on": lambda r: where(chosen(r)),
+            "predicted, ms": lambda r: f"{chosen(r)['predicted_ms']:.1f}",
+            "measured": lambda r: f"{chosen(r)['median_ms']:.1f}",
+            "fastest": lambda r: f"{min(times(r)):.1f}",
+            "slowest": lambda r: f"{max(times(r)):.1f}",
+            "chosen / fastest": lambda r: f"{chosen(r)['median_ms'] / min(times(r)):.2f}",
+            "slowest / fastest": lambda r: f"{max(times(r)) / min(times(r)):.1f}",
+            "measured / predicted of all": lambda r: listed(
+                sorted(a["median_ms"] / a["predicted_ms"] for a in r["assignments"]), 1
+            ),
+        },
+    )
+
+
+def lines() -> str:
+    """Lines of code of composed programs, of the same one after another, and of what is below."""
+    return markdown(["", "lines of code"], [[what, str(n)] for what, n in read("place_pearl_portability")["lines"].items()])
+
+
+def portable() -> str:
+    """What each way to place reaches of the fastest assignment: the harmonic mean over machines."""
+    found = read("place_pearl_portability")["portability"]
+    fixed = sorted(found["fixed"].items(), key=lambda item: -item[1])
+    shown = [["composed", found["composed"]], *([", ".join(where), phi] for where, phi in fixed)]
+    return markdown(["actors, replay, learner on", "Φ"], [[where, f"{phi:.2f}"] for where, phi in shown])
 
 
 def stages() -> str:
@@ -280,9 +347,10 @@ def stages() -> str:
 TABLES = {
     "place-stages": stages,
     "place-simulated": simulated, "place-speed": speed, "place-synchronous": synchronous, "place-real": real,
+    "place-shared": shared,
     "place-memory": memory, "place-transfer": transfer, "place-equal-time": equal_time, "place-ablation": ablation,
-    "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-predicted": predicted,
+    "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-grid": composed_grid,
+    "place-machines": partial(composed_grid, "place_pearl_portability"), "place-phi": portable, "place-lines": lines,
     "place-composed-sac": partial(composed, "place_pearl_learning_sac"),
-    "place-pinned": partial(predicted, "place_pearl_pinned_1024_1", "mean"),
-    "place-v100": v100, "place-host": host,
+    "place-held-out": held_out, "place-v100": v100, "place-host": host,
 }  # fmt: skip

@@ -150,18 +150,43 @@ def flat(of: str) -> str:
     )
 
 
-def two_free_cores() -> str:
-    """What two free cores could give at most: sequential processor time over the largest part, or half of all."""
-    ratios = []
-    for r in read("place_pearl_host")["an iteration"]:
-        sequential = statistics.median(x["program"] for x in r["processor_ms"]["sequential"])
-        parts = []
-        for x in r["processor_ms"]["together"]:
-            ran = [ms for name, ms in x.items() if name.startswith("actor")]
-            actor, half = (sum(ran) + x["processes"]) / len(ran), (x["program"] + x["processes"]) / 2
-            parts.append(max(x["replay and learner"], actor, half))
-        ratios.append(sequential / statistics.median(parts))
-    return between(min(ratios), max(ratios), 1)
+def host_gain(beside: str) -> str:
+    """How much faster the runtime is than a program, where an actor has many environments: medians of rounds."""
+    gains = [
+        statistics.median(a / b for a, b in zip(r["ms"][beside], r["ms"]["together"], strict=True))
+        for r in read("place_pearl_host")["an iteration"][2:]
+    ]
+    return between(min(gains), max(gains), 2)
+
+
+def grid_spread() -> str:
+    spreads = [max(t) / min(t) for t in ([a["median_ms"] for a in r["assignments"]] for r in rows("place_pearl_grid"))]
+    return between(min(spreads), max(spreads), 1)
+
+
+def grid_chosen(within: float) -> str:
+    """At how many points the chosen assignment takes at most so many times as long as the fastest."""
+    found = [[a["median_ms"] for a in r["assignments"]] for r in rows("place_pearl_grid")]
+    chosen = [next(a["median_ms"] for a in r["assignments"] if a["chosen"]) for r in rows("place_pearl_grid")]
+    return f"{sum(c <= within * min(t) for c, t in zip(chosen, found, strict=True))} of {len(found)}"
+
+
+def grid_predicted(together: bool) -> tuple[str, str]:
+    """How many iterations are within 20% of what is predicted, and the median of measured over predicted."""
+    every = [a for r in rows("place_pearl_grid") for a in r["assignments"]]
+    chosen = [a for a in every if (a["replay_on"] == a["learner_on"]) == together]
+    ratios = [a["median_ms"] / a["predicted_ms"] for a in chosen]
+    return f"{sum(0.8 <= r <= 1.2 for r in ratios)} of {len(ratios)}", f"{statistics.median(ratios):.1f}"
+
+
+def held_out(a: str, b: str) -> str:
+    """In how many of the graphs one is ahead of the other."""
+    found = rows("place_held_out")
+    return f"{sum(r[a] < r[b] for r in found)} of {len(found)}"
+
+
+def held_out_seconds() -> str:
+    return between(*(f(r["zero_shot_seconds"] for r in rows("place_held_out")) for f in (min, max)), 1)
 
 
 TABLES = {"place-large": large, "place-emulated": emulated, "place-online": online}
@@ -186,5 +211,18 @@ VALUES = {
     "place-messages": lambda: f"{messages('message_passings'):,.0f}",
     "place-messages-time": lambda: f"{messages('seconds'):.0f}",
     "place-messages-gain": lambda: f"{1 - messages('ms'):.1%}",
-    "place-free-cores": two_free_cores,
+    "place-handover": lambda: f"{min(h['other device']['median_us'] for h in read('place_stages')['handover']):.0f}",
+    "place-host-both": lambda: host_gain("both cores"),
+    "place-host-one": lambda: host_gain("one core"),
+    "place-grid-spread": grid_spread,
+    "place-grid-near": lambda: grid_chosen(1.05),
+    "place-grid-third": lambda: grid_chosen(1.3),
+    "place-grid-together": lambda: grid_predicted(True)[0],
+    "place-grid-apart": lambda: grid_predicted(False)[0],
+    "place-grid-times": lambda: grid_predicted(False)[1],
+    "place-held-zero": lambda: held_out("zero_shot_ms", "polish_ms"),
+    "place-held-zero-behind": lambda: held_out("polish_ms", "zero_shot_ms"),
+    "place-held-proposal": lambda: held_out("proposal_ms", "polish_more_ms"),
+    "place-held-proposal-behind": lambda: held_out("polish_more_ms", "proposal_ms"),
+    "place-held-seconds": held_out_seconds,
 }

@@ -194,6 +194,7 @@ PLACEMENT = [
     ),
     Signature("with_memory", MACHINE.with_memory, {"nbytes": 1e9}, {"nbytes": ABOVE_ZERO}),
     Signature("with_links", MACHINE.with_links, {"bytes_per_second": 1e9}, {"bytes_per_second": ABOVE_ZERO}),
+    Signature("with_shared_links", MACHINE.with_shared_links, {}, {"slower_than": ABOVE_ZERO | takes("inf", "all links")}),
     Signature(
         "fitted",
         MACHINE.fitted,
@@ -396,6 +397,7 @@ RUNTIME = [
             "warmup": takes("0 | 1 | np.int64", "no more than the capacity"),
             "ahead": NATURAL,
             **dict.fromkeys(("alpha", "beta"), NOT_NEGATIVE),
+            "fanout": takes("np.int64", "two or more"),
         },
     ),
     Signature(
@@ -427,7 +429,7 @@ RUNTIME = [
     ),
     Signature(
         "composed",
-        until("rlfx.place.pearl.runtime.do.arguments", pearl.composed),
+        until("rlfx.place.pearl.runtime.rehearsed", pearl.composed),
         {"system": SYSTEM, "state": STATE, "devices": jax.devices()[:1], "bandwidth": np.ones((1, 1))},
         dict.fromkeys(("system", "state"), NOTHING),
     ),

@@ -73,10 +73,25 @@ def copies(problem: Problem, device: Array, noise: Array | None) -> Array:
     return jnp.where(read_on & away, seconds, jnp.inf)
 
 
+def in_turn(lane: Array, link: Array, ended: Array, seconds: Array, made: Array) -> tuple[Array, Array, Array]:
+    """Copies of one result by lanes that several targets may share, to the lowest target first: sent, arrived, lanes free.
+
+    ``lane``: int32 ``[B, D]``, of each target; ``link``: when each lane is free, ``[B, D]``; ``ended``: ``[B]``; the others:
+    ``[B, D]``.
+    """
+    every, sent, landed = jnp.arange(lane.shape[1], dtype=jnp.int32), [], []
+    for t in range(lane.shape[1]):
+        mine = lane[:, t : t + 1] == every[None]
+        sent.append(jnp.maximum(ended, jnp.max(jnp.where(mine, link, 0.0), axis=1)))
+        landed.append(sent[-1] + seconds[:, t])
+        link = jnp.where(mine & made[:, t : t + 1], landed[-1][:, None], link)
+    return jnp.stack(sent, axis=1), jnp.stack(landed, axis=1), link
+
+
 def sources(problem: Problem, device: Array) -> tuple[Array, Array]:
     """When the last source that each task reads is on its device, float32 ``[B, V]``, and each link is free, ``[B, D, D]``.
 
-    Sources are sent when a call begins, one after another on each link, by their number.
+    Sources are sent when a call begins, one after another on each link, by their number, then the target's.
     """
     B, V = device.shape
     D = problem.exec_time.shape[1]
@@ -84,11 +99,15 @@ def sources(problem: Problem, device: Array) -> tuple[Array, Array]:
     where = jnp.asarray(problem.source_home)
     home = jnp.where(where < 0, 0, device[:, jnp.maximum(where, 0)])  # [B, S]
     every, lanes = jnp.arange(D, dtype=jnp.int32), jnp.arange(B)
+    lane, shared = jnp.asarray(problem.lane), problem.lane.shape[0] > 0
     read_on = jnp.zeros((*home.shape, D), bool).at[lanes[:, None], source, device[:, reader]].set(True)
     sent = read_on & (home[..., None] != every[None, None])
 
     def send(link: Array, one: tuple) -> tuple[Array, Array]:
         seconds, home, sent = one  # [D, D], [B], [B, D]
+        if shared:
+            when = in_turn(lane[home], link[lanes, home], jnp.zeros((B,), jnp.float32), seconds[home], sent)
+            return link.at[lanes, home].set(when[2]), jnp.where(sent, when[1], 0.0)
         there = jnp.where(sent, link[lanes, home] + seconds[home], link[lanes, home])
         return link.at[lanes, home].set(there), jnp.where(sent, there, 0.0)
 
@@ -113,7 +132,7 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
     spots = layout(device, priority, D)
     N, W = spots.task.shape[1:]
     edges = jnp.asarray(problem.edges)
-    lanes = jnp.arange(B, dtype=jnp.int32)
+    lanes, lane, shared = jnp.arange(B, dtype=jnp.int32), jnp.asarray(problem.lane), problem.lane.shape[0] > 0
     outdegree = jnp.zeros((V,), jnp.int32).at[edges[:, 0]].add(1)
     indegree = jnp.zeros((V,), jnp.int32).at[edges[:, 1]].add(1)
     stop = jnp.cumsum(outdegree, dtype=jnp.int32)
@@ -135,7 +154,7 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
         return flat.reshape(B * N, W).at[index].get(mode=INSIDE)
 
     def step(_: Array, carry: tuple) -> tuple:
-        arrival, pending, first, free, link, making, there, at, end, makespan, record = carry
+        arrival, pending, first, free, link, making, there, at, end, record = carry
         telling = at < end  # [B]: a task has readers left to tell
         ready = jnp.maximum(first, free)  # [B, N]
         now = jnp.min(ready, axis=1)
@@ -147,19 +166,22 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
         row_at = lanes * N + b
         row = jnp.where(rows(pending, row_at) == 0, rows(arrival, row_at), jnp.inf)  # [B, W]
         start = row if fifo else jnp.maximum(row, free.reshape(-1).at[row_at].get(mode=INSIDE)[:, None])
-        j = jnp.min(jnp.where(start == jnp.min(start, axis=1)[:, None], within, W - 1), axis=1)
+        earliest = first.reshape(-1).at[row_at].get(mode=INSIDE) if fifo else now  # the least of them
+        j = jnp.min(jnp.where(start == earliest[:, None], within, W - 1), axis=1)
         v = jnp.where(telling, making, tasks.at[row_at * W + j].get(mode=INSIDE))
         lane_v = lanes * V + v
         d = flat_device.at[lane_v].get(mode=INSIDE)
         done = now + seconds.at[lane_v].get(mode=INSIDE)
         cost = copy.at[lane_v].get(mode=INSIDE)  # [B, D]
-        before = link.at[lanes * D + d].get(mode=INSIDE)
+        before = link.reshape(-1, D).at[lanes * D + d].get(mode=INSIDE)
         made = jnp.isfinite(cost)
-        sent = jnp.maximum(done[:, None], before)
-        landed = sent + cost
+        if shared:
+            sent, landed, following = in_turn(lane[d], before, done, cost, made)
+        else:  # a lane for each target
+            sent = jnp.maximum(done[:, None], before)
+            landed = following = sent + cost
         there = jnp.where(telling[:, None], there, jnp.where(every == d[:, None], done[:, None], landed))
         free = jnp.where((owner == d[:, None]) & ~telling[:, None], done[:, None], free)
-        makespan = jnp.where(telling, makespan, jnp.maximum(makespan, done))
         rest = jnp.min(jnp.where(within == j[:, None], jnp.inf, row), axis=1)
         first = jnp.where((block == b[:, None]) & ~telling[:, None], rest[:, None], first)
         at, end = jnp.where(telling, at, begin[v]), jnp.where(telling, end, stop[v])
@@ -177,15 +199,15 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
             first = jnp.minimum(first, jnp.where(block == (place // W)[:, k : k + 1], opens[:, k : k + 1], jnp.inf))
         gone = jnp.where(telling, lanes * (N * W) + (N - 1) * W, row_at * W + j)
         # What is written depends on all that is read, so that the arrays are written where they are.
-        kept_link = jnp.where(made & ~telling[:, None], landed, before)
         left = jnp.concatenate([left, jnp.where(telling, 1 << 30, -1)[:, None]], axis=1)
         arrival = arrival.at[spot].set(when, mode=INSIDE)
         pending = pending.at[jnp.concatenate([spot, gone[:, None]], 1)].set(left, mode=INSIDE)
-        link = link.at[lanes * D + d].set(kept_link, mode=INSIDE)
+        sends = (every == d[:, None]) & ~telling[:, None]
+        link = jnp.where(sends[..., None] & (made | shared)[:, None], following[:, None], link)
         if recorded:
             kept = jnp.concatenate([now[:, None], done[:, None], jnp.where(made, sent, jnp.inf), landed], axis=1)
             record = record.at[jnp.where(telling, B * V + lanes, lane_v)].set(kept, mode=INSIDE)
-        return arrival, pending, first, free, link, v, there, at + WIDTH, end, makespan, record
+        return arrival, pending, first, free, link, v, there, at + WIDTH, end, record
 
     none = jnp.zeros((B,), jnp.int32)
     arrival, link = jnp.zeros((B, N * W), jnp.float32), jnp.zeros((B, D, D), jnp.float32)
@@ -197,13 +219,12 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
         waiting.reshape(-1),
         jnp.min(jnp.where(waiting == 0, arrival.reshape(B, N, W), jnp.inf), axis=2),
         jnp.zeros((B, N), jnp.float32),
-        link.reshape(B * D, D),
+        link,
         none,
         jnp.zeros((B, D), jnp.float32),
         none,
         none,
-        jnp.zeros((B,), jnp.float32),
         jnp.zeros(((B * V + B) if recorded else 0, 2 + 2 * D), jnp.float32),
     )
-    *_, makespan, record = jax.lax.fori_loop(0, steps, step, carry)
-    return makespan, record[: B * V].reshape(B, -1, 2 + 2 * D)
+    _, _, _, free, *_, record = jax.lax.fori_loop(0, steps, step, carry)
+    return jnp.max(free, axis=1), record[: B * V].reshape(B, -1, 2 + 2 * D)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx._checks import INT32, POSITIVE, TEXT, Kind, each, expect, instance, integer, number, optional
+from rlfx._checks import INT32, POSITIVE, TEXT, Kind, each, expect, instance, integer, integers, number, optional
 from rlfx.cores import available_cores
 from rlfx.errors import PlacementError, located
 from rlfx.place.graph import GRAPH, DataflowGraph
@@ -42,6 +42,8 @@ class Hardware:
       bandwidth: bytes per second of the link from row to column, ``[D, D]``; the diagonal is each device's own memory,
         ``memory_rate``, whatever is given.
       latency: seconds to start a transfer, ``[D, D]``.
+      lane: which of the row device's lanes, from 0 to D - 1, transfers from row to column take, one at a time, int32 ``[D, D]``;
+        ``[0, 0]``: each column has its own.
     """
 
     names: tuple[str, ...]
@@ -51,6 +53,7 @@ class Hardware:
     memory: np.ndarray
     bandwidth: np.ndarray
     latency: np.ndarray
+    lane: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))
 
     def __post_init__(self) -> None:
         """Every rate is positive; the diagonal of the links is the devices' own memory."""
@@ -66,6 +69,11 @@ class Hardware:
             if np.shape(getattr(self, label)) != shape:
                 fact = f"Hardware.{label} of {n} devices has shape {np.shape(getattr(self, label))}."
                 raise PlacementError(located(fact, fix=f"Give an array of shape {shape}."))
+        lane = np.asarray(expect("lane", self.lane, integers(2, "[D, D]"), PlacementError, of="Hardware"), np.int32)
+        object.__setattr__(self, "lane", lane)
+        if lane.size and (lane.shape != (n, n) or lane.min() < 0 or lane.max() >= n):
+            fact = f"Hardware.lane of {n} devices is {lane.tolist()}."
+            raise PlacementError(located(fact, fix=f"Give numbers from 0 to {n - 1}, {(n, n)}."))
         bandwidth = np.array(self.bandwidth, np.float64)
         np.fill_diagonal(bandwidth, self.memory_rate)
         object.__setattr__(self, "bandwidth", bandwidth)
@@ -110,6 +118,25 @@ class Hardware:
         """This machine with the same bandwidth on every link."""
         (bytes_per_second,) = _positive("with_links", bytes_per_second=bytes_per_second)
         return replace(self, bandwidth=np.full((self.devices, self.devices), bytes_per_second, np.float64))
+
+    def with_shared_links(self, slower_than: float = np.inf) -> Hardware:
+        """This machine with one lane for all that a device sends, as on PCIe: one transfer at a time, wherever it goes.
+
+        Args:
+          slower_than: links of at least so many bytes per second stay lanes of their own, as NVLinks are.
+
+        Raises:
+          PlacementError: the rate is no positive number.
+
+        Example:
+          >>> p100_pcie(3).with_shared_links().lane.tolist()  # the diagonal is not used
+          [[0, 1, 1], [0, 1, 0], [0, 0, 2]]
+        """
+        slower_than = expect("slower_than", slower_than, number(above=0, infinite=True), PlacementError)
+        slow = self.bandwidth < slower_than
+        np.fill_diagonal(slow, False)
+        own, first = np.arange(self.devices), slow.argmax(axis=1)
+        return replace(self, lane=np.where(slow, first[:, None], own[None]).astype(np.int32))
 
 
 HARDWARE = instance(Hardware, "a Hardware", "rlfx.place.hardware.measured()")

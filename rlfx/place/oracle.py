@@ -56,8 +56,9 @@ def simulate(
       transfer_noise: float32 ``[V, D]``, factors on transfer times, by task and target.
 
     Returns:
-      The makespan and the schedule S. Each device executes one task at a time, each ordered pair of devices makes one
-      transfer at a time, in the order in which their results became ready. All completions at one instant, those of
+      The makespan and the schedule S. Each device executes one task at a time, each lane of a device (one for each target,
+      unless ``problem.lane`` says otherwise) makes one transfer at a time, in the order in which their results became ready,
+      then to the lowest target. All completions at one instant, those of
       transfers that take no time included, are recorded before the next choice; the lowest device chooses first. Times are
       float32 sums, as in the compiled simulator. Sources are sent at time 0, by their number, and are not in the schedule.
     """
@@ -83,13 +84,13 @@ def simulate(
         base = problem.transfer_time[v, source, target]
         return base if transfer_noise is None else base * transfer_noise[v, target]
 
-    def order(task: Task) -> tuple[int, int, float, int]:
-        kind, v, source, _ = task
+    def order(task: Task) -> tuple[int, int, float, int, int]:
+        kind, v, source, target = task
         if kind == "transfer":
-            return 0, 0, float(arrived[v, source]), v
+            return 0, 0, float(arrived[v, source]), v, target
         there = [float(arrived[u, source]) for u in np.flatnonzero(problem.adjacency[:, v])]
         when = max([*there, *map(float, sources_of(v))], default=0.0)
-        return 1, source, (when if fifo else 0.0), int(priority[v])
+        return 1, source, (when if fifo else 0.0), int(priority[v]), target
 
     def complete(task: Task) -> None:
         del running[task]
@@ -99,9 +100,13 @@ def simulate(
         ready[task[1], task[3]] = True
         arrived[task[1], task[3]] = now
 
+    def resource(task: Task) -> tuple[str, int, int]:
+        kind, _, source, target = task
+        return ("exec", source, target) if kind == "exec" else ("lane", source, lane_of(problem, source, target))
+
     def choose_task(tasks: list[Task]) -> Task | None:
-        busy = {("exec" if kind == "exec" else "transfer", source, target) for kind, _, source, target in running}
-        free = [t for t in tasks if (t[0], t[2], t[3]) not in busy]
+        busy = {resource(task) for task in running}
+        free = [t for t in tasks if resource(t) not in busy]
         free = [t for t in free if t[0] == "transfer" or all(end <= now for end in sources_of(t[1]))]
         return min(free, key=order) if free else None
 
@@ -122,6 +127,11 @@ def simulate(
     return now, schedule
 
 
+def lane_of(problem: Problem, source: int, target: int) -> int:
+    """The lane of the source device that its copies to the target take."""
+    return int(problem.lane[source, target]) if len(problem.lane) else target
+
+
 def sent_sources(problem: Problem, assignment: np.ndarray) -> dict[tuple[int, int, int], np.float32]:
     """When each source that is sent is there: ``(source, from, to)``. They leave one after another on each link."""
     free: dict[tuple[int, int], np.float32] = {}
@@ -129,8 +139,9 @@ def sent_sources(problem: Problem, assignment: np.ndarray) -> dict[tuple[int, in
     for s, where in enumerate(problem.source_home):
         home = 0 if where < 0 else int(assignment[where])
         for d in sorted({int(assignment[v]) for u, v in problem.source_edges if u == s} - {home}):
-            begin = free.get((home, d), np.float32(0.0))
-            there[s, home, d] = free[home, d] = np.float32(begin + problem.source_time[s, home, d])
+            lane = lane_of(problem, home, d)
+            begin = free.get((home, lane), np.float32(0.0))
+            there[s, home, d] = free[home, lane] = np.float32(begin + problem.source_time[s, home, d])
     return there
 
 

@@ -58,6 +58,8 @@ class Problem:
       source_time: float32 ``[S, D, D]``, seconds from row to column device.
       source_home: int32 ``[S]``, the task on whose device each is (its result in the call before), or -1: on device 0.
       source_edges: int32 ``[Q, 2]``, pairs (source, task): which tasks read them, by source.
+      lane: int32 ``[D, D]``, from 0 to D - 1: copies from row to column device take this one of the row's lanes, one at a time.
+        ``[0, 0]``, the default: a lane for each column.
     """
 
     exec_time: np.ndarray
@@ -74,6 +76,7 @@ class Problem:
     source_time: np.ndarray = field(default_factory=lambda: np.zeros((0, 1, 1), np.float32))
     source_home: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     source_edges: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    lane: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int32))
 
     def __post_init__(self) -> None:
         """Nothing is held where nothing is said."""
@@ -269,6 +272,7 @@ def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> 
         metas=tuple((tuple(s), tuple(r)) for s, r in groups.values()),
         names=tuple(graph.nodes[i].name for i in tasks),
         held=held,
+        lane=hardware.lane,
     )
     _check_fits(problem, graph.name)
     return checked(problem)
@@ -293,7 +297,7 @@ jax.tree_util.register_dataclass(
     Problem,
     data_fields=[
         "exec_time", "transfer_time", "edges", "nbytes", "input_bytes", "input_edges", "memory", "held",
-        "source_bytes", "source_time", "source_home", "source_edges",
+        "source_bytes", "source_time", "source_home", "source_edges", "lane",
     ],
     meta_fields=["metas", "names"],
 )

@@ -2,6 +2,7 @@
 
 import _thread
 import itertools
+import os
 import signal
 import threading
 import time
@@ -15,7 +16,9 @@ from rlfx.errors import PartError, PlacementError, TrainingError
 from rlfx.place import pearl
 from rlfx.place import replay as rp
 from rlfx.place.compose import Composition, Pools
-from rlfx.place.pearl.crew import Channel, Crew, Stopped, Versions
+from rlfx.place.pearl import primitives as do
+from rlfx.place.pearl.crew import Channel, Crew, Part, Stopped, Versions
+from rlfx.place.pearl.hosts import Process
 from rlfx.training import latest, save
 from tests.place import pearl_systems
 from tests.place.pearl_systems import system
@@ -47,12 +50,13 @@ def small():
 
 
 @pytest.mark.parametrize(
-    "given", [{"sub_batches": 4, "ahead": 2}, {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12}]
+    "given", [{"sub_batches": 4, "ahead": 2, "fanout": 3}, {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12}]
 )
 def test_together_is_one_after_another(given):
-    """Bit for bit, with sub-batches, actors ahead, and a ring so small that insertions collide."""
+    """Bit for bit, with sub-batches, actors ahead, a ring so small that insertions collide, and another fan-out."""
     s = system(**given)
     state = s.init(jax.random.key(0))
+    assert state.manager.tree.fanout == given.get("fanout", 8)
     found, report = run(s, state, 12)
     assert_equal(found, pearl.reference(s, state, KEY, 12))
     assert report.deferred if s.capacity == 20 else report.iterations == 12
@@ -320,6 +324,14 @@ def test_a_process_that_goes_ends_the_run_with_its_error(how):
     assert not [t.name for t in threading.enumerate() if t.name in ("replay", "learner", "actor 0", "actor 1")]
 
 
+def test_a_process_has_the_session_of_its_caller_and_not_its_interrupts():
+    with Process(Part(Crew(5.0), "actor 0"), pearl.HostEnvironment("CartPole-v1"), np.float32, [0]) as process:
+        assert process.first().shape == (1, 4)
+        pid = process.process.pid
+        assert os.getsid(pid) == os.getsid(0)
+        assert os.getpgid(pid) == pid
+
+
 def test_a_process_that_hangs_ends_the_run_after_the_patience():
     s = system(env=pearl.HostEnvironment("tests.place.bad_envs:Bad-v0", {"how": "hangs"}))
     state = s.init(jax.random.key(0))
@@ -415,6 +427,25 @@ def test_a_composition_is_measured_and_run(small):
     assert report.predicted == found.iteration
     assert f"predicted {1e3 * found.iteration:.2f}" in report.explain()
     assert "4 iterations (finished): 48 transitions, 4 updates" in report.explain()
+
+
+@pytest.mark.parametrize("sub_batches", [1, 2])
+def test_primitives_are_rehearsed_as_a_run_calls_them(monkeypatch, sub_batches):
+    """Twice as many reads of replay as updates where batches come in two parts; what is given is there afterwards."""
+    s, read, calls = system(sub_batches=sub_batches), do.read, itertools.count()
+
+    def slow(memory, indices):
+        next(calls)
+        time.sleep(0.02)
+        return read(memory, indices)
+
+    monkeypatch.setattr(do, "read", slow)
+    state = s.init(jax.random.key(0))
+    found = pearl.measured(s, state, jax.devices()[1:2], np.ones((1, 1)), repeats=2).seconds
+    assert next(calls) == 3 * s.updates * sub_batches
+    assert 0.02 * s.updates * sub_batches < found["sample"][0]
+    assert all(row[0] > 0 for row in found.values())
+    assert_equal(state, s.init(jax.random.key(0)))
 
 
 def test_a_composition_with_host_environments_counts_their_steps(monkeypatch):

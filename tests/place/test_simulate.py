@@ -36,10 +36,13 @@ def batch(rng, problem, count=4):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), ties=st.booleans(), fifo=st.booleans(), noisy=st.booleans())
-def test_equals_algorithm_1_exactly(seed, ties, fifo, noisy):
+@given(seed=st.integers(0, 10**6), ties=st.booleans(), fifo=st.booleans(), noisy=st.booleans(), shared=st.booleans())
+def test_equals_algorithm_1_exactly(seed, ties, fifo, noisy, shared):
+    """Durations, memory and all; with ``shared``, several targets may be on one lane of a device."""
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, ties=ties)
+    if shared:
+        problem = replace(problem, lane=rng.integers(0, 3, (3, 3)).astype(np.int32))
     device, order = batch(rng, problem)
     exec_noise = transfer_noise = None
     if noisy:
@@ -101,6 +104,23 @@ def test_thousands_of_tasks_on_many_devices():
     busiest = max(exec_time[device[0] == d, d].astype(np.float64).sum() for d in range(D))
     assert got == pytest.approx(busiest, rel=1e-5)
     assert got >= problem.lower_bound()
+
+
+def test_copies_of_a_device_take_turns_on_a_shared_lane():
+    """By hand: one result for two devices, two seconds a copy, arrives after two and after four seconds, or both after two."""
+    machine = hardware.uniform(3, flops=1e9, memory_rate=1e9, memory=1e9, bandwidth=1e9)
+    seconds = (2.0 * ~np.eye(3, dtype=bool)).astype(np.float32)
+    problem = Problem(
+        np.ones((3, 3), np.float32), np.stack([seconds] * 3), np.array([[0, 1], [0, 2]], np.int32), np.ones(3, np.float32),
+        np.zeros(0, np.float32), np.zeros((0, 2), np.int32), np.full(3, 9.0, np.float32),
+    )  # fmt: skip
+    device, order = np.array([[0, 1, 2]], np.int32), np.array([[0, 1, 2]], np.int32)
+    own = sim.simulate(problem, device, order)
+    shared = sim.simulate(replace(problem, lane=machine.with_shared_links().lane), device, order)
+    np.testing.assert_array_equal(own.arrived[0, 0, 1:], [3.0, 3.0])
+    np.testing.assert_array_equal(shared.arrived[0, 0, 1:], [3.0, 5.0])
+    np.testing.assert_array_equal(shared.sent[0, 0, 1:], [1.0, 3.0])
+    assert (own.makespan[0], shared.makespan[0]) == (4.0, 6.0)
 
 
 def test_equals_algorithm_1_on_a_paper_graph():
@@ -196,6 +216,12 @@ def test_bad_problems_are_refused():
 
 def vars_of(problem):
     return {name: getattr(problem, name) for name in problem.__dataclass_fields__}
+
+
+def test_a_lane_is_one_of_a_devices():
+    machine = hardware.uniform(2, flops=1e9, memory_rate=1e9, memory=1e9, bandwidth=1e9)
+    with pytest.raises(PlacementError, match=r"Hardware.lane of 2 devices is \[\[0, 2\], \[0, 0\]\]"):
+        replace(machine, lane=np.array([[0, 2], [0, 0]]))
 
 
 def test_hardware_models():

@@ -129,8 +129,10 @@ def test_named_scopes_and_jitted_functions_are_stages():
 def test_simulator_with_sources_equals_oracle(given, devices):
     graph = staged(update, *given, carry=1)
     machine = hardware.uniform(devices, flops=1e9, memory_rate=1e9, memory=1e9, bandwidth=1e7)
+    machine = machine.with_shared_links() if devices == 3 else machine
     problem, rng = staged_problem(graph, machine), np.random.default_rng(1)
     assert problem.source_bytes.sum() > 0
+    assert problem.lane.size == (9 if devices == 3 else 0)
     moved = 0
     for fifo in (False, True):
         for _ in range(8):

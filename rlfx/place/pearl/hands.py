@@ -39,7 +39,7 @@ def _act(wires: parts.Wires, a: int, i: int, thread: int, part: Part) -> None:
     states, step = wires.states[a].take(part, i), wires.steps[a].take(part, 0)
     begin = time.perf_counter()
     states, transitions = step(part, weights, states, i)
-    chunk = parts.put(transitions, wires.places.memory)
+    chunk = parts.sent(transitions, wires.places.memory)
     wires.plans.clock.add(i, "act", thread, time.perf_counter() - begin)
     wires.states[a].publish(i + 1, states)
     wires.chunks[a].put(part, parts.Chunk(chunk, version, states))

@@ -95,7 +95,7 @@ class Process:
             [sys.executable, "-P", str(WORKER), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # an interrupt is the caller's
+            process_group=0,  # an interrupt is the caller's; the session, and with it the priority, is the same
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path),

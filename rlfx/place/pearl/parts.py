@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.crew import Channel, Crew, Part, Versions
 from rlfx.place.pearl.hosts import HostEnvironment, Process
@@ -143,8 +144,22 @@ class Wires:
 
 
 def put(value: Any, device: Any) -> Any:
-    """On a device, when this returns."""
+    """On a device, when this returns. What is on one host device is read there by another, and never donated."""
+    leaves, tree = jax.tree.flatten(value)
+    if device.platform == "cpu" and all(isinstance(x, jax.Array) and _platform(x) == "cpu" for x in leaves):
+        jax.block_until_ready(leaves)
+        return jax.tree.unflatten(tree, [J.on_host_device(x, device) for x in leaves])
     return jax.block_until_ready(jax.device_put(value, device))
+
+
+def _platform(x: jax.Array) -> str:
+    return next(iter(x.devices())).platform
+
+
+def sent(transitions: Any, device: Any) -> Any:
+    """On a device, but for arrays of the host that a program of a host device reads as they are."""
+    host = device.platform == "cpu" and all(isinstance(x, np.ndarray) for x in jax.tree.leaves(transitions))
+    return transitions if host else put(transitions, device)
 
 
 def moved(value: Any, source: Any, target: Any) -> Any:
@@ -233,14 +248,16 @@ class Learner:
         if system.sub_batches == 1:
             batch, weight = next(sub_batches)
             state, weights, errors, metrics = do.train(system, self.state, batch, weight, self.key, update)
-            return jax.block_until_ready((state, weights, (errors,), metrics))
+            jax.block_until_ready((weights, errors))  # and with them all that the program made
+            return state, weights, (errors,), metrics
         total, errors, metrics = None, [], None
         for answer in itertools.chain(self._own(update, threads, sub_batches), self._others(threads)):
             found, error, metrics = answer
             total = found if total is None else do.added(total, found)
             errors.append(error)
         state, weights = do.apply(system, self.state, total)
-        return jax.block_until_ready((state, weights, tuple(errors), metrics))
+        jax.block_until_ready((weights, errors))
+        return state, weights, tuple(errors), metrics
 
     def _own(self, update: np.int32, threads: list[int], sub_batches: Iterator[SubBatch]) -> Iterator[tuple]:
         own = self.wires.system.sub_batches - len(threads)

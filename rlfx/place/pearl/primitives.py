@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.place import replay as rp
-from rlfx.place.pearl.hosts import HostEnvironment
-from rlfx.place.pearl.system import State, System, Transition
+from rlfx.place.pearl.system import System, Transition
 
 compiled = partial(jax.jit, static_argnums=0)
 
@@ -132,54 +130,3 @@ def train(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array,
     """An update from a batch in one part: ``(learner, weights, errors, metrics)``."""
     total, errors, metrics = gradient(system, learner, batch, weight, key, update, jnp.int32(0))
     return *apply(system, learner, total), errors, metrics
-
-
-def arguments(system: System, state: State, key: jax.Array) -> tuple[dict, dict]:
-    """``(primitives, arguments)`` of an iteration, as `compose.measure` takes them.
-
-    Those of replay and learner make all the updates of an iteration. Of actors with host environments it is the policy alone.
-    """
-    keys = Keys.of(key)
-    indices, weight, _ = draw(system, state.manager, keys.draw, jnp.int32(0))
-    indices, weight = jnp.concatenate(indices), jnp.concatenate(weight)
-    batch = read(state.memory, indices)
-    chunk = jax.tree.map(lambda x: x[: system.collected], state.memory)
-
-    def repeated(fn, carry):
-        return jax.lax.fori_loop(0, system.updates, fn, carry)
-
-    def sample(manager, memory, key):
-        def one(i, _):
-            drawn = draw(system, manager, key, i)
-            return read(memory, jnp.concatenate(drawn.indices))
-
-        return repeated(one, read(memory, jnp.zeros(system.batch, jnp.int32)))
-
-    def actors(weights, states, key):
-        return [act(system, weights, s, key, 0, a) for a, s in enumerate(states)]
-
-    def policies(weights, obs, key):
-        many = itertools.product(range(system.actors), range(system.length))
-        return [choose(system, weights, obs, key, 0, a, t) for a, t in many]
-
-    host = isinstance(system.env, HostEnvironment)
-    obs = jax.tree.map(lambda x: jnp.zeros((system.envs, *x.shape[1:]), x.dtype), state.memory.obs)
-    functions = {
-        "actors": policies if host else actors,
-        "sample": sample,
-        "train": lambda learner, batch, weight, key: repeated(
-            lambda i, l: train(system, l, batch, weight, key, i)[0], learner
-        ),
-        "update": lambda manager, indices, errors: repeated(
-            lambda i, m: reprioritise(system, m, (indices,), (errors + i,)), manager
-        ),
-        "insert": lambda manager, memory, chunk: (admit(system, manager), write(memory, jnp.int32(0), (chunk,))),
-    }
-    given = {
-        "actors": (state.weights[0], obs if host else state.actors, keys.act),
-        "sample": (state.manager, state.memory, keys.draw),
-        "train": (state.learner, batch, weight, keys.learn),
-        "update": (state.manager, indices, jnp.ones(system.batch)),
-        "insert": (state.manager, state.memory, chunk),
-    }
-    return functions, given

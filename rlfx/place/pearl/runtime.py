@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from rlfx._checks import INT32, KEY, POSITIVE, expect, function, instance, integer, number, optional
+from rlfx._checks import INT32, KEY, POSITIVE, expect, function, instance, integer, number, optional, reals
 from rlfx.errors import PlacementError, located
-from rlfx.place.compose import Composition, Table, Workload, compose, measure
+from rlfx.place.compose import PRIMITIVES, Composition, Table, Workload, compose
 from rlfx.place.hardware import check_devices
 from rlfx.place.pearl import parts
 from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.crew import Crew
 from rlfx.place.pearl.hands import hand
 from rlfx.place.pearl.hosts import HostEnvironment
+from rlfx.place.pearl.rehearsal import rehearsed
 from rlfx.place.pearl.report import Report
 from rlfx.place.pearl.system import SYSTEM, State, System, check_state
 
@@ -35,7 +35,7 @@ def composed(
       state: of it, for the shapes.
       devices: jax devices, N of them; the actors get the first.
       bandwidth: bytes per second between devices, ``[N, N]``; `hardware.measured` has it.
-      repeats: how often each primitive is timed.
+      repeats: how many iterations are rehearsed on each device.
 
     Raises:
       PlacementError: an argument is not of its kind.
@@ -45,7 +45,9 @@ def composed(
 
 
 def measured(system: System, state: State, devices: Sequence[Any], bandwidth: np.ndarray, repeats: int = 5) -> Table:
-    """Seconds of an iteration's primitives, on every device; host environments are stepped here to see how long they take.
+    """Seconds of an iteration's primitives, on every device: medians, by the calls that a run makes.
+
+    Host environments are stepped here to see how long they take.
 
     Args:
       system, state, devices, bandwidth, repeats: as `composed` takes them.
@@ -55,12 +57,14 @@ def measured(system: System, state: State, devices: Sequence[Any], bandwidth: np
     """
     system = expect("system", system, SYSTEM, PlacementError, of="measured")
     state = check_state(system, state, "measured")
-    functions, arguments = do.arguments(system, state, jax.random.key(0))
-    table = measure(functions, arguments, devices, bandwidth, repeats)
-    if not isinstance(system.env, HostEnvironment):
-        return table
-    stepping = system.envs * system.length * system.env.step_seconds()  # processes step at the same time
-    return replace(table, seconds={**table.seconds, "actors": table.seconds["actors"] + stepping})
+    repeats = expect("repeats", repeats, POSITIVE, PlacementError, of="measured")
+    devices = check_devices(devices)
+    bandwidth = np.asarray(expect("bandwidth", bandwidth, reals(2, "[N, N]"), PlacementError, of="measured"), float)
+    columns = [rehearsed(system, state, jax.random.key(0), device, repeats) for device in devices]
+    seconds = {name: np.array([column[name] for column in columns]) for name in PRIMITIVES}
+    if isinstance(system.env, HostEnvironment):  # processes step at the same time
+        seconds["actors"] += system.envs * system.length * system.env.step_seconds()
+    return Table(tuple(map(str, devices)), seconds, bandwidth)
 
 
 def workload(system: System, state: State) -> Workload:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rlfx._checks import KEY, NATURAL, POSITIVE, expect, function, instance, number
+from rlfx._checks import INT32, KEY, NATURAL, POSITIVE, expect, function, instance, integer, number
+from rlfx._sum_tree import FANOUT
 from rlfx.envs.base import Environment, Spaces
 from rlfx.envs.spaces import Box, Discrete, is_space
 from rlfx.errors import PlacementError, located
@@ -60,6 +61,7 @@ class System:
       capacity, warmup: transitions that replay holds; how many it has before the first update.
       ahead: iterations that actors may be ahead of the learner: their weights are as much older.
       alpha, beta: of prioritised replay (Schaul et al. 2016).
+      fanout: of its sum tree; eight was the fastest on CPUs.
 
     Raises:
       PlacementError: an argument is not of its kind; sizes that do not go together.
@@ -82,6 +84,7 @@ class System:
     ahead: int = 0
     alpha: float = 0.6
     beta: float = 0.4
+    fanout: int = FANOUT
 
     def __post_init__(self) -> None:
         kinds = {
@@ -94,6 +97,7 @@ class System:
             **dict.fromkeys(("actors", "envs", "length", "updates", "batch", "sub_batches", "capacity"), POSITIVE),
             **dict.fromkeys(("warmup", "ahead"), NATURAL),
             **dict.fromkeys(("alpha", "beta"), number(0)),
+            "fanout": integer(2, INT32),
         }
         for name, kind in kinds.items():
             object.__setattr__(self, name, expect(name, getattr(self, name), kind, PlacementError, of="System"))
@@ -145,7 +149,7 @@ class System:
             jnp.int32(0),
             learner,
             (weights,) * (self.ahead + 1),
-            rp.make_replay(self.capacity, jnp.zeros((0,), jnp.uint8)),
+            rp.make_replay(self.capacity, jnp.zeros((0,), jnp.uint8), self.fanout),
             memory,
             tuple(_first(self, k) for k in jax.random.split(env_key, self.actors)),
         )
