@@ -7,10 +7,10 @@ Every workload is a program as a user of rlfx writes it, `plain` as one usually 
 expert writes by hand. All draw the same random numbers, and values and gradients are compared before anything is timed.
 Rounds are interleaved in one process on one core; CPU seconds, medians, ratios of paired rounds with 95% intervals (bootstrap
 over rounds); temporary bytes are XLA's own. `best` is the fastest form by hand. The unseen set is for judging what tuning did: do
-not look at it while tuning, as happened to those that are called held-out and looked-at. Rows are kept in
-benchmarks/results/untuned_<set>.json, those of other workloads as they were. `--malloc keeps-pages` starts anew with an environment
-in which glibc gives no memory back to the system, so that large temporaries are not mapped anew in each call. `--quick` takes tiny
-sizes, and keeps no rows.
+not look at it while tuning, as happened to those that are called held-out and looked-at. Rows are kept
+in benchmarks/results/untuned_<set>.json, those of other workloads as they were. `--malloc keeps-pages` starts anew with an
+environment in which glibc gives no memory back to the system, so that large temporaries are not mapped anew in each call.
+`--quick` takes tiny sizes, and keeps no rows.
 """
 
 from __future__ import annotations
