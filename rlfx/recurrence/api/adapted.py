@@ -13,6 +13,7 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
+from rlfx.recurrence.rewrite.reals import with_reals
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 
 
@@ -24,6 +25,8 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
       devices: that share its environments.
     """
     pays = target.rewrites
+    if pays.reals:
+        program = rewritten(with_reals, program)
     if pays.contractions:
         program = rewritten(with_fast_bodies, program)
     if pays.channels_last:
