@@ -93,7 +93,10 @@ def _bilinear(op: Any, params: Mapping, operands: Sequence) -> list:
 
 
 def _squared(op: Any, params: Mapping, operands: Sequence) -> list | None:
-    return _bilinear(P("mul"), {}, operands * 2) if params.get("y", 2) == 2 else None
+    (z,) = operands
+    if params.get("y", 2) != 2:
+        return None
+    return [Parts(z.re * z.re) if z.im is None else Parts(z.re * z.re - z.im * z.im, 2.0 * z.re * z.im)]
 
 
 def _divided(op: Any, params: Mapping, operands: Sequence) -> list | None:
@@ -155,7 +158,9 @@ RULES: dict[Any, Callable[[Any, Mapping, Sequence], list | None]] = {
     P("complex"): lambda op, params, operands: [Parts(*operands)],
     P("real"): lambda op, params, operands: [operands[0].re],
     P("imag"): lambda op, params, operands: [operands[0].both[1]],
-    P("conj"): lambda op, params, operands: [Parts(operands[0].re, None if operands[0].im is None else -operands[0].im)],
+    P("conj"): lambda op, params, operands: [
+        Parts(operands[0].re, None if operands[0].im is None else -operands[0].im)
+    ],
     J.SCAN: _scanned,
 }
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.cpu.complex_parts import RULES, Parts, is_complex, outputs_of
 from rlfx.recurrence.ir.build import Builder, substituted
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
@@ -40,6 +41,14 @@ def with_reals(program: Program) -> Program:
     after = with_equations(program, split.build.equations)
     after = substituted(after, split.instead)
     return with_equations(after, live(after.equations, after))
+
+
+def complex_numbers(program: Program, batch: int) -> int:
+    """How many complex numbers the largest value has at a timestep of so many environments."""
+    found = [v for e in program.equations for v in e.outputs if is_complex(v) and "t" in program.dims_of(v)]
+    sizes = (bytes_of(v, program.domain) // np.dtype(v.dtype).itemsize for v in found)
+    rows = (batch if "b" in program.dims_of(v) else 1 for v in found)
+    return max((n * b for n, b in zip(sizes, rows, strict=True)), default=0)
 
 
 class _Splitting:
@@ -155,12 +164,8 @@ class _Splitting:
 
         def run(*values: Any) -> list:
             left = iter(values)
-            operands = []
-            for v, (re, im) in zip(e.inputs, given, strict=True):
-                own = next(left)
-                second = None if im is None else next(left)
-                operands.append(Parts(own, second) if is_complex(v) else own)
-                del re
+            pairs = [(next(left), None if im is None else next(left)) for _, im in given]
+            operands = [Parts(*pair) if is_complex(v) else pair[0] for v, pair in zip(e.inputs, pairs, strict=True)]
             outs = outputs_of(e.op, e.params, operands)
             made.extend([None] if outs is None else [isinstance(x, Parts) and x.im is not None for x in outs])
             outs = outs or []
