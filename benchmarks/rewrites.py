@@ -106,8 +106,28 @@ def turned(width, batch, length=128):
     return step, w, jnp.zeros((batch, width), jnp.complex64), length, batch
 
 
+def planned(width, batch, length=64, steps=5):
+    """A model that is rolled out over the next steps from every timestep of data."""
+
+    def step(w, h, t):
+        def ahead(z, x):
+            z = jnp.tanh(jnp.concatenate([z, x]) @ w["model"])
+            return z, jnp.sum(z @ w["reward"])
+
+        data = rlfx.series(rlfx.inputs(w["data"])[t])
+        return jnp.sum(jax.lax.scan(ahead, data[t] @ w["in"], data.window(0, steps))[1] ** 2), h
+
+    w = {
+        "model": normal(2 * width, width),
+        "reward": normal(width, 1),
+        "in": normal(width, width),
+        "data": normal(length, batch, width),
+    }
+    return step, w, jnp.zeros((batch,)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
-BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1}
+BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096}
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
@@ -117,6 +137,7 @@ CASES = {
     "deferred_rows": (recurrence, [(64, 4), (64, 12), (64, 16), (64, 64), (256, 4)], True, 0),
     "inside": (fed, [(64, 4), (64, 16), (64, 64), (128, 16), (128, 64), (256, 16), (256, 64)], False, False),
     "reals": (turned, [(16, 1), (8, 16), (16, 16), (64, 4), (64, 16), (256, 16)], True, 0),
+    "unrolled": (planned, [(16, 4), (16, 64), (64, 16), (64, 64), (256, 16)], True, 0),
     "narrow": (layers, [(16, 64), (16, 512), (64, 128), (64, 512)], True, 0),
 }
 

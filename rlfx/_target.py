@@ -88,6 +88,7 @@ class Rewrites:
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
         (``rewrite/reals.py``); 0: never.
+      unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
       inside: products that a loop over time could be given for all timesteps are computed in it, if they would leave the cache
         (``Room.tile``; ``schedule/fusion.py``).
     """
@@ -104,6 +105,7 @@ class Rewrites:
     narrow: int = 0
     inside: bool = False
     reals: int = 0
+    unrolled: int = 0
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,7 @@ def _cpu() -> Target:
             narrow=32,
             inside=True,
             reals=256,
+            unrolled=256,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

@@ -14,6 +14,7 @@ from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
+from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 
 
@@ -34,6 +35,8 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
         program = rewritten(with_channels_last, program)
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
+    if pays.unrolled:
+        program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
     if not memory_first and pays.starts:
         ahead = None if asked.loops is not None else room.draws  # fused steps draw in their kernel
