@@ -46,8 +46,24 @@ def tuning_after() -> str:
     return table(workloads("tuning_after"), TIMES | shown | MEMORY)
 
 
+def looked_at() -> str:
+    return compared("looked_at", "looked_at_after")
+
+
 def unseen() -> str:
-    return table(workloads("unseen"), TIMES | MEMORY)
+    return compared("unseen", "unseen_after")
 
 
-TABLES = {"untuned-unseen": unseen, "untuned-tuning": tuning, "untuned-tuning-after": tuning_after}
+def compared(name: str, after: str) -> str:
+    """A set as it was at first, and its ratio to the best later."""
+    later = {r["workload"]: beside(r, "best") for r in workloads(after)}
+    shown = {"rlfx / best, later": lambda r: later[r["workload"]]}
+    return table(workloads(name), TIMES | shown | MEMORY)
+
+
+TABLES = {
+    "untuned-unseen": unseen,
+    "untuned-looked-at": looked_at,
+    "untuned-tuning": tuning,
+    "untuned-tuning-after": tuning_after,
+}
