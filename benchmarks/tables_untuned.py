@@ -47,18 +47,21 @@ def tuning_after() -> str:
 
 
 def looked_at() -> str:
-    return compared("looked_at", "looked_at_after")
+    return with_later("looked_at", {"later": "looked_at_after"})
 
 
 def unseen() -> str:
-    return compared("unseen", "unseen_after")
+    return with_later("unseen", {"after": "unseen_after", "pages kept": "unseen_pages_kept", "both": "unseen_after_pages_kept"})
 
 
-def compared(name: str, after: str) -> str:
-    """A set as it was at first, and its ratio to the best later."""
-    later = {r["workload"]: beside(r, "best") for r in workloads(after)}
-    shown = {"rlfx / best, later": lambda r: later[r["workload"]]}
-    return table(workloads(name), TIMES | shown | MEMORY)
+def with_later(name: str, others: dict[str, str]) -> str:
+    """A set as it was at first, and its ratios to the best in other measurements."""
+
+    def shown(of: str):
+        ratios_of = {r["workload"]: beside(r, "best") for r in workloads(of)}
+        return lambda r: ratios_of[r["workload"]]
+
+    return table(workloads(name), TIMES | {f"rlfx / best, {k}": shown(of) for k, of in others.items()} | MEMORY)
 
 
 TABLES = {
