@@ -1,6 +1,6 @@
 """Where each rewrite for CPUs pays, and where it stops: the same program with and without it, in turns.
 
-    python benchmarks/rewrites.py [--rounds 15] [--json FILE]
+    python benchmarks/rewrites.py [--only NAME ...] [--rounds 15] [--json FILE]
 
 The rewrites are fields of ``rlfx.target("cpu").rewrites``: a target without one of them compiles the same program otherwise.
 Ratios first (time with / time without; below 1 it pays), medians of rounds in turns, one process; pin it to one core.
@@ -89,6 +89,45 @@ def fed(width, batch, length=128):
     return step, w, 0.1 * jnp.ones((batch, width)), length, batch
 
 
+def turned(width, batch, length=128):
+    """A linear recurrence of complex numbers, learned through time."""
+
+    def step(w, h, t):
+        h = jnp.exp(w["rate"]) * h + rlfx.inputs(w["data"])[t] @ w["in"]
+        return jnp.sum(jnp.real(h @ w["out"]) ** 2), h
+
+    both = lambda *shape: jax.lax.complex(normal(*shape), normal(*shape))  # noqa: E731
+    w = {
+        "rate": both(width) - 0.5,
+        "in": both(width, width),
+        "out": both(width, width),
+        "data": normal(length, batch, width),
+    }
+    return step, w, jnp.zeros((batch, width), jnp.complex64), length, batch
+
+
+def planned(width, batch, length=64, steps=5):
+    """A model that is rolled out over the next steps from every timestep of data."""
+
+    def step(w, h, t):
+        def ahead(z, x):
+            z = jnp.tanh(jnp.concatenate([z, x]) @ w["model"])
+            return z, jnp.sum(z @ w["reward"])
+
+        data = rlfx.series(rlfx.inputs(w["data"])[t])
+        return jnp.sum(jax.lax.scan(ahead, data[t] @ w["in"], data.window(0, steps))[1] ** 2), h
+
+    w = {
+        "model": normal(2 * width, width),
+        "reward": normal(width, 1),
+        "in": normal(width, width),
+        "data": normal(length, batch, width),
+    }
+    return step, w, jnp.zeros((batch,)), length, batch
+
+
+#: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
+BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096}
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
@@ -97,6 +136,8 @@ CASES = {
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(64, 4), (64, 12), (64, 16), (64, 64), (256, 4)], True, 0),
     "inside": (fed, [(64, 4), (64, 16), (64, 64), (128, 16), (128, 64), (256, 16), (256, 64)], False, False),
+    "reals": (turned, [(16, 1), (8, 16), (16, 16), (64, 4), (64, 16), (256, 16)], True, 0),
+    "unrolled": (planned, [(16, 4), (16, 64), (64, 16), (64, 64), (256, 16)], True, 0),
     "narrow": (layers, [(16, 64), (16, 512), (64, 128), (64, 512)], True, 0),
 }
 
@@ -104,7 +145,6 @@ CASES = {
 def runner(make, size, gradient, **rewrites):
     f, params, carry, length, batch = make(*size)
     compiler = rlfx.compile if gradient else rlfx.unroll
-    # Beyond its bound as well: where it would stop paying.
     target = replace(CPU, rewrites=replace(CPU.rewrites, **rewrites))
     fn = compiler(f, length=length, batch=batch, target=target)
     call = jax.jit(jax.grad(lambda p, c: fn(p, c)[0]) if gradient else lambda p, c: fn(p, c))
@@ -122,8 +162,7 @@ def compare(name, rounds):
     make, sizes, gradient, without = CASES[name]
     rows = []
     for size in sizes:
-        on = 4096 if without == 0 else True
-        runs = [runner(make, size, gradient, **{name: value}) for value in (on, without)]
+        runs = [runner(make, size, gradient, **{name: value}) for value in (BEYOND.get(name, True), without)]
         for run in runs:
             run()
         pairs = [[timed(run) for run in runs] for _ in range(rounds)]
@@ -149,9 +188,10 @@ def compare(name, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    rows = [row for name in CASES for row in compare(name, arguments.rounds)]
+    rows = [row for name in arguments.only for row in compare(name, arguments.rounds)]
     if arguments.json:
         recorded.write(arguments.json, recorded.about("rewrites") | {"rounds": arguments.rounds, "rows": rows})
 

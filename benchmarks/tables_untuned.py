@@ -46,8 +46,22 @@ def tuning_after() -> str:
     return table(workloads("tuning_after"), TIMES | shown | MEMORY)
 
 
+def looked_at() -> str:
+    return with_later("looked_at", {"later": "looked_at_after"})
+
+
 def unseen() -> str:
-    return table(workloads("unseen"), TIMES | MEMORY)
+    return with_later("unseen", {"after": "unseen_after", "pages kept": "unseen_pages_kept", "both": "unseen_after_pages_kept"})
+
+
+def with_later(name: str, others: dict[str, str]) -> str:
+    """A set as it was at first, and its ratios to the best in other measurements."""
+
+    def shown(of: str):
+        ratios_of = {r["workload"]: beside(r, "best") for r in workloads(of)}
+        return lambda r: ratios_of[r["workload"]]
+
+    return table(workloads(name), TIMES | {f"rlfx / best, {k}": shown(of) for k, of in others.items()} | MEMORY)
 
 
 def of_plan(r: dict, plan: str) -> str:
@@ -82,6 +96,7 @@ VALUES = {"plans-within": within}
 TABLES = {
     "plan-choice": plans,
     "untuned-unseen": unseen,
+    "untuned-looked-at": looked_at,
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
 }

@@ -86,6 +86,9 @@ class Rewrites:
         (``gradient/counted.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
+      reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
+        (``rewrite/reals.py``); 0: never.
+      unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
       inside: products that a loop over time could be given for all timesteps are computed in it, if they would leave the cache
         (``Room.tile``; ``schedule/fusion.py``).
     """
@@ -101,6 +104,8 @@ class Rewrites:
     picks: int = 0
     narrow: int = 0
     inside: bool = False
+    reals: int = 0
+    unrolled: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,8 @@ def _cpu() -> Target:
             branches=True,
             narrow=32,
             inside=True,
+            reals=256,
+            unrolled=256,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

@@ -427,6 +427,13 @@ def test_unknown_axes():
     assert 'rlfx.inputs: axes must be "tb", "t" or "b", got \'bt\'' in refusal(
         DomainError, lambda p, c, t: (rlfx.inputs(p, axes="bt")[t], c), params=jnp.zeros(4)
     )
+    data = {"x": jnp.zeros(4), "y": jnp.zeros(4)}
+    message = refusal(DomainError, lambda p, c, t: (rlfx.inputs(p, axes={"x": "t", "z": "t"})[t]["x"], c), params=data)
+    assert "rlfx.inputs: axes={'x': 't', 'z': 't'} is not how the data begin, PyTreeDef({'x': *, 'y': *})" in message
+    assert 'axes={"obs": "tb", "weight": "b"}' in message
+    assert 'rlfx.inputs: axes must be "tb", "t" or "b", got 3' in refusal(
+        DomainError, lambda p, c, t: (rlfx.inputs(p, axes={"x": "t", "y": 3})[t]["x"], c), params=data
+    )
     assert 'rlfx.mean: over must be "t", "b" or both, got \'x\'' in refusal(
         DomainError, lambda p, c, t: (rlfx.mean(1.0 * t, "x"), c)
     )

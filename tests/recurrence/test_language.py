@@ -617,6 +617,27 @@ def test_inputs_with_each_of_the_axes():
     close(first, [[0, 1]] * 3)
 
 
+@pytest.mark.parametrize("batch", [2, None])
+def test_inputs_whose_leaves_have_different_axes(batch):
+    """A batch of replayed sequences: of every timestep, of every sequence, and of both; a part's axes are those of its leaves."""
+    lead = () if batch is None else (batch,)
+    data = {
+        "steps": (jnp.arange(6.0)[: 3 * (batch or 1)].reshape(3, *lead), jnp.ones((3, *lead))), "clock": jnp.arange(3.0),
+        "weight": jnp.full(lead, 10.0), "names": [jnp.ones((3, *lead))],
+    }  # fmt: skip
+    axes = {"steps": "tb", "clock": ("t",), "weight": "b", "names": ["t", "b"]}
+
+    def f(p, c, t):
+        x = rlfx.inputs(p, axes=axes)
+        now = x[t]
+        return c, (now["steps"][0] * now["weight"] + now["clock"], x[0]["steps"][1] + now["names"][0])
+
+    out, ones = values(f, 3, params=data, batch=batch)
+    clock = data["clock"].reshape(3, *(1,) * len(lead))
+    close(out, data["steps"][0] * 10.0 + clock)
+    close(ones, jnp.full((3, *lead), 2.0))
+
+
 def test_shared_carry_has_no_batch_axis():
     def f(p, c, t):
         total = c["total"] + rlfx.sum(c["x"], "b")

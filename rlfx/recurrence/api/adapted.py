@@ -13,6 +13,8 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.picks import with_picks
+from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
+from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 
 
@@ -24,12 +26,17 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
       devices: that share its environments.
     """
     pays = target.rewrites
+    own = (program.domain.batch or 1) // devices
+    if pays.reals and complex_numbers(program, own) >= pays.reals:
+        program = rewritten(with_reals, program)
     if pays.contractions:
         program = rewritten(with_fast_bodies, program)
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
+    if pays.unrolled:
+        program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
     if not memory_first and pays.starts:
         ahead = None if asked.loops is not None else room.draws  # fused steps draw in their kernel
@@ -38,7 +45,6 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
         map(is_counted_loop, program.equations)
     ):
         asked = replace(asked, nested=Leaving(start, room.at_once if room.tile is None else room.cache))
-    own = (program.domain.batch or 1) // devices
     if pays.inside and room.tile is not None and asked.loops is None and bytes_of_products(program, own) > room.tile:
         asked = replace(asked, inside=Inside(room.tile, start, own))
     return program if asked is program.directives else replace(program, directives=asked)

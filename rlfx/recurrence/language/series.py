@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx._checks import INT32, Kind, expect
+from rlfx._checks import INT32, Kind, expect, shown
 from rlfx.errors import DomainError, located
 from rlfx.recurrence.language.boundary import boundary
 from rlfx.recurrence.language.crossing import by_dimension, crossed_twice, crossing_of, outer_index
@@ -281,16 +281,17 @@ def series(
     )
 
 
-def inputs(xs: Any, *, axes: str | tuple[str, ...] = BOTH) -> Series:
+def inputs(xs: Any, *, axes: Any = BOTH) -> Series:
     """Data given from outside, as a series: element ``(t, b)`` of every leaf.
 
     Args:
       xs: a pytree of arrays with leading axes ``[T, B]`` (``[T]`` without a batch), whole, as they come in through
         ``params`` or a closure.
-      axes: which of the axes the leaves have: ``"tb"``, ``"t"`` or ``"b"``, by the names that the program has for them.
+      axes: which of the axes the leaves have: ``"tb"``, ``"t"`` or ``"b"``, by the names that the program has for them. Of
+        leaves that differ, a pytree of these, or the beginning of one: ``{"obs": "tb", "weight": "b"}``.
 
     Raises:
-      DomainError: if a leaf's leading axes are not those of the domain.
+      DomainError: if a leaf's leading axes are not those of the domain, or ``axes`` fits neither the domain nor ``xs``.
 
     Example:
       >>> import jax.numpy as jnp, rlfx
@@ -299,13 +300,12 @@ def inputs(xs: Any, *, axes: str | tuple[str, ...] = BOTH) -> Series:
       Array([3., 5., 6.], dtype=float32)
     """
     domain = current_domain("rlfx.inputs")
-    axes = "tb" if axes is BOTH else expect("axes", axes, _axes_of(domain.names), of="rlfx.inputs")
-    if domain.batch is None:
-        axes = axes.replace("b", "")
-    expected = tuple({"t": domain.length, "b": domain.batch}[a] for a in axes)
-    treedef = tree.tree_structure(xs)
+    leaves, treedef = tree.tree_flatten_with_path(xs)
+    every = ["tb"] * len(leaves) if axes is BOTH else _axes_of_leaves(axes, xs, domain.names)
     read = []
-    for path, leaf in tree.tree_flatten_with_path(xs)[0]:
+    for (path, leaf), own in zip(leaves, every, strict=True):
+        axes = own.replace("b", "") if domain.batch is None else own
+        expected = tuple({"t": domain.length, "b": domain.batch}[a] for a in axes)
         leaf = as_array(leaf, "rlfx.inputs")
         if leaf.shape[: len(axes)] != expected:
             raise DomainError(
@@ -320,6 +320,22 @@ def inputs(xs: Any, *, axes: str | tuple[str, ...] = BOTH) -> Series:
             )
         read.append(series_p.bind(inputs_p.bind(leaf, axes=axes)))
     return Series(tuple(read), treedef, None, None)
+
+
+def _axes_of_leaves(axes: Any, xs: Any, names: Names) -> list[str]:
+    """Of each leaf of ``xs``, from those of all of them, or from a pytree of them that ``xs`` begins with."""
+    named, kind = {names.dim, names.axis}, _axes_of(names)
+
+    def is_one(x: Any) -> bool:
+        return isinstance(x, str) or (type(x) in (tuple, list) and all(isinstance(a, str) and a in named for a in x))
+
+    try:
+        every = tree.tree_leaves(jax.tree.broadcast(axes, xs, is_leaf=is_one), is_leaf=is_one)
+    except ValueError:
+        fact = f"rlfx.inputs: axes={shown(axes)} is not how the data begin, {tree.tree_structure(xs)}."
+        fix = 'Give the axes of all leaves, axes="tb", or those of parts of the data: axes={"obs": "tb", "weight": "b"}.'
+        raise DomainError(located(fact, where=J.here(), fix=fix)) from None
+    return [expect("axes", one, kind, of="rlfx.inputs") for one in every]
 
 
 def _axes_of(names: Names) -> Kind:

@@ -1,0 +1,108 @@
+"""Nested loops without a loop: the same values and gradients; only of short ones of few equations."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.recurrence.rewrite.unrolled import with_unrolled
+from tests import strategies
+from tests.sampling import spread
+
+CPU = rlfx.target("cpu")
+ALWAYS, NEVER = (dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, unrolled=n)) for n in (4096, 0))
+T, B, N = 4, 2, 3
+
+
+def ahead(p, z, x):
+    z = jnp.tanh(p["w"] @ z + x)
+    return z, jnp.sum(z) * p["scale"]
+
+
+def program(steps):
+    def run(p, h, t):
+        x = rlfx.series(rlfx.inputs(p["x"])[t])
+        last, rewards = jax.lax.scan(functools.partial(ahead, p), h, x.window(0, steps), reverse=steps == 2)
+        return jnp.sum(rewards**2) + last[0], 0.5 * h + x[t], rewards
+
+    return run
+
+
+def arguments():
+    k = jax.random.split(jax.random.key(0), 3)
+    p = {"w": jax.random.normal(k[0], (N, N)), "scale": jnp.float32(0.7), "x": jax.random.normal(k[1], (T, B, N))}
+    return p, jax.random.normal(k[2], (B, N))
+
+
+def by_hand(p, h, steps):
+    total = 0.0
+    for b in range(B):
+        state = h[b]
+        for t in range(T):
+            window = [p["x"][t + i, b] if t + i < T else jnp.zeros(N) for i in range(steps)]
+            z, rewards = state, []
+            for x in window[::-1] if steps == 2 else window:
+                z, reward = ahead(p, z, x)
+                rewards.append(reward)
+            total += sum(r**2 for r in rewards) + z[0]
+            state = 0.5 * state + p["x"][t, b]
+    return total / (T * B)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_values_and_gradients_are_those_of_loops(steps):
+    fn = rlfx.compile(program(steps), length=T, batch=B, target=ALWAYS)
+    found = jax.jit(jax.value_and_grad(lambda p, h: fn(p, h)[0], argnums=(0, 1)))(*arguments())
+    expected = jax.value_and_grad(functools.partial(by_hand, steps=steps), argnums=(0, 1))(*arguments())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+
+
+def loops(steps, target):
+    fn = rlfx.compile(program(steps), length=T, batch=B, target=target)
+    return jax.jit(jax.grad(lambda p, h: fn(p, h)[0])).lower(*arguments()).as_text().count("stablehlo.while")
+
+
+def test_of_short_loops_none_is_left():
+    assert loops(3, CPU) == loops(3, ALWAYS) < loops(3, NEVER)
+    assert loops(100, CPU) == loops(100, NEVER)
+    assert not rlfx.target("h200").rewrites.unrolled
+
+
+def test_what_the_user_unrolls_and_programs_without_loops_stay():
+    plain = rlfx.trace(lambda w, x, t: (w * x, x * 0.5), 2.0, jnp.float32(1.0), length=3)
+    assert with_unrolled(plain, 100) is plain
+
+    def in_part(w, x, t):
+        return jax.lax.scan(lambda z, _: (z * w, None), x, None, length=4, unroll=2)[0], x * 0.5
+
+    traced = rlfx.trace(in_part, 2.0, jnp.float32(1.0), length=3)
+    assert with_unrolled(traced, 100) is traced
+
+
+def looking_ahead(generated):
+    """A generated program whose loss is refined by a nested loop over its own values."""
+    inner = generated.function
+
+    def run(p, carry, t):
+        loss, after, aux = inner(p, carry, t)
+        last, ys = jax.lax.scan(lambda z, w: (jnp.sin(z * w + p["a"]), z * w), loss, p["w"])
+        return last + 0.1 * jnp.sum(ys), after, aux
+
+    return run
+
+
+@pytest.mark.parametrize("seed", spread(range(12), 2))
+def test_generated_programs_are_the_same_with_and_without(seed):
+    generated = strategies.program(4000 + seed)
+    params, carry, key = generated.arguments()
+    inexact = {k: v for k, v in params.items() if k in ("a", "w")}
+
+    def gradient(target):
+        fn = rlfx.compile(looking_ahead(generated), target=target, **generated.options())
+        return jax.jit(jax.value_and_grad(lambda own: fn({**params, **own}, carry, key)[0]))(inexact)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient(ALWAYS), gradient(NEVER))
