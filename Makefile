@@ -78,12 +78,16 @@ aot-cuda aot-tpu: aot-%: $(VENV)/.dev
 test-aot: aot-cuda aot-tpu
 	$(BIN)/python -m pytest -q -m aot tests/ahead
 
+# A sample for H200, A100 and T4, without libtpu: the tests for TPUs are skipped.
+test-aot-cuda: aot-cuda
+	$(PYTEST) -m 'aot and not slow' tests/ahead/test_plugins.py tests/ahead/test_examples_ahead.py
+
 # Every example's update, every form of plan and every kernel, compiled for TARGETS. Nothing runs.
 TARGETS ?= h200 a100 t4 v5e
 targets: aot-cuda aot-tpu
-	$(BIN)/python benchmarks/examples_ahead.py --targets $(TARGETS)
+	$(BIN)/python benchmarks/examples_ahead.py --targets $(TARGETS) $(if $(JSON),--json $(JSON))
 
-.PHONY: aot-cuda aot-tpu test-aot targets
+.PHONY: aot-cuda aot-tpu test-aot test-aot-cuda targets
 
 # What only an accelerator can show, on a machine that has one, with the Python and jax that are there; results under benchmarks/results/gpu.
 GPU_PYTHON ?= $(PYTHON)

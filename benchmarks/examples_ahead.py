@@ -4,14 +4,16 @@
     python benchmarks/examples_ahead.py [--targets h200 v5e] [--programs ppo_cartpole ...] [--json FILE]
 
 Prints a row for each: what one call launches, temporary bytes, or the error's last lines. Exits with 1 if anything fails. What
-rlfx refuses until a later jaxlib is a row of its own, and no failure. It shows that programs compile, not that they are right,
-nor fast. Left out: examples/place_block.py, which places a function on the devices of this process,
-examples/two_roles.py and examples/distributed.py, which take two of them, and examples/which_machine.py, which
-computes nothing; of examples/composed_*.py, whose loop is the host's, the learner's two functions are compiled.
+rlfx refuses until a later jaxlib is a row of its own, and no failure. With `--json`, what the file has is not compiled again.
+It shows that programs compile, not that they are right, nor fast. Left out: examples/place_block.py, which places a function
+on the devices of this process, examples/two_roles.py and examples/distributed.py, which take two of them, and
+examples/which_machine.py, which computes nothing; of examples/composed_*.py, whose loop is the host's, the learner's two
+functions are compiled.
 """
 
 import argparse
 import dataclasses
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -314,9 +316,12 @@ def main():
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = []
+    rows = json.loads(args.json.read_text())["rows"] if args.json and args.json.exists() else []
+    done = {(row["program"], row["target"]) for row in rows}
     for machine in args.targets:
         for name in args.programs:
+            if (name, machine) in done:
+                continue
             rows.append(compiled(name, machine))
             print(f"{machine:6} {name:48} {shown(rows[-1])}", flush=True)
             if args.json:

@@ -5,9 +5,10 @@
 
 Counted in the HLO that the machine's own compiler makes (`rlfx.target(...).compile`): kernels of one call, loops as often as
 they run. If a loop's length is decided by data it counts once, and the row says so; of a conditional the dearest branch counts,
-and their number is given. On a TPU, which starts a program once, operations are counted. Nothing is run, so this is no
-measure of time. "one kernel" is rlfx with `transform=fuse_steps`, on GPUs that have Triton. The programs by hand are in
-`by_hand.py` and `ppo_timerl.py`. Sums: value and gradient, B = 1,024.
+and their number is given. Whole updates donate the agent, as a training loop does: else each of its arrays is copied once. On a
+TPU, which starts a program once, operations are counted. Nothing is run, so this is no measure of time. "one kernel" is rlfx
+with `transform=fuse_steps`, on GPUs that have Triton. The programs by hand are in `by_hand.py` and `ppo_timerl.py`. Sums: value
+and gradient, B = 1,024.
 """
 
 import argparse
@@ -97,10 +98,11 @@ def one_epoch():
 
 
 def full(envs):
+    donated = functools.partial(jax.jit, donate_argnums=0)
     update, arguments = targets.update(envs)
     fused, _ = targets.update(envs, transform=fuse_steps)
-    here = pair(update, by_hand.ppo_update(ppo_cartpole.make_optimizer(100), envs), arguments)
-    return {**here, KERNEL: (fused, arguments)}
+    here = pair(donated(update), donated(by_hand.ppo_update(ppo_cartpole.make_optimizer(100), envs)), arguments)
+    return {**here, KERNEL: (donated(fused), arguments)}
 
 
 def recurrent():
@@ -165,16 +167,16 @@ def main():
         print(table(json.loads(args.table.read_text())["rows"]))
         return
     rows = []
-    for target in args.targets:
-        for name in args.programs:
+    for name in args.programs:
+        for target in args.targets:
             for form, (fn, arguments) in PROGRAMS[name]().items():
                 if form not in args.forms or (form == KERNEL and not rlfx.target(target).has_triton):
                     continue
                 found = rlfx.target(target).compile(fn, *arguments)
                 rows.append({"program": name, "form": form, "target": target, **figures(found)})
                 print(f"{target:5} {name:40} {form:8} {shown(rows[-1])}", flush=True)
-    if args.json:
-        targets.write(args.json, rows)
+                if args.json:
+                    targets.write(args.json, rows)
     print(table(rows))
 
 

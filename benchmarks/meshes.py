@@ -12,7 +12,6 @@ import json
 import pathlib
 
 import jax
-import ppo_cartpole
 import ppo_timerl
 import targets
 from jax.sharding import NamedSharding, PartitionSpec
@@ -20,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import rlfx
 
 BATCH = 4096
+ppo_cartpole = targets.ppo_cartpole
 
 
 def split(mesh, environments):

@@ -4,7 +4,6 @@
     python benchmarks/profile_cases.py eager             # F.3: two eager execution models
     python benchmarks/profile_cases.py consecutive       # F.5: a hyperparameter, and Python time
     python benchmarks/profile_cases.py survey            # 4.2 and B.1: algorithms x simulators
-    python benchmarks/profile_cases.py scale             # 4.3: several rollout workers
 
 Each prints a table and writes benchmarks/results/profile_<name>.json; `benchmarks/tables.py` makes the tables of
 docs/profile-case-studies.md from them.
@@ -16,9 +15,6 @@ import argparse
 import datetime
 import json
 import pathlib
-import subprocess
-import sys
-import tempfile
 import time
 
 import jax
@@ -156,64 +152,10 @@ def survey(arguments: argparse.Namespace) -> None:
     save("survey", rows)
 
 
-def scale(arguments: argparse.Namespace) -> None:
-    """1, 2 and 4 rollout workers, each a process: a host simulator, and one small inference call a step."""
-    rows = []
-    for count in (1, 2, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            go = time.time() + 12 + 6 * count  # all have compiled by then
-            command = [sys.executable, __file__, "worker", "--directory", folder, "--go", str(go)]
-            workers = [subprocess.Popen([*command, "--name", f"worker_{i}"]) for i in range(count)]
-            if any(w.wait() for w in workers):
-                raise SystemExit("a worker failed")
-            report = profile.read(folder)
-        row = {"workers": count, **figures(report), "processes": report.as_dict()["processes"]}
-        row["kernels_s"] = [
-            sum(ns for r, ns in p.sweep.rows.items() if r.device == "busy") / 1e9 for p in report.processes
-        ]
-        rows.append(row)
-        print(report.text(depth=1), "\n", flush=True)
-    save("scale", rows)
-    body = [
-        [str(r["workers"]), f"{r['steps_per_s']:,.0f}", f"{r['naive_utilisation']:.0%}", f"{r['device_busy']:.1%}",
-         f"{r['device_bound']:.1%}", r["verdict"].split(";")[0]]
-        for r in rows
-    ]  # fmt: skip
-    print(grid(["workers", "steps/s", "sampled utilisation", "device busy", "device-bound", "verdict"], body))
-
-
-def worker(arguments: argparse.Namespace) -> None:
-    """Roll out CartPole in gymnasium for two seconds, one environment, a jitted policy of 2 x 64."""
-    import gymnasium
-    from profile_workloads import mlp, mlp_init
-
-    env = gymnasium.make("CartPole-v1")
-    params = mlp_init(jax.random.key(0), (4, 64, 64, 2))
-    policy = jax.jit(lambda obs: mlp(params, obs).argmax())
-    obs, _ = env.reset(seed=0)
-    int(policy(obs))
-    while time.time() < arguments.go:
-        time.sleep(0.001)
-    with profile.capture(arguments.directory, process=arguments.name) as session, profile.phase("data collection"):
-        stop = time.perf_counter() + 2
-        while time.perf_counter() < stop:
-            with profile.operation("inference"):
-                action = int(policy(obs))
-            with profile.operation("simulation"):
-                obs, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    obs, _ = env.reset()
-            session.steps += 1
-    assert np.isfinite(obs).all()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=("implementations", "eager", "consecutive", "survey", "scale", "worker"))
+    parser.add_argument("case", choices=("implementations", "eager", "consecutive", "survey"))
     parser.add_argument("--plot", help="implementations: write stacked bars here")
-    parser.add_argument("--directory")
-    parser.add_argument("--name")
-    parser.add_argument("--go", type=float, default=0.0)
     arguments = parser.parse_args()
     globals()[arguments.case](arguments)
 

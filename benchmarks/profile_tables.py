@@ -138,15 +138,16 @@ def survey() -> str:
     )
 
 
-def scale() -> str:
+def selfplay() -> str:
     return table(
-        rows_of("scale"),
+        rows_of("selfplay"),
         {
             "workers": lambda r: str(r["workers"]),
-            "steps/s, all together": lambda r: number(r["steps_per_s"]),
+            "positions a CPU second": lambda r: number(r["positions_per_cpu_s"]),
+            "search / inference": lambda r: " / ".join(percent(r["operations"][o]) for o in ("search", "inference")),
+            "calls of jax a position": lambda r: number(r["calls_per_position"]),
             "device busy, all together": lambda r: percent(r["device_busy"]),
-            "device-bound, a worker": lambda r: percent(r["device_bound"]),
-            "seconds in kernels, a worker of 2 s": lambda r: f"{statistics.mean(r['kernels_s']):.2f}",
+            "seconds in kernels, a worker": lambda r: f"{r['busy_s']:.2f} of {r['window_s']:.1f}",
             "sampled utilisation": lambda r: percent(r["naive_utilisation"]),
         },
     )
@@ -158,7 +159,7 @@ MODES = ("eager", "jit per step", "scan")
 def findings() -> str:
     """The ratios that the statements about F.1 to F.12 rest on."""
     by = {r["mode"]: r for r in rows_of("implementations")}
-    surveyed, workers = rows_of("survey"), rows_of("scale")
+    surveyed, workers = rows_of("survey"), rows_of("selfplay")
     eager_rows = rows_of("eager") if (RESULTS / "profile_eager.json").exists() else []
     few, *_, many = rows_of("consecutive")
     back, recompiled = by["eager"], by["eager"]["compiled"][:2]
@@ -213,8 +214,8 @@ def findings() -> str:
         ("F.9", "device-bound, workers", span([r["device_bound"] for r in workers])),
         ("F.10", "simulation / (it + backpropagation): PPO and A2C", f"{on:.2f}"),
         ("F.10", "the same: DQN and DDPG; ratio", f"{off:.2f}; {on / off:.1f}x"),
-        ("F.11", "1 to 4 workers: sampled", span([r["naive_utilisation"] for r in workers])),
-        ("F.11", "1 to 4 workers: busy", span([r["device_busy"] for r in workers])),
+        ("F.11", "1 to 8 workers: sampled", span([r["naive_utilisation"] for r in workers])),
+        ("F.11", "1 to 8 workers: busy", span([r["device_busy"] for r in workers])),
         ("F.12", "simulation, compiled environments", simulation(False)),
         ("F.12", "simulation, on the host", simulation(True)),
     ]
@@ -224,6 +225,6 @@ def findings() -> str:
 TABLES = {
     "overhead-run": overhead_run, "overhead-capture": overhead_capture,
     "overhead-costs": overhead_costs, "annotation": annotation, "truth": truth,
-    "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "scale": scale,
+    "implementations": implementations, "eager": eager, "consecutive": consecutive, "survey": survey, "selfplay": selfplay,
     "findings": findings,
 }  # fmt: skip

@@ -1,19 +1,22 @@
 """Ten programs of which is known where their time goes: how much of it the profiler gives to another operation.
 
-    python benchmarks/profile_truth.py --out benchmarks/results/profile_truth.json
+    python benchmarks/profile_truth.py --busy 4 --out benchmarks/results/profile_truth.json
 
-The programs are those of the tests (``tests/profile/truths.py``). Every run counts, also where the machine was busy: its load
-is written beside each.
+The programs are those of the tests (``tests/profile/truths.py``). `--busy` processes compute beside them all the time. Every run
+counts: the machine's load is written beside each.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -37,17 +40,31 @@ def once(name: str, seconds: float) -> dict:
         }
 
 
+@contextlib.contextmanager
+def loaded(count: int) -> Iterator[None]:
+    """So many other processes compute meanwhile."""
+    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: sum(range(10000))"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a program runs")
+    parser.add_argument("--busy", type=int, default=0, help="so many other processes compute meanwhile")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     runs: dict[str, list[dict]] = {name: [] for name in PROGRAMS}
-    for _ in range(arguments.rounds):
-        for name, found in runs.items():
-            found.append(once(name, arguments.seconds))
-            print(name, found[-1], flush=True)
+    with loaded(arguments.busy):
+        for _ in range(arguments.rounds):
+            for name, found in runs.items():
+                found.append(once(name, arguments.seconds))
+                print(name, found[-1], flush=True)
     rows = [
         {
             "program": name,
@@ -59,7 +76,7 @@ def main() -> None:
         }
         for name, found in runs.items()
     ]
-    result = {**recorded.about("profile_truth"), "rounds": arguments.rounds, "rows": rows}
+    result = {**recorded.about("profile_truth"), "rounds": arguments.rounds, "busy": arguments.busy, "rows": rows}
     if arguments.out:
         recorded.write(arguments.out, result)
 

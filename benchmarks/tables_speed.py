@@ -215,19 +215,9 @@ def attention_gradient() -> str:
     )
 
 
-def launches() -> str:
-    forms = {"h200: rlfx": "rlfx", "one kernel": "one kernel", "by hand": "by hand"}
-    found: dict[str, dict] = {}
-    for r in rows("launches"):
-        if r["target"] == "h200":
-            found.setdefault(r["program"], {})[r["form"]] = f"{r['launches']:,}"
-    body = [[name, *[of.get(form, "") for form in forms.values()]] for name, of in found.items()]
-    return markdown(["program", *forms], body)
-
-
 TABLES = {
     "acting-products": acting_products, "ppo-timerl": ppo_timerl, "ppo-grid": ppo_grid, "ppo-full": ppo_full,
     "nstep-speed": nstep_speed, "nstep-memory": nstep_memory, "random-draws": random_draws,
-    "shuffle-learning": shuffle_learning, "old-and-new": old_and_new, "launches": launches,
+    "shuffle-learning": shuffle_learning, "old-and-new": old_and_new,
     "attention-decode": attention_decode, "attention-gradient": attention_gradient,
 }  # fmt: skip

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from benchmarks.tables_markdown import read, table
+from benchmarks.tables_markdown import number, read, table
 from benchmarks.untuned.measure import interval, memory_ratio, ratios, resampled_medians
 
 
@@ -50,4 +50,38 @@ def unseen() -> str:
     return table(workloads("unseen"), TIMES | MEMORY)
 
 
-TABLES = {"untuned-unseen": unseen, "untuned-tuning": tuning, "untuned-tuning-after": tuning_after}
+def of_plan(r: dict, plan: str) -> str:
+    """In short: ``blocks of 4, kept: 41.4 ms``."""
+    return f"{r[plan]}: {number(r['again_ms'][r[plan]])} ms"
+
+
+def plans() -> str:
+    """What the chosen plan takes of the time of the fastest, of every program of every set."""
+    found = [{"set": s, "program": n} | r for s, rows in read("plan_choice")["sets"].items() for n, r in rows.items()]
+    return table(
+        found,
+        {
+            "set": lambda r: r["set"],
+            "program": lambda r: r["program"],
+            "plans": lambda r: str(len(r["plans"])),
+            "chosen / fastest": lambda r: f"{r['lost']:.2f}",
+            "chosen": functools.partial(of_plan, plan="chosen"),
+            "fastest": functools.partial(of_plan, plan="best"),
+        },
+    )
+
+
+def within() -> str:
+    """How many programs run by a plan within 10% of the fastest, of how many."""
+    kept = read("plan_choice")
+    lost = [r["lost"] for rows in kept["sets"].values() for r in rows.values()]
+    return f"{sum(x <= kept['within'] for x in lost)} of {len(lost)}"
+
+
+VALUES = {"plans-within": within}
+TABLES = {
+    "plan-choice": plans,
+    "untuned-unseen": unseen,
+    "untuned-tuning": tuning,
+    "untuned-tuning-after": tuning_after,
+}

@@ -96,6 +96,7 @@ WHOLE = {
 def write(path, rows):
     """Rows as JSON, with when and by what they were made."""
     about = {"date": str(datetime.date.today()), "jax": jax.__version__, "run": "nothing: compiled ahead of time"}
+    about["command"] = f"python benchmarks/{pathlib.Path(sys.argv[0]).name}"
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

@@ -7,8 +7,12 @@ from benchmarks.tables_markdown import rows, times
 MIDDLE = "PPO 4x4, 1,024 environments"
 
 
-def compiled(program: str, form: str, results: str = "launches") -> dict:
-    (found,) = [r for r in rows(results) if (r["program"], r["form"]) == (program, form)]
+def h200(form: str) -> list[dict]:
+    return [r for r in rows("launches") if (r["target"], r["form"]) == ("h200", form)]
+
+
+def compiled(program: str, form: str) -> dict:
+    (found,) = [r for r in h200(form) if r["program"] == program]
     return found
 
 
@@ -26,7 +30,7 @@ def minibatches() -> int:
 
 def minibatch_kernels(form: str) -> str:
     """Kernels of a minibatch step: least to most over the numbers of environments."""
-    loops = [r["loops"][-1] for r in rows("launches") if r["program"].startswith("PPO 4x4") and r["form"] == form]
+    loops = [r["loops"][-1] for r in h200(form) if r["program"].startswith("PPO 4x4")]
     kernels = sorted({loop["loops"][0]["kernels"] for loop in loops})
     return " to ".join(dict.fromkeys([str(kernels[0]), str(kernels[-1])]))
 
@@ -61,18 +65,37 @@ def kernel(key: str) -> int:
     return compiled(MIDDLE, "one kernel")["acting"][0][key]
 
 
+def offloaded() -> dict:
+    """Images as float32, offloaded, on an H200."""
+    (found,) = [r for r in rows("fits_images") if (r["program"], r["target"]) == ("float32, offload", "h200")]
+    return found
+
+
+def meanwhile(kind: str) -> str:
+    """Kernels that are launched between start and end of a copy."""
+    return str(min(x["behind"] for x in offloaded()["host_transfers"] if x["kind"] == kind))
+
+
+def outside() -> int:
+    """Launches of an update outside of its epochs."""
+    return compiled(MIDDLE, "one kernel")["launches"] - epochs_launches()
+
+
 TABLES: dict = {}
 VALUES = {
     "launches-acting": lambda: f"{acting_kernels('one')}",
     "launches-acting-all": lambda: f"{acting_kernels('all'):,}",
     "launches-of": lambda: f"{compiled(MIDDLE, 'rlfx')['launches']:,}",
     "launches-one-kernel": lambda: f"{compiled(MIDDLE, 'one kernel')['launches']:,}",
-    "launches-outside": lambda: f"{compiled(MIDDLE, 'one kernel')['launches'] - epochs_launches()}",
+    "launches-outside": lambda: str(outside()),
+    "images-device": lambda: f"{offloaded()['temp_bytes'] / 1e9:.1f} GB",
+    "images-host": lambda: f"{offloaded()['host_bytes'] / 1e9:.0f}",
+    "images-out": lambda: meanwhile("to host"),
+    "images-back": lambda: meanwhile("to device"),
     "launches-epochs": lambda: f"{epochs_launches():,}",
     "launches-minibatches": lambda: str(minibatches()),
     "launches-minibatch": lambda: minibatch_kernels("rlfx"),
     "launches-minibatch-hand": lambda: minibatch_kernels("by hand"),
-    "launches-a100": lambda: f"{compiled(MIDDLE, 'one kernel', 'launches_a100')['launches']:,}",
     "launches-registers": lambda: str(kernel("registers")),
     "launches-shared": lambda: f"{kernel('shared_bytes'):,}",
     "launches-spills": lambda: str(kernel("spill_bytes")),

@@ -49,11 +49,27 @@ def of_frameworks() -> str:
             cells[framework] = " to ".join(shown)
         return {"finding": finding, "measured": measured, **cells}
 
+    def python_in(r: dict) -> float:
+        return r["cells"]["backpropagation"].get("python", 0.0) / r["shares"]["backpropagation"]
+
+    def simulating(r: dict) -> float:
+        return r["shares"].get("simulation", 0.0) / (r["shares"].get("simulation", 0.0) + r["shares"]["backpropagation"])
+
+    def policies(measured: str) -> dict:
+        cells = {}
+        for framework in frameworks:
+            mine = [r for r in found if r["framework"] == framework]
+            kinds = [[simulating(r) for r in mine if r["on_policy"] is on] for on in (True, False)]
+            cells[framework] = " / ".join(percent(statistics.mean(k)) if k else "-" for k in kinds)
+        return {"finding": "F.10", "measured": measured, **cells}
+
     rows = [
         row("F.2", "time in Python", lambda r: r["host"].get("python", 0.0), jax=False),
+        row("F.4", "Python, of the time in backpropagation", python_in, jax=False),
         row("F.7", "device busy", lambda r: r["device_busy"]),
         row("F.8", "time in dispatch, of device busy", lambda r: r["host"].get("dispatch", 0.0) / r["device_busy"]),
         row("F.9", "not device-bound", lambda r: 1 - r["device_bound"], jax=False),
+        policies("simulation, of it and backpropagation: on policy / off policy"),
         row("F.11", "a sampler's utilisation", lambda r: r["naive_utilisation"]),
         row("F.12", "simulation", lambda r: r["shares"].get("simulation", 0.0), jax=False),
     ]
@@ -93,12 +109,30 @@ def reading(*keys: str) -> float:
     return found  # type: ignore[return-value]
 
 
-def a_worker_step() -> str:
-    return ", ".join(number(1e6 / r["steps_per_s"]) for r in rows_of("scale"))
+def gains_error() -> str:
+    """How far the worst prediction of a single capture is off."""
+    return f"{max(abs(p / r['measured'] - 1) for r in rows_of('gains') for p in r['predictions'] if p):.0%}"
 
 
-TABLES = {"gains": gains, "scripts": scripts, "scripts-findings": of_frameworks}
+def gains_within(share: float) -> str:
+    found = rows_of("gains")
+    return f"{sum(abs(r['error']) <= share for r in found)} of {len(found)}"
+
+
+def before() -> str:
+    """What a capture of two iterations costs by the profiler of an older commit, and by this one's."""
+    shown = {"begin, ms": "begin", "inside, ms": "inside", "end, ms": "end", "plain run, ms": "plain"}
+    shown |= {"annotation, µs": "annotation"}
+    rows = sorted(rows_of("before"), key=lambda r: r["workload"])
+    columns = {name: lambda r, key=key: number(r[key]) for name, key in shown.items()}
+    return table(rows, {"workload": lambda r: r["workload"], "profiler": lambda r: r["version"], **columns})
+
+
+TABLES = {"before": before, "gains": gains, "scripts": scripts, "scripts-findings": of_frameworks}
 VALUES = {
+    "profile-gains-within": lambda: gains_within(0.15),
+    "profile-gains-single": lambda: gains_error(),
+    "profile-truth-worst": lambda: f"{max(r['largest'] for r in rows_of('truth')):.1%}",
     "profile-most": lambda: f"{max(r['extra_cpu_seconds'] for r in part_of('run')['workloads']):.1f}",
     "profile-fitted-cpu": lambda: worst("corrected"),
     "profile-fitted-wall": lambda: worst("wall"),
@@ -115,6 +149,6 @@ VALUES = {
     "profile-not-jitted-time": lambda: nothing_jitted("plain_us_per_step"),
     "profile-not-jitted-instructions": lambda: nothing_jitted("instructions"),
     "profile-unattributed": lambda: f"{max(r['unattributed'] for r in rows_of('survey')):.1%}",
-    "profile-worker-step": a_worker_step,
-    "profile-worker-busy": lambda: percent(statistics.mean(r["device_busy"] for r in rows_of("scale"))),
+    "profile-worker-calls": lambda: number(statistics.mean(r["calls_per_position"] for r in rows_of("selfplay"))),
+    "profile-worker-busy": lambda: percent(statistics.mean(r["device_busy"] for r in rows_of("selfplay"))),
 }

@@ -104,11 +104,15 @@ def minibatch_epochs(
         def one(carry, indices):
             indices = place(mesh_axis)(indices)
             batch = tree.tree_map(lambda x: jnp.take(x, indices, axis=lead, unique_indices=True, mode="clip"), rows)
-            return _updated(update(carry, tree.tree_map(place(*(None,) * lead, mesh_axis), batch)), carry, given)
+            batch = tree.tree_map(place(*(None,) * lead, mesh_axis), batch)
+            with jax.named_scope(getattr(given, "__name__", "update")):  # so that profiles know it
+                result = update(carry, batch)
+            return _updated(result, carry, given)
 
         return jax.lax.scan(one, carry, order)
 
-    return jax.lax.scan(epoch, carry, jax.random.split(unrolled(key), epochs))
+    with jax.named_scope("minibatch_epochs"):
+        return jax.lax.scan(epoch, carry, jax.random.split(unrolled(key), epochs))
 
 
 #: Devices, or a description of some that are not here: ``rlfx.target("h200:8").mesh("b")``.

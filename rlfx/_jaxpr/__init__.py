@@ -96,6 +96,7 @@ from rlfx._jaxpr.source import (
     function_source,
     here,
     leaked_from,
+    made_at,
     scope_of,
     short_source,
     source_in_traceback,

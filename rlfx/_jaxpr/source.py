@@ -15,9 +15,11 @@ source_info_util.register_exclusion(os.path.dirname(os.path.dirname(os.path.absp
 
 
 class Source(str):
-    """``file.py:12 (function)``, which knows its expression: ``frame`` has the file, the lines and the columns."""
+    """``file.py:12 (function)``, which knows its expression: ``frame`` has the file, the lines and the columns; and the
+    calls that led there, ``traceback``."""
 
     frame: Any
+    traceback: Any
 
 
 def source_of(equation: Any) -> str:
@@ -26,13 +28,21 @@ def source_of(equation: Any) -> str:
     if frame is None:
         return short_source(source_info_util.summarize(equation.source_info))
     found = Source(f"{os.path.basename(frame.file_name)}:{frame.start_line} ({frame.function_name})")
-    found.frame = frame
+    found.frame, found.traceback = frame, equation.source_info.traceback
     return found
 
 
 def scope_of(equation: Any) -> str:
     """The ``jax.named_scope`` path under which a jaxpr equation was made."""
     return str(equation.source_info.name_stack)
+
+
+def made_at(source: str, scope: str) -> Any:
+    """A context in which equations come from the user's source line and scope; without a known line, from the code that runs."""
+    names = source_info_util.current_name_stack()
+    return source_info_util.user_context(
+        getattr(source, "traceback", None), name_stack=names.extend(scope) if scope else names
+    )
 
 
 def here() -> str:

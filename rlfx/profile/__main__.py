@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import threading
+import types
 from collections.abc import Iterator
 
 import jax
@@ -52,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="report on a captured directory")
     report.add_argument("directory")
     report.add_argument(
-        "--depth", type=int, help="fold operations deeper than this (default: none in the text, 1 in figures)"
+        "--depth",
+        type=int,
+        help="fold operations deeper than this (default: none in the text, what can be read in figures)",
     )
     printed = report.add_mutually_exclusive_group()
     printed.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -61,12 +64,19 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--html", metavar="FILE", help="write the table as HTML")
     report.add_argument("--perfetto", metavar="FILE", help="write the timeline for ui.perfetto.dev (.json or .json.gz)")
-    report.add_argument("--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, memory, processes as PNG")
+    report.add_argument(
+        "--plot", metavar="DIRECTORY", help="write bars, timeline, transitions, memory, processes as PNG"
+    )
     report.add_argument("--corrected", action="store_true", help="take out the cost of profiling (calibrate first)")
     compared = commands.add_parser("compare", help="compare captured directories: two, or many side by side")
     compared.add_argument("before", help="a directory; several with commas are repeated runs of one program")
     compared.add_argument("after", nargs="+", help="the same, of others: repeated runs have means with 95%% intervals")
-    attach = commands.add_parser("attach", help="at which lines of Python a process is that runs already (needs py-spy)")
+    compared.add_argument(
+        "--plot", metavar="FILE", help="write their bars side by side, of repeated runs with 95%% intervals"
+    )
+    attach = commands.add_parser(
+        "attach", help="at which lines of Python a process is that runs already (needs py-spy)"
+    )
     attach.add_argument("pid", type=int)
     attach.add_argument("--duration", type=float, default=5.0, help="seconds (default: %(default)s)")
     calibrate = commands.add_parser("calibrate", help="measure the cost of profiling on this machine, and store it")
@@ -182,15 +192,19 @@ def _written() -> Iterator[None]:
         ) from None
 
 
-def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
-    import matplotlib
-
+def _figures() -> types.ModuleType:
+    """`rlfx.profile.plot`, for files."""
     from rlfx.profile import plot
 
-    matplotlib.use("agg")
+    plot.pyplot().switch_backend("agg")
+    return plot
+
+
+def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
+    plot = _figures()
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("bars", "timeline", "transitions", "memory", "process_tree"):
-        folded = {} if name in ("memory", "process_tree") else {"depth": depth or 1}
+        folded = {} if name in ("memory", "process_tree") or not depth else {"depth": depth}
         getattr(plot, name)(found, **folded).figure.savefig(folder / f"{name}.png", dpi=150)
 
 
@@ -199,13 +213,17 @@ def compare(arguments: argparse.Namespace) -> None:
     from rlfx.profile import read
     from rlfx.profile.compare import repeated, several
 
-    names = (arguments.before, *arguments.after)
-    if any("," in name for name in names):
-        print(repeated({name: [read(one) for one in name.split(",") if one] for name in names}))
+    groups = {name: [read(one) for one in name.split(",") if one] for name in (arguments.before, *arguments.after)}
+    reports = {name: runs[0] for name, runs in groups.items()}
+    if any("," in name for name in groups):
+        print(repeated(groups))
     elif len(arguments.after) == 1:
-        print(read(arguments.before).compare(read(arguments.after[0])))
+        print(reports[arguments.before].compare(reports[arguments.after[0]]))
     else:
-        print(several({name: read(name) for name in names}))
+        print(several(reports))
+    if arguments.plot:
+        with _written():
+            _figures().bars(groups).figure.savefig(arguments.plot, dpi=150)
 
 
 def attach(arguments: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from rlfx._checks import TEXT, expect, one_of, optional
 from rlfx.errors import ProfileError
 from rlfx.profile import hlo, rules
 from rlfx.profile.compilations import Compiled
-from rlfx.profile.lines import Frame, computed, own
+from rlfx.profile.lines import Frame, completed, computed, own
 from rlfx.profile.memory import Held, noted
 from rlfx.profile.roofline import Roof, roofline
 from rlfx.profile.rows import DeviceRow, Row, bound_by, key_of, named
@@ -220,15 +220,18 @@ class Attributed:
 
         XLA's instructions know the lines that they come from, of packages as well; the user's count where there are any.
         """
+        worked: collections.Counter = collections.Counter()
         alone: collections.Counter = collections.Counter()
         within: collections.Counter = collections.Counter()
         for kernel in self._leaves():
             sources = kernel.op.sources if kernel.op is not None else ()
             total = sum(weight for _, weight in sources)
             for stack, weight in sources:
-                frames = [f._replace(function="") for f in own(stack)]
-                alone.update({frames[0]: kernel.ns * weight / total} if frames else {})
-                within.update(dict.fromkeys(frames, kernel.ns * weight / total))
+                worked[stack] += kernel.ns * weight / total
+        for stack, ns in completed(worked).items():
+            frames = [f._replace(function="") for f in own(stack)]
+            alone.update({frames[0]: ns} if frames else {})
+            within.update(dict.fromkeys(frames, ns))
         return [DeviceLine(f, ns, alone[f]) for f, ns in within.most_common()]
 
     @property

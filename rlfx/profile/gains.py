@@ -249,6 +249,7 @@ def _instructions(process: Process, paid: float) -> Iterator[Cost]:
         sources = kernel.op.sources if kernel.op is not None else ()
         for stack, weight in sources or (((), 1),):
             weights[stack] += taken * weight / sum(w for _, w in sources or (((), 1),))
+    weights = lines.completed(weights)
     total = weights.total()
     for _ in range(4):
         fits = _fitting(weights, lines.own, MOST) or _fitting(weights, lambda stack: stack, 1.0)

@@ -87,6 +87,27 @@ def own(stack: Stack) -> Stack:
     return tuple(f for f in stack if not INSTALLED.fullmatch(f.file)) or stack
 
 
+def completed(weights: Mapping[Stack, float]) -> collections.Counter:
+    """Stacks with the callers that they lack: a function that jax traced before has only the lines up to where it was called.
+
+    Of several callers, those that have most of the weight elsewhere.
+
+    Example:
+      >>> loss, learn, main = Frame("a.py", 3), Frame("a.py", 8), Frame("a.py", 20)
+      >>> completed({(loss,): 1, (loss, learn, main): 2, (learn, main): 1})[loss, learn, main]
+      3
+    """
+    callers: dict[Frame, collections.Counter] = collections.defaultdict(collections.Counter)
+    for stack, weight in weights.items():
+        for i, frame in enumerate(stack[:-1]):
+            callers[frame][stack[i + 1 :]] += weight
+    out: collections.Counter = collections.Counter()
+    for stack, weight in weights.items():
+        known = callers.get(stack[-1]) if stack and stack[-1] not in stack[:-1] else None
+        out[stack + known.most_common(1)[0][0] if known else stack] += weight
+    return out
+
+
 class Seen(NamedTuple):
     """A thread was at a line of the user's: `line` of the trace, ns, and whether the call there is one of jax's.
 

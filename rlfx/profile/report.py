@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from rlfx._checks import NATURAL, PATH, POSITIVE, expect, instance, number, optional
@@ -162,7 +163,19 @@ def read(directory: str | os.PathLike[str]) -> Report:
     for process, doubts in zip(found, problems, strict=True):
         if process in kept:
             said += [f"{process.name}: {d}" if several else d for d in doubts]
-    return merge(kept, said)
+    return merge(kept, [*said, *_apart(kept)])
+
+
+def _apart(processes: list[Process]) -> Iterator[str]:
+    """Processes whose windows meet no other's: what is said of all of them together is doubtful."""
+    for p in processes:
+        others = [q for q in processes if q is not p]
+        if others and not any(p.span[0] < q.span[1] and q.span[0] < p.span[1] for q in others):
+            off = min(max(p.span[0] - q.span[1], q.span[0] - p.span[1]) for q in others) / 1e9
+            yield (
+                f"{p.name}: its window is {off:.3g} s away from every other: captured at another time, or on a machine whose "
+                "clock differs; what is busy of the span is not comparable"
+            )
 
 
 def _newest(found: list[Process]) -> tuple[list[Process], list[Process]]:

@@ -18,13 +18,16 @@ STRUCTURE = re.compile(
     r"custom_jvp_call|custom_vjp_call|custom_vjp_call_jaxpr|custom_lin|shard_map|xla_pmap|pallas_call|run_state|for"
 )
 TRANSFORM = re.compile(r"(?:jvp|vmap|transpose|linearize|partial_eval|batch|mask)\((.*)\)", re.DOTALL)
+#: Scopes of rlfx's own that say nothing to a user; `rlfx.env.step` does.
+OURS = re.compile(r"rlfx\.(?!env\.)")
 FUNCTION = re.compile(r"(?:jit|pjit|pmap|xla_computation)\((.*)\)", re.DOTALL)
 
 
 class Scope(NamedTuple):
     """Where an instruction comes from: `phase` and `stage` may be empty, `path` holds operations, outermost first.
 
-    `named` is False when the instruction carries no path at all: XLA made it, and it inherits from its neighbours.
+    What has no operation inside of a stage of a compiled program has the stage as its innermost one. `named` is False when
+    the instruction carries no path at all: XLA made it, and it inherits from its neighbours.
     """
 
     phase: str = ""
@@ -82,32 +85,38 @@ def parse(op_name: str) -> Scope:
     """Read one `metadata.op_name`.
 
     Marked operations win; where a path has none, the plain named scopes on it count, so that programs annotated with
-    `jax.named_scope` alone (and the modules of neural-network libraries) still have names.
+    `jax.named_scope` alone (and the modules of neural-network libraries) still have names. Outside and inside of a stage
+    of a compiled program that holds for each part of the path alone.
 
     Example:
       >>> parse("jit(f)/rlfx.phase:update/rlfx.op:loss/Dense_0/dot_general")
       Scope(phase='update', path=('loss',), stage='', named=True)
       >>> parse("jit(f)/rlfx.stage/3 scan/policy/while/body/tanh").path, parse("x").named
       (('policy',), False)
+      >>> parse("jit(f)/rlfx.op:update/rlfx.stage/3 scan/while/body/add").path
+      ('update', '3 scan')
     """
     op_name = op_name.partition(";")[0]  # XLA joins the names of instructions that it merged
     if not FUNCTION.match(op_name) and "/" not in op_name:
         return UNNAMED
     marked, plain, phase, stage = [], [], "", ""
+    outside: list[str] = []  # of the stage
     parts = components(op_name)[:-1]  # the last one is the primitive
     rest = iter(parts)
     private = False  # inside a jitted function of a library, whose scopes are its own business
     for part in rest:
         private = private or part.startswith(("jit(_", "pjit(_"))
         if part == STAGE:
-            stage = next(rest, "")
+            outside += marked or plain
+            marked, plain, private, stage = [], [], False, next(rest, "")
         elif part.startswith(OPERATION):
             marked.append(part[len(OPERATION) :])
         elif part.startswith(PHASE):
             phase = part[len(PHASE) :]
-        elif not private and not STRUCTURE.fullmatch(part) and not FUNCTION.fullmatch(part) and "<" not in part:
+        elif not (private or STRUCTURE.fullmatch(part) or FUNCTION.fullmatch(part) or OURS.match(part) or "<" in part):
             plain.append(part)
-    return Scope(phase, without_repeats(tuple(marked or plain)), stage)
+    inside = marked or plain or ([stage] if stage else [])
+    return Scope(phase, without_repeats((*outside, *inside)), stage)
 
 
 def join(host: tuple[str, ...], device: tuple[str, ...]) -> tuple[str, ...]:

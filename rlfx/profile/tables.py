@@ -241,8 +241,18 @@ MEMORY = ("jax's arrays", "the devices' allocators", "the process")
 
 
 def _stages(report: Attributed) -> str:
-    stages = {k: v for k, v in report.stages().items() if k}
-    return grid(["stage", "ms"], [[k, f"{ns / 1e6:.2f}"] for k, ns in stages.items()]) if stages else ""
+    inside: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for row, ns in report.device_rows.items():
+        inside[row.stage][row.path[-1] if row.path else "(none)"] += ns
+    body = []
+    for stage, ns in report.stages().items():
+        named = [
+            f"{name} {part / ns:.0%}"
+            for name, part in inside[stage].most_common(4)
+            if name != stage and part > 0.01 * ns
+        ]
+        body += [[stage, f"{ns / 1e6:.2f}", ", ".join(named)]] if stage else []
+    return grid(["stage", "ms", "of it, operations"], body) if body else ""
 
 
 def _processes(report: Attributed) -> str:

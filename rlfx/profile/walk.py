@@ -321,8 +321,7 @@ class _Walker:
             seen[1] += event.end - event.start
 
     def shares(self, base: Base, op_scope, module: str) -> tuple[Share, ...]:
-        # Without an operation, time goes by stage in programs that rlfx compiled, and by jitted function in others.
-        instead = op_scope.stage or rules.function_of(module)
+        instead = rules.function_of(module)  # without an operation, time goes by jitted function
         named = join(base.path, op_scope.path) or ((instead,) if instead else ())
         return (Share(op_scope.phase or base.phase, named, op_scope.stage),)
 

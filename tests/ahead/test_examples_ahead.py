@@ -9,6 +9,7 @@ import pytest
 
 import rlfx
 from tests.ahead.conftest import installed
+from tests.sampling import met
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,8 +60,7 @@ SAMPLE = ["a2c", "gru_bptt: carry", "ppo_cartpole", "recurrent_ppo", "sac: pendu
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("machine", ["h200", "a100", "t4"])
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize(("name", "machine"), met(SAMPLE, ["h200", "a100", "t4"]))
 def test_a_sample_compiles(ahead, name, machine):
     installed("cuda")
     fn, arguments = ahead.PROGRAMS[name]()

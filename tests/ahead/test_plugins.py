@@ -10,6 +10,7 @@ from rlfx.errors import TargetError
 from rlfx.transforms.fuse_steps import fuse_scan
 from tests.ahead import programs
 from tests.ahead.conftest import installed
+from tests.sampling import slow
 from tests.transforms.test_fuse_tiles import acting, beginning, networks
 
 pytestmark = pytest.mark.aot
@@ -61,7 +62,7 @@ def test_a_learner_is_traced_for_the_machine(name):
     assert {loop.trips for loop in named.loops} == {T}
 
 
-@pytest.mark.parametrize("name", ["a100", "h200"])
+@pytest.mark.parametrize("name", ["a100", slow("h200")])
 def test_a_budget_holds_by_the_number_of_that_compiler(name):
     target = there(name)
     free = rlfx.compile(loss, length=T, batch=B, target=target).explain(*ARGUMENTS, measure=True)
@@ -109,7 +110,7 @@ def test_fused_steps_are_one_kernel_where_triton_is(name, kernel):
     assert found.spill_bytes == 0
 
 
-@pytest.mark.parametrize("name", ["h200", "a100"])
+@pytest.mark.parametrize("name", ["a100", slow("h200")])
 def test_acting_with_its_networks_is_one_kernel(name):
     """Actor and critic of two layers of 64, 1,024 environments; weights are in shared memory for all timesteps."""
     p, carry = jax.eval_shape(lambda: (networks(3, 64, 64), beginning(1024, 3)))
@@ -118,6 +119,17 @@ def test_acting_with_its_networks_is_one_kernel(name):
     assert (found.loops, kernel.spill_bytes) == ((), 0)
     assert found.launches < 10
     assert 2 * 64 * 64 * 4 < kernel.shared_bytes < 64 * 1024
+
+
+@pytest.mark.parametrize("name", ["h200", slow("a100")])
+def test_acting_and_advantages_take_fifteen_launches(name, script):
+    """All of a rollout of the demo with 1,024 environments: the kernel, the critic for all timesteps, advantages as a scan."""
+    demo = script("ppo_cartpole")
+    rollout = rlfx.unroll(demo.act, length=demo.LENGTH, batch=1024, transform=rlfx.fuse_steps)
+    params, _, carry = jax.eval_shape(lambda key: demo.init_agent(key, demo.make_optimizer(1), 1024), KEY)
+    found = there(name).compile(jax.jit(rollout, donate_argnums=1), params, carry, KEY)
+    assert (found.loops, found.spill_bytes) == ((), 0)
+    assert found.launches <= 15
 
 
 @pytest.mark.parametrize("name", ["v5e", "v6e"])

@@ -364,15 +364,18 @@ def test_explanations_do_not_reach_the_user_s_log(tmp_path, x, capfd):
 
 def test_several_threads_share_an_instant(tmp_path):
     together = threading.Barrier(3)
+    entered: list[float] = []
 
     def busy(name):
         together.wait()
         with operation(name):
-            end = time.perf_counter() + 0.1
-            while time.perf_counter() < end:
+            entered.append(time.perf_counter())
+            # Most of the time all are in it, however late a busy machine lets the last one in.
+            while len(entered) < 3 or time.perf_counter() - entered[-1] < 0.1 + 5 * (entered[-1] - entered[0]):
                 time.sleep(0.001)
 
     def check(folder):
+        entered.clear()
         with capture(folder) as session:
             threads = [threading.Thread(target=busy, args=("acting",)) for _ in range(2)]
             for t in threads:
@@ -381,7 +384,7 @@ def test_several_threads_share_an_instant(tmp_path):
             for t in threads:
                 t.join()
         report = session.report()
-        # Three threads at once for 100 ms: two thirds of it is acting's.
+        # Three threads at once for 100 ms at least: two thirds of it is acting's.
         assert 1.4 * report.within("learning") < report.within("acting") < 2.6 * report.within("learning")
         return report
 

@@ -29,6 +29,16 @@ def test_repeated_runs_have_intervals_and_ratios_only_where_they_are_no_chance(m
     assert update.split()[0] == "update"
 
 
+def test_bars_of_repeated_runs_are_drawn(made, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    one, two = (",".join(str(ran(made, tmp_path / f"{name}{k}", k)) for k in (2, 3)) for name in "ab")
+    figure = tmp_path / "bars.png"
+    assert main(["compare", one, two, "--plot", str(figure)]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert main(["compare", one, two, "--plot", str(tmp_path / "nowhere/bars.png")]) == 1
+    assert "Cannot write" in capsys.readouterr().err
+
+
 def test_runs_that_do_not_repeat_have_no_interval(made, tmp_path):
     one, two = (read(ran(made, tmp_path / str(k), k)) for k in (2, 4))
     first = repeated({"a": [one], "b": [two]}).splitlines()[1]

@@ -202,6 +202,24 @@ def test_run_ends_the_capture_when_memory_is_used_up(tmp_path):
     assert "the capture ended at 100 MB of memory, and the script went on" in done.stderr
 
 
+EVENTFUL = """
+import pathlib, time
+import jax, jax.numpy as jnp
+f = jax.jit(lambda a: jax.lax.fori_loop(0, 2000, lambda i, c: jnp.tanh(c @ a), a))
+a, end = jnp.ones((64, 64)), time.time() + 120
+while time.time() < end and not list(pathlib.Path("out").rglob("*.xplane.pb")):
+    a = f(a).block_until_ready()
+"""
+
+
+def test_run_ends_the_capture_at_a_number_of_events(tmp_path):
+    done = outside(tmp_path, EVENTFUL, "--events", "100000", "--duration", "0")
+    assert done.returncode == 0, done.stderr
+    assert "the capture ended at the memory of 100,000 events, and the script went on" in done.stderr
+    count = sum(kernel.count for kernel in read(tmp_path / "out").kernels.values())
+    assert 5_000 < count < 100_000  # an instruction has two; other memory that the process takes counts, too
+
+
 @pytest.mark.parametrize(
     ("grown", "limit", "why"),
     [

@@ -6,11 +6,13 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 
 from rlfx.errors import ProfileError
 from rlfx.profile import read
 from rlfx.profile.__main__ import main
+from rlfx.profile.compare import mean
 from rlfx.profile.perfetto import save
 
 pytestmark = pytest.mark.optimised
@@ -103,6 +105,16 @@ def test_processes_are_merged_on_epoch_time(made, tmp_path):
     # The device is busy from 115 to 550 us of each 1,000; the second process's turns fall between the first one's.
     assert report.device_busy == pytest.approx(4 * 435 / 3500)
     assert "worker_1" in report.text()
+    assert not any("clock" in problem for problem in report.problems)
+
+
+def test_processes_whose_windows_never_meet_are_told(made, tmp_path):
+    for i, offset_s in enumerate((0, 0, 3600)):  # the last is of a machine whose clock is an hour off
+        space = made.gpu_space(2)
+        space.start_ns += offset_s * 10**9
+        space.write(tmp_path, notes=json.dumps({"process": f"worker_{i}", "pid": 100 + i, "parent": 10}))
+    (said,) = [problem for problem in read(tmp_path).problems if "clock" in problem]
+    assert said.startswith("worker_2: its window is 3.6e+03 s away from every other: captured at another time, or on a machine")
 
 
 def test_perfetto(report, tmp_path):
@@ -137,13 +149,44 @@ def test_figures(report, tmp_path, made):
     made.gpu_space(2).write(tmp_path, notes=json.dumps({"process": "worker", "pid": 11, "parent": 10}))
     tree = plot.process_tree(read(tmp_path))
     assert [t.get_text() for t in tree.get_yticklabels()] == ["trainer", "└ worker"]
-    assert tree.get_title("left") == "Processes, by what limits them"
+    assert tree.get_title("left") == "Processes over time, by what limits them"
     assert len(tree.lines) == 2  # from the trainer to its worker, and the arrow's head
     deep = plot.timeline(report, depth=None).get_legend().get_texts()
     assert {"update", "update/loss", "device works"} <= {t.get_text() for t in deep}
     assert plot.WORKING not in plot.COLOUR.values()
     assert len(set(plot.LIMIT.values())) == len(plot.LIMIT)
     matplotlib.pyplot.close("all")
+
+
+def test_bars_of_repeated_runs_have_intervals(made, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    from rlfx.profile import plot
+
+    runs = []
+    for i in range(3):
+        made.gpu_space(1 + i).write(tmp_path / str(i), notes=json.dumps({"process": "trainer", "steps": 10}))
+        runs.append(read(tmp_path / str(i)))
+    ax = plot.bars({"a": runs, "b": runs[0]}, depth=1)
+    (interval,) = ax.containers[-1:]
+    low, high = interval.lines[2][0].get_segments()[0][:, 1]
+    spans = [run.window_ns / 10 / 1e3 for run in runs]  # all of it is in one operation
+    assert (low + high) / 2 == pytest.approx(np.mean(spans))
+    assert (high - low) / 2 == pytest.approx(mean(spans)[1])
+    assert ax.get_legend().get_texts()[-1].get_text() == "95% interval"
+    matplotlib.pyplot.close("all")
+
+
+def test_figures_open_an_operation_that_holds_most(report):
+    from rlfx.profile import plot
+
+    update, loss = (
+        sum(ns for row, ns in report.rows.items() if row.path[-1:] == (name,)) for name in ("update", "loss")
+    )
+    assert update
+    assert loss
+    assert plot._depth([report], plot.AUTOMATIC) is None  # all is in `update`, and two bars are few
+    assert plot._depth([report], 1) == 1
 
 
 def test_figures_without_matplotlib_name_the_extra(report, monkeypatch):

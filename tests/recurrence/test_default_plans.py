@@ -89,7 +89,8 @@ def test_kept_products_give_way_to_a_budget():
 
 
 def test_acting_on_data_runs_in_blocks_that_fit_the_cache():
-    small, last = with_room(tile=2**14, unmapped=0), jnp.ones(B)
+    small, last = with_room(tile=2**14, cache=2**15, unmapped=0), jnp.ones(B)
+    roomy = with_room(tile=2**14, unmapped=0)  # the values of all stay in the machine's cache
 
     def gradient(make, **options):
         fn = make(off_policy, length=T, batch=B, **options)
@@ -109,9 +110,28 @@ def test_acting_on_data_runs_in_blocks_that_fit_the_cache():
             .physical((PARAMS, X), last, wrt=(True, False))
             .acting
         )
-        for target in (CPU, small)
+        for target in (CPU, roomy, small)
     ]
-    assert [("blocks of 1 timestep, their values of all would be" in text) for text in passes] == [False, True], passes
+    found = [("blocks of 1 timestep, their values of all would be" in text) for text in passes]
+    assert found == [False, False, True], passes
+
+
+def test_one_timestep_that_reads_beyond_the_end_is_not_cut():
+    """What is read at T is evaluated from a carry that comes late in the one stage that there is."""
+
+    def program(p, x, t):
+        out = jnp.tanh(jnp.tanh(x @ p["in"]) @ p["hidden"]) @ p["pi"]
+        action = jax.random.categorical(t.key, jax.lax.stop_gradient(out))
+        value = rlfx.series(out[0])
+        moved = jnp.roll(x, 1) + action.astype(x.dtype)
+        return (out[0] - jax.lax.stop_gradient(0.9 * value[t + 1])) ** 2, jax.lax.stop_gradient(moved)
+
+    def gradient(make, **options):
+        fn = make(program, length=1, batch=B, **options)
+        return jax.value_and_grad(lambda p: fn(p, X[0], KEYS[1])[0])(PARAMS)
+
+    found, expected = gradient(rlfx.compile, target=with_room(tile=64, cache=64)), gradient(rlfx.reference)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
 
 
 def test_copies_of_a_program_have_rows_enough():

@@ -1,5 +1,6 @@
 """Acting with a network as one kernel: the values of the plain scan, for environments and networks defined here."""
 
+import dataclasses
 import re
 from functools import partial
 
@@ -10,6 +11,7 @@ import pytest
 
 import rlfx
 import rlfx.envs
+from rlfx import _jaxpr as J
 from rlfx.envs import fast_prng
 from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_steps, supported
 from rlfx.transforms.steps import pallas, tiled
@@ -316,6 +318,62 @@ def test_on_which_machines_it_is_a_kernel():
     for name, text in said.items():
         form = "kernel (triton)" if name in ("h200", "a100") else "scalarised program"
         assert f"fused: its steps are one {form}" in text, name
+
+
+#: A machine of this process with the rewrites of a GPU.
+WIDE = dataclasses.replace(
+    rlfx.target("cpu"), rates=rlfx.target("h200").rates, rewrites=rlfx.target("h200").rewrites,
+    room=dataclasses.replace(rlfx.target("h200").room, memory=None),
+)  # fmt: skip
+
+
+def acted(p, state, t):
+    """What acting gives a learner: observations, the action's log-probability, a value of a second network."""
+    obs = jnp.stack([state[0], state[1] * state[2]])
+    log_probs = jax.nn.log_softmax(mlp(p["actor"], state) @ p["pi"])
+    action = jax.random.categorical(t.key_for("action"), log_probs)
+    new, done = pushed(state, action, jax.random.uniform(t.key_for("env"), (3,)))
+    return new, (obs, log_probs[action], mlp(p["critic"], state) @ p["v"], done)
+
+
+def around(jaxpr):
+    """The names of operations that are in no kernel."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        if eqn.primitive.name != "pallas_call":
+            for inner, _ in J.sub_jaxprs(eqn.params):
+                yield from around(inner)
+
+
+def test_a_kernel_has_what_needs_no_start_and_keeps_products_out():
+    """The critic is a product of all timesteps; what else is computed of the states is in the kernel, keys and constants, too."""
+    n = 20
+    given = parameters() | {"critic": layers(4, 3, 16)}, 0.7 * numbers(3, n, 3), jax.random.key(5, impl=fast_prng)
+    plain = rlfx.unroll(acted, length=6, batch=n)
+    fused = rlfx.unroll(
+        acted, length=6, batch=n, target=WIDE, transform=partial(fuse_steps, backend="interpret", tile=16)
+    )
+    assert_same(*(jax.jit(fn)(*given, t0=3) for fn in (plain, fused)), atol=1e-5)
+    traced = jax.make_jaxpr(fused)(*given)
+    (call,) = [e for e in walk(traced.jaxpr) if e.primitive.name == "pallas_call"]
+    shapes = [(v.aval.shape, v.aval.dtype) for v in call.outvars]
+    assert shapes.count(((6, 32, 2), np.float32)) == 1, "the observations"
+    assert shapes.count(((6, 32), bool)) == 1, "done as it is returned"
+    assert shapes.count(((6, 32), np.float32)) == 1, "log-probabilities of actions, no values"
+    assert not [v for v in call.invars if v.aval.shape == (32, 2)], "keys of environments are made in the kernel"
+    outside = list(around(traced.jaxpr))
+    assert outside.count("dot_general") == 2, "the critic"
+    assert not {"random_bits", "random_fold_in", "log", "select_n"} & set(outside)
+
+
+def test_a_state_that_is_donated_stays_where_it_is():
+    run = jax.jit(fuse_scan(acting, 3, backend="interpret", tile=16))
+    traced = run.trace(networks(3, 16), beginning(16, 3))
+    (call,) = [e for e in walk(traced.jaxpr.jaxpr) if e.primitive.name == "pallas_call"]
+    aliases = dict(call.params["input_output_aliases"])
+    assert sorted(aliases.values()) == [0, 1, 2], "each leaf of the state"
+    for i, o in aliases.items():
+        assert call.invars[i].aval == call.outvars[o].aval
 
 
 def test_one_launch_with_products_in_its_loop():

@@ -41,6 +41,7 @@ def minimum_cut(
     barred: frozenset[Var] = frozenset(),
     follows: Callable[[Equation], bool] = lambda e: False,
     stays: Callable[[Equation], float] = lambda e: 0.0,
+    leaves: Callable[[Equation], float] = lambda e: 0.0,
     bytes_per_flop: float = BYTES_PER_FLOP,
 ) -> Cut:
     """Choose what a consumer keeps from the producer, and what it evaluates again.
@@ -59,6 +60,7 @@ def minimum_cut(
       barred: values that may be kept only if there is no other way.
       follows: reads whose source the consumer needs if it evaluates them (it always does for those that are free).
       stays: bytes that it is worth if the producer need not evaluate an equation.
+      leaves: bytes that it is worth if the consumer need not, beside the work.
       bytes_per_flop: bytes kept that one floating-point operation is worth.
 
     Returns:
@@ -85,7 +87,7 @@ def minimum_cut(
         elif fixed(equation):
             graph.add_edge("source", ("in", equation))
         else:
-            work = work_of(equation, program) * bytes_per_flop
+            work = work_of(equation, program) * bytes_per_flop + leaves(equation)
             graph.add_edge("source", ("in", equation), capacity=units(work) + 1)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):

@@ -87,7 +87,7 @@ class Execution:
 
     def _strided(self, part: Strided) -> None:
         e = part.equation
-        with jax.named_scope(e.scope) if e.scope else jax.named_scope(e.op.name):
+        with J.made_at(e.where, e.scope or f"rlfx.{e.op.name}"):
             operands = [of_atom(a, self.env) for a in e.inputs[1:]]
             outs = run_strided(e, part.n, operands, self.t0 + self.times.data)
         self.env.update(zip(e.outputs, outs, strict=True))
@@ -277,7 +277,7 @@ class Execution:
                 (run_features_first if self.plan.features_first else run_pointwise)(members, env)
                 continue
             (equation,) = members
-            with jax.named_scope(equation.scope) if equation.scope else jax.named_scope(equation.op.name):
+            with J.made_at(equation.where, equation.scope or f"rlfx.{equation.op.name}"):
                 self._special(equation, env, t, read)
 
     def _dims(self, atom: Atom, env: Mapping[Var, Value], t: Value) -> frozenset:

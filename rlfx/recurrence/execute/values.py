@@ -132,20 +132,9 @@ def read_by(equations: Sequence[Equation]) -> list[Var]:
     return list(dict.fromkeys(u for e in equations for u in e.inputs if isinstance(u, Var) and u not in defined))
 
 
-class _NoScope:
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        return None
-
-
-_NO_SCOPE = _NoScope()
-
-
 def scope_of(equation: Equation) -> Any:
-    """The names under which the user wrote an equation, as a context."""
-    return jax.named_scope(equation.scope) if equation.scope else _NO_SCOPE
+    """The names under which the user wrote an equation, and where, as a context."""
+    return J.made_at(equation.where, equation.scope)
 
 
 def evaluate_or_draw(equation: Equation, operands: Sequence[Any]) -> list:

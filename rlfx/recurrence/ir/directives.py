@@ -61,7 +61,8 @@ class Directives:
         less.
       nested: when nested loops leave a loop over t that can do without them.
       inside: when a loop over t computes what it could be given.
-      loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``LoopRunner`` (``execute/loops.py``).
+      loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``Runner`` (``schedule/physical.py``) that also
+        says which equations it starts together, ``takes(equation)``.
     """
 
     timesteps: int | None = None

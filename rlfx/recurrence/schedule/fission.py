@@ -6,6 +6,7 @@ after it, of 1/T of the rows. Its work is the same in either place; what is gain
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from rlfx import _jaxpr as J
@@ -15,17 +16,38 @@ from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, work_of
 from rlfx.recurrence.ir.program import Equation, Program, Var
 
 
-def worth(equation: Equation, program: Program, leaving: AbstractSet[Equation]) -> float:
+def worth(
+    equation: Equation, program: Program, leaving: AbstractSet[Equation], together: AbstractSet[Equation] = frozenset()
+) -> float:
     """Bytes of memory traffic that it is worth if a loop does not evaluate an equation.
 
-    It is started once, and not at every timestep. The work of what leaves together is no reason to stay: it is the same there.
+    It is started once, and not at every timestep (unless what runs the loop starts all of its equations ``together``). The work
+    of what leaves together is no reason to stay: it is the same there.
     """
     domain, asked = program.domain, program.directives
-    start = asked.start or 0
+    start = 0 if equation in together else asked.start or 0
     if asked.nested is not None and equation in leaving and equation.op is J.SCAN:
         start = max(start, asked.nested.start)
     started = domain.length * start * starts_of(equation.op, equation.params, domain)
     return started + (work_of(equation, program) * BYTES_PER_FLOP if equation in leaving else 0.0)
+
+
+def in_one_launch(
+    equations: Iterable[Equation], body: AbstractSet[Equation], program: Program
+) -> frozenset[Equation]:
+    """Of equations in order: those that what runs the loop around ``body`` starts together, once for all timesteps.
+
+    What it does not take, and what follows from that, runs after it.
+    """
+    runner = program.directives.loops
+    found: set[Equation] = set()
+    behind: set[Var] = set()
+    for e in equations if runner is not None else ():
+        if e in body or (runner.takes(e) and behind.isdisjoint(e.inputs)):
+            found.add(e)
+        else:
+            behind.update(e.outputs)
+    return frozenset(found)
 
 
 def nested_loops(movable: AbstractSet[Equation], graph: Graph) -> frozenset[Equation]:

@@ -213,7 +213,7 @@ def physical(
             return _repeated(stage, graph.program, target, iteration, runner, whole)
         parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
-            parts = in_tiles(stage.equations, graph, batch, target.room.tile)
+            parts = in_tiles(stage.equations, graph, batch, target.room)
         program = graph.program
         return Together(
             tuple(p for part in parts for p in (strided(part, program) if isinstance(part, tuple) else [part]))

@@ -17,7 +17,7 @@ from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Lookup, Point
-from rlfx.recurrence.schedule.fission import nested_loops, worth
+from rlfx.recurrence.schedule.fission import in_one_launch, nested_loops, worth
 from rlfx.recurrence.schedule.fusion import bytes_spared, fused
 
 
@@ -246,15 +246,18 @@ def _loop(
     wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
     leaving = nested_loops(movable, graph)
     free = movable if "t" in program.directives.vectorize else movable & differentiated
+    equations = [e for e in program.equations if e in body or e in movable]
+    together = in_one_launch(equations, body, program)
     cut = minimum_cut(
         program,
-        [e for e in program.equations if e in body or e in movable],
+        equations,
         wanted,
         fixed=lambda e: not e.is_simultaneous or e.is_ragged or e.has_effects,
         free=free.__contains__,
         kept=lambda v: "t" not in program.dims_of(v),
         barred=barred,
-        stays=lambda e: worth(e, program, leaving | free) if e in movable else 0.0,
+        stays=lambda e: worth(e, program, leaving | free, together) if e in movable else 0.0,
+        leaves=lambda e: float(program.directives.start or 0) if e in together else 0.0,
     )
     stored = cut.stored
     for v in stored:

@@ -21,6 +21,12 @@ from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 from rlfx.transforms.steps.program import trace_step
 from rlfx.transforms.steps.scan import fuse_scan, kernel_of, unsupported_by
 
+#: What is started for itself wherever it is: a step that does not need it has no place for it.
+_APART = frozenset(map(J.primitive, ("dot_general", "conv_general_dilated", "scan", "while", "cond")))
+
+#: Numbers of one environment up to which a value is one of a few scalars: wider ones are best of all timesteps at once.
+_FEW = 16
+
 
 def products_prevail(multiplications: int, n: int) -> bool:
     """Whether a CPU spends a timestep of n environments in matrix products of so many multiplications each.
@@ -39,11 +45,13 @@ class FusedLoops:
     Attributes:
       backend, tile: of :func:`fuse_scan`.
       parts: of the loop that it runs: what is fused, and what follows from that; None before it was given one.
+      kernel: which kernel its steps are; None: operations of XLA.
     """
 
     backend: str = "auto"
     tile: int | None = None
     parts: tuple[Loop, Loop] | None = None
+    kernel: str | None = None
     rewritable = False
     whole = False
 
@@ -56,13 +64,17 @@ class FusedLoops:
             return None, None
         parts = self._parts(program, loop, target)
         kernel = kernel_of(self.backend, target)
-        body = None if isinstance(parts, str) else _Body.of(program, parts[0], program.dims_of)
+        body = None if isinstance(parts, str) else _Body.of(program, parts[0], program.dims_of, kernel)
         why = parts if body is None else _primitives(body, target, kernel)
         if why is not None:
             return None, f"not fused: {why}"
         checked = ", compared with the plain scan where it first runs" if self.backend == "auto" else ""
         form = "scalarised program" if kernel is None else f"kernel ({kernel}){checked}"
-        return dataclasses.replace(self, parts=parts), f"fused: its steps are one {form}"
+        return dataclasses.replace(self, parts=parts, kernel=kernel), f"fused: its steps are one {form}"
+
+    def takes(self, e: Equation) -> bool:
+        """Whether the one program of its steps is the place for an equation that the next step does not need."""
+        return e.is_pointwise and not e.has_effects and _is_small(e) and not J.contains(e.op, dict(e.params), _APART)
 
     def run(self, running: RunningLoop, state: Sequence, times: Any, slices: Sequence) -> tuple:
         """The loop's final state and stacked values, as ``RunningLoop.advance`` gives them."""
@@ -90,7 +102,7 @@ class FusedLoops:
     def _fused(self, running: RunningLoop, state: Sequence, times: Any, slices: dict) -> tuple:
         run, loop = running.run, running.loop
         program, n = run.program, run.extent.batch
-        body = _Body.of(program, loop, lambda v: run.env[v].dims)
+        body = _Body.of(program, loop, lambda v: run.env[v].dims, self.kernel)
 
         def each(data, dims, axis=0):  # what all environments share, once for each of them
             return data if "b" in dims else jnp.broadcast_to(jnp.expand_dims(data, axis), _widened(data, axis, n))
@@ -135,23 +147,28 @@ class _Body:
     """The body of a loop for one environment.
 
     Attributes:
+      made: what a kernel makes itself of what it uses: small constants, keys of its environments.
       shared, own: what it uses of what does not change with t: the same for all environments, or each its own.
       moving: what changes with t.
     """
 
     program: Program
     loop: Loop
+    made: tuple[Equation, ...]
     shared: tuple[Var, ...]
     own: tuple[Var, ...]
     moving: tuple[Var, ...]
 
     @classmethod
-    def of(cls, program: Program, loop: Loop, dims: Callable[[Var], frozenset]) -> _Body:
-        defined = {v for e in loop.body for v in e.outputs}
-        used = (v for e in loop.body for v in e.point_inputs if isinstance(v, Var))
-        outside = [v for v in dict.fromkeys(used) if v not in defined and v not in (program.now, program.b)]
-        return cls(program, loop, tuple(v for v in outside if not dims(v)), tuple(v for v in outside if dims(v) == {"b"}),
-                   tuple(v for v in outside if "t" in dims(v)))  # fmt: skip
+    def of(cls, program: Program, loop: Loop, dims: Callable[[Var], frozenset], kernel: str | None) -> _Body:
+        given = {program.now, program.b, *(v for e in loop.body for v in e.outputs)}
+        used = [v for e in loop.body for v in e.point_inputs if isinstance(v, Var)]
+        made = () if kernel is None else _made(program, [v for v in used if v not in given])
+        given.update(v for e in made for v in e.outputs)
+        used += [v for e in made for v in e.inputs if isinstance(v, Var)]
+        outside = [v for v in dict.fromkeys(used) if v not in given]
+        return cls(program, loop, made, tuple(v for v in outside if not dims(v)),
+                   tuple(v for v in outside if dims(v) == {"b"}), tuple(v for v in outside if "t" in dims(v)))  # fmt: skip
 
     def point(self, shared: Sequence, t: Any, b: Any, carry: tuple, x: Sequence) -> tuple:
         """One timestep: ``fuse_scan``'s body. ``carry`` is (what each environment owns, the registers)."""
@@ -159,13 +176,42 @@ class _Body:
         registers = dict(zip(self.loop.depth, state, strict=True))
         here = dict(zip((*self.shared, *self.own, *self.moving), (*shared, *own, *x), strict=True))
         here |= {self.program.now: t, self.program.b: b}
-        for e in self.loop.body:
+        for e in (*self.made, *self.loop.body):
             if e in self.loop.reads:
                 here[e.outputs[0]] = registers[e.source]
                 continue
             operands = [a.value if isinstance(a, Lit) else here[a] for a in e.inputs]
             here.update(zip(e.outputs, evaluate(e, operands), strict=True))
         return (own, [here[v] for v in self.loop.depth]), [here[v] for v in self.loop.stacked]
+
+
+def _is_small(e: Equation) -> bool:
+    return all(math.prod(v.shape) <= _FEW for v in e.outputs)
+
+
+def _made(program: Program, used: Sequence[Var]) -> tuple[Equation, ...]:
+    """What follows from nothing, or from the number of the environment and keys that all environments share.
+
+    Nothing is started to make it, and it is made once: compilers move it before the first timestep.
+    """
+    definition = program.definitions()
+
+    @functools.cache
+    def follows(v: Var) -> bool:
+        e = definition.get(v)
+        if e is None:
+            return v is program.b or (J.is_key(v) and not program.dims_of(v))
+        return e.is_pointwise and _is_small(e) and all(follows(u) for u in e.inputs if isinstance(u, Var))
+
+    found: set[Equation] = set()
+    todo = [v for v in used if follows(v)]
+    while todo:
+        v = todo.pop()
+        e = definition.get(v)
+        if e is not None and e not in found:
+            found.add(e)
+            todo += [u for u in e.inputs if isinstance(u, Var)]
+    return tuple(e for e in program.equations if e in found)
 
 
 def _split(loop: Loop) -> tuple[Loop, Loop] | str:

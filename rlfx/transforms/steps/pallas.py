@@ -135,11 +135,13 @@ def storage(dtype: Any) -> np.dtype:
 
 
 def loaded(x: jax.Array, dtype: Any) -> jax.Array:
-    return x != 0 if np.dtype(dtype) == bool else x.astype(dtype)
+    return x != 0 if np.dtype(dtype) == bool and x.dtype != bool else x.astype(dtype)
 
 
 def to_store(x: jax.Array, dtype: Any) -> jax.Array:
-    return jnp.where(x, jnp.ones_like(x, dtype), jnp.zeros_like(x, dtype)) if x.dtype == bool else x.astype(dtype)
+    if x.dtype != bool or np.dtype(dtype) == bool:
+        return x.astype(dtype)
+    return jnp.where(x, jnp.ones_like(x, dtype), jnp.zeros_like(x, dtype))
 
 
 def _packed(program: StepProgram, shared: Flat) -> tuple[list[jax.Array], list[list[tuple[int, int]]]]:

@@ -75,19 +75,21 @@ def fused(body: Callable, length: int, backend: str, tile: int | None, example: 
         if backend == "auto" and chosen in KERNELS and _target.target().is_here:
             found = _checked(program, body, length, n, chosen, size, example)
             chosen, size = (chosen, size) if found.kernel else ("vmap", 0)
-        t, b = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32) + jnp.arange(n, dtype=jnp.int32)
-        return _run(program, body, length, chosen, size, shared, t, b, carry, xs)
+        t, first = jnp.asarray(t0, jnp.int32), jnp.asarray(b0, jnp.int32)
+        return _run(program, body, length, chosen, size, shared, t, first, n, carry, xs)
 
     return run
 
 
-def _run(program: StepProgram, body: Callable, length: int, chosen: str, size: int, shared, t, b, carry, xs) -> Any:
-    """``(carry, ys)`` by one backend, in tiles of ``size`` environments."""
+def _run(
+    program: StepProgram, body: Callable, length: int, chosen: str, size: int, shared, t, first, n: int, carry, xs
+) -> Any:
+    """``(carry, ys)`` of n environments from ``first`` by one backend, in tiles of ``size`` of them."""
+    if chosen in TILED and program.has_products:
+        return _tiled(program, length, shared, t, first, n, carry, xs, size, name=chosen)
+    b = first + jnp.arange(n, dtype=jnp.int32)
     if chosen == "vmap":
         return _vmapped(body, length, shared, t, b, carry, xs)
-    if chosen in TILED and program.has_products:
-        return _tiled(program, length, shared, t, b, carry, xs, size, name=chosen)
-    n = b.shape[0]
     padding = -n % size if size else 0
     flat_carry = [_padded(x, padding, 0) for x in program.carry.split(carry, 1)]
     flat_xs = [_padded(x, padding, 1) for x in program.xs.split(xs, 2)]
@@ -110,8 +112,7 @@ def _checked(
 
     def form(chosen: str, size: int) -> Callable:
         def few(shared, carry, xs):
-            t, b = jnp.int32(0), jnp.arange(n, dtype=jnp.int32)
-            return _run(program, body, steps, chosen, size, shared, t, b, carry, xs)
+            return _run(program, body, steps, chosen, size, shared, jnp.int32(0), jnp.int32(0), n, carry, xs)
 
         return few
 
@@ -228,10 +229,10 @@ def _pallas(*args, name: str):
     return pallas.kernel(*arguments, block=block, target=pallas.TARGETS[name](block))
 
 
-def _tiled(program: StepProgram, length: int, shared, t, b, carry, xs, block: int, name: str):
+def _tiled(program: StepProgram, length: int, shared, t, first, n: int, carry, xs, block: int, name: str):
     from rlfx.transforms.steps import pallas, tiled
 
-    return tiled.run(program, length, shared, t, b, carry, xs, block, pallas.TARGETS[name](WARPS * 32))
+    return tiled.run(program, length, shared, t, first, n, carry, xs, block, pallas.TARGETS[name](WARPS * 32))
 
 
 WARPS = 8  # of a tile with products, however few environments it has

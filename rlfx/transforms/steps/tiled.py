@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from rlfx import _jaxpr as J
 from rlfx.transforms.steps import keys as F
-from rlfx.transforms.steps.pallas import Backend, counted, cut, loaded, storage, to_store
+from rlfx.transforms.steps.pallas import Backend, counted, cut, loaded, to_store
 from rlfx.transforms.steps.program import Layout, StepProgram
 from rlfx.transforms.steps.scalarize import Target, UnsupportedPrimitive, cell, keys_of
 from rlfx.transforms.steps.tile_rules import TileInterpreter
@@ -35,23 +35,28 @@ _LEAF = jax.tree.structure(0)
 
 
 def run(
-    program: StepProgram, length: int, shared: Any, t: Any, b: Any, carry: Any, xs: Any, block: int, target: Backend
-):
-    """``(carry, ys)`` with leaves ``[N, ...]`` and ``[K, N, ...]``, by one kernel over tiles of ``block`` environments."""
-    n = b.shape[0]
-    b = jnp.pad(b, (0, -n % block), mode="edge")
+    program: StepProgram, length: int, shared: Any, t: Any, first: Any, n: int, carry: Any, xs: Any, block: int,
+    target: Backend,
+):  # fmt: skip
+    """``(carry, ys)`` with leaves ``[N, ...]`` and ``[K, N, ...]``, by one kernel over tiles of ``block`` environments.
+
+    The first timestep and the number of the first environment are two numbers: each tile counts from them.
+    """
+    size = n + -n % block
     form = form_of(program, target, block)
     weights = form.weights(jax.tree.leaves(shared))
-    before = _to_memory(program.carry, form.wide, carry, (b.size,))
-    given = _to_memory(program.xs, form.wide_xs, xs, (length, b.size))
-    inputs = [jnp.broadcast_to(t, b.shape), b, *weights.values(), *before, *given]
+    before = _to_memory(program.carry, form.wide, carry, (size,))
+    given = _to_memory(program.xs, form.wide_xs, xs, (length, size))
+    inputs = [t[None], first[None], *weights.values(), *before, *given]
     sizes = np.cumsum([2, len(weights), len(before), len(given), len(before)])
-    ys = [jax.ShapeDtypeStruct((length, b.size, *rest), d) for rest, d in _in_memory(program.ys, form.wide_ys)]
+    ys = [jax.ShapeDtypeStruct((length, size, *rest), d) for rest, d in _in_memory(program.ys, form.wide_ys)]
 
     def kernel(*refs):
-        (time, index), matrices, first, moving, after, out = cut(refs, sizes)
-        here = pl.ds(pl.program_id(0) * block, block)
-        start, envs = time[here], index[here]
+        (time, number), matrices, initial, moving, after, out = cut(refs, sizes)
+        begin = pl.program_id(0) * block
+        here = pl.ds(begin, block)
+        start = jnp.broadcast_to(time[0], (block,))
+        envs = number[0] + jnp.minimum(begin + jax.lax.iota(np.int32, block), np.int32(n - 1))
         of = dict(zip(weights, matrices, strict=True))
         kept = {(leaf, at): _part(of[leaf], at) for leaf, at in form.kept}
 
@@ -64,16 +69,17 @@ def run(
             _store(program.ys, form.wide_ys, out, (k, here), y)
             return state
 
-        state = _loaded(program.carry, form.wide, first, (here,))
+        state = _loaded(program.carry, form.wide, initial, (here,))
         _store(program.carry, form.wide, after, (here,), counted(length, advance, state))
 
     states = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in before]
     call = pl.pallas_call(
         kernel,
         out_shape=[*states, *ys],
-        grid=(b.size // block,),
+        grid=(size // block,),
         in_specs=[target.spec] * len(inputs),
         out_specs=[target.spec] * (len(states) + len(ys)),
+        input_output_aliases={sizes[1] + i: i for i in range(len(states))},  # a state that is donated stays where it is
         interpret=target.interpret,
         compiler_params=target.compiler,
         name="rlfx_acting",
@@ -121,12 +127,16 @@ class Form:
 
     def weights(self, shared: Sequence[Any]) -> dict[int, jax.Array]:
         """The arrays of which parts are loaded, by number, with padding where a part reaches beyond the end."""
+        with jax.ensure_compile_time_eval():  # constants are handed over as they are: no operation makes them first
+            return self._padded(shared)
+
+    def _padded(self, shared: Sequence[Any]) -> dict[int, jax.Array]:
         found = {}
         for leaf, parts in self.parts.items():
             x = jnp.asarray(self.outers[leaf][0](shared))
             ends = [max(i + 1 if isinstance(i, int) else sum(i) for i in axis) for axis in zip(*parts, strict=True)]
             x = jnp.pad(x, [(0, max(0, end - n)) for end, n in zip(ends, x.shape, strict=True)]) if x.ndim else x[None]
-            found[leaf] = x.astype(storage(x.dtype))
+            found[leaf] = x
         return found
 
     def step(self, load: Callable[[int, Index], jax.Array], t: Any, b: Any, carry: Sequence, x: Sequence) -> tuple:
@@ -195,7 +205,7 @@ def _recorded(form: Form) -> Form:
         def load(leaf, at):
             shape = tuple(i[1] for i in at if not isinstance(i, int))
             asked[leaf, at] = shape
-            return jnp.zeros(shape, storage(form.outers[leaf][1].dtype))
+            return jnp.zeros(shape, form.outers[leaf][1].dtype)
 
         new, (ip, ys) = form._run(load, t, b, carry, x)
         wide_ys.extend(i for i, y in enumerate(ys) if isinstance(y, Tile) and y.size >= WIDE)
@@ -248,7 +258,7 @@ def _in_memory(layout: Layout, wide: frozenset[int]) -> list[tuple[tuple[int, ..
         size = math.prod(shape)
         start, rest = chunks(0, size)[-1] if size else (0, 0)
         if size:
-            found.append((((start + padded(rest) if tile else size),) if shape else (), storage(dtype)))
+            found.append((((start + padded(rest) if tile else size),) if shape else (), dtype))
     return found
 
 
