@@ -33,6 +33,7 @@ os.environ["RLFX_CACHE"] = tempfile.mkdtemp(
 import jax
 import pytest
 
+from rlfx._frames import with_room
 from tests.contexts import share
 
 share()
@@ -52,7 +53,12 @@ def pytest_unconfigure():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what the lane does not run; the profiler first: a capture holds every program of its process."""
+    """Leave out what the lane does not run; the profiler first: a capture holds every program of its process.
+
+    Each test has room for its frames: pytest's lie below those of traces, which are deep themselves.
+    """
+    for item in items:
+        item.runtest = with_room(item.runtest)
     items.sort(key=lambda item: "profile" not in item.path.parts)
     lane = os.environ.get("RLFX_TESTS", "")
     if lane not in ("", "quick", "optimised"):

@@ -11,6 +11,7 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, expect
+from rlfx._frames import with_room
 from rlfx._target import Target
 from rlfx.errors import ProgramError, ScheduleError
 from rlfx.recurrence.api.adapted import adapted
@@ -143,6 +144,7 @@ class Compiled:
         return replace(rule.program, const_values=tuple(consts))
 
     @_in_its_names
+    @with_room
     def explain(
         self,
         params: Any,
@@ -190,6 +192,7 @@ class Compiled:
         return Explanation(shown.program, own, plan, evaluator, budget, free, note, alone, verbose)
 
     @_in_its_names
+    @with_room
     def physical(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Passes:
         """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
 
@@ -228,6 +231,7 @@ class Compiled:
         """
         return self._planned(params, carry, key, wrt)[-1]
 
+    @with_room
     def _planned(self, params: Any, carry: Any, key: Any, wrt: Any) -> tuple[GradientRule, tuple[Var, ...], Plan]:
         """The program for these arguments, what is differentiated, and by which plan."""
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
@@ -244,6 +248,13 @@ class Compiled:
         if known is not None:
             *known, keeping = known
             return (*known, arguments if keeping is None else self._kept(keeping, params, carry, key))
+        return self._made(traced_for, arguments, params, carry, key)
+
+    @with_room
+    def _made(
+        self, traced_for: Any, arguments: Arguments, params: Any, carry: Any, key: Any
+    ) -> tuple[GradientRule, list, Arguments]:
+        """The program for arguments of this type, traced and rewritten."""
         rest = self.domain, self.has_loss, self.reduce
         program = before = traced(self.f, params, carry, arguments, *rest, self.until)
         keeping = Keeping.of(self.f, self.has_loss, program)
