@@ -20,14 +20,15 @@ def pixels(state):
     return ((jnp.arange(SIZE, dtype=jnp.int32).reshape(SHAPE) * 7 + state * 31) % 251).astype(jnp.uint8)
 
 
-def program(see):
-    """An agent that sees images; ``see`` makes of the environment's pixels what it computes with."""
+def program(see, acts=False):
+    """An agent that sees images; ``see`` makes of the environment's pixels what it computes with; ``acts``: on what it sees."""
 
     def loss(w, state, t):
         x = see(pixels(state))
         h = jnp.tanh(x.reshape(-1) @ w[0])
         reward = rlfx.series(jax.lax.stop_gradient(jnp.sum(h * w[1])))
-        action = jax.random.bernoulli(t.key).astype(jnp.int32)
+        likely = jax.nn.sigmoid(jnp.sum(h)) if acts else jnp.float32(0.5)
+        action = jax.random.bernoulli(t.key, likely).astype(jnp.int32)
         target = rlfx.discounted_sum(reward[t:], 0.9)
         return (jnp.sum(h * w[1]) - target) ** 2, state + action + 1
 
@@ -77,6 +78,19 @@ def test_pixels_are_kept_as_they_are_without_being_asked():
     stored, value, grad = run(f)
     assert OBSERVATIONS <= stored < 1.2 * OBSERVATIONS
     assert "u8[8,4,3,8,8]" in str(rlfx.compile(f, length=T, batch=B).explain(W, STATE, KEY, verbose=True))
+    close((value, grad), by_reference(f))
+
+
+@pytest.mark.parametrize("plan", [rlfx.Plan(), rlfx.Plan("blocks", 2), rlfx.Plan("replay", 4)], ids=str)
+@pytest.mark.parametrize("pixel", ["bytes", "halves"])
+def test_pixels_that_decide_the_next_image_are_kept_as_they_are(plan, pixel):
+    def see(x):
+        narrow = x if pixel == "bytes" else x.astype(jnp.float16)
+        return jnp.expand_dims(narrow, 0).astype(jnp.float32) * (1 / 127.5) - 1.0
+
+    f = program(see, acts=True)
+    stored, value, grad = run(f, plan=plan)
+    assert stored < 1.2 * OBSERVATIONS
     close((value, grad), by_reference(f))
 
 

@@ -15,6 +15,7 @@ from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.fusion import bytes_of_products
@@ -106,13 +107,13 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     whole = Graph(program, frozenset(targets) - last, last)
     active = active_equations(program, perturbed, targets)
     recurrent = _recurrent(whole)
+    widened = _widened(whole.equations, program.domain)
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
     twice = active - set(outputs.equations)  # if acting evaluates them, for what it stores: the learner does anyway
 
     def fixed(e: Equation) -> bool:
-        return (
-            e.op in _FIXED or e in recurrent or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
-        )
+        around = e in recurrent and e not in widened
+        return e.op in _FIXED or around or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
 
     cut = minimum_cut(
         program,
@@ -144,6 +145,21 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
 
 def _recurrent(graph: Graph) -> frozenset[Equation]:
     return frozenset(e for c in nx.strongly_connected_components(graph.nx) if len(c) > 1 for e in c)
+
+
+def _widened(equations: Iterable[Equation], domain: Domain) -> frozenset[Equation]:
+    """What is a function of one value that has fewer bytes: the learner can make it from that one, also where it is part of a
+    circle (an image that decides the action, which decides the next image, is pixels first)."""
+    found: set[Equation] = set()
+    wider: set[Var] = set()
+    for e in equations:
+        operands = [u for u in e.inputs if isinstance(u, Var)]
+        if len(operands) == 1 and e.is_pointwise and not e.has_effects:
+            (given,) = operands
+            if given in wider or any(bytes_of(v, domain) > bytes_of(given, domain) for v in e.outputs):
+                found.add(e)
+                wider.update(e.outputs)
+    return frozenset(found)
 
 
 def _tails(region: Graph) -> frozenset[Var]:
