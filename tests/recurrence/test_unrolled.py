@@ -83,6 +83,16 @@ def test_what_the_user_unrolls_and_programs_without_loops_stay():
     assert with_unrolled(traced, 100) is traced
 
 
+def test_loops_over_slices_whose_length_depends_on_t_stay():
+    def over_the_past(w, x, t):
+        return jax.lax.scan(lambda z, y: (z * w + y, None), 0.0, rlfx.series(x)[: t + 1])[0], x * 0.5
+
+    traced = rlfx.trace(over_the_past, jnp.float32(2.0), jnp.float32(1.0), length=3)
+    assert with_unrolled(traced, 100) is traced
+    out = rlfx.unroll(lambda w, x, t: over_the_past(w, x, t)[::-1], length=3, target=ALWAYS)(2.0, jnp.float32(1.0))[1]
+    np.testing.assert_allclose(out, [1.0, 2.5, 5.25])
+
+
 def looking_ahead(generated):
     """A generated program whose loss is refined by a nested loop over its own values."""
     inner = generated.function

@@ -24,9 +24,9 @@ def with_unrolled(program: Program, most: int) -> Program:
 
 
 def _is_short(e: Equation, most: int) -> bool:
-    if e.op is not J.SCAN or e.params["unroll"] != 1 or e.params["length"] < 2:
+    if e.op is not J.SCAN or e.is_ragged or e.params["unroll"] != 1:  # of a loop over a slice the length depends on t
         return False
-    return e.params["length"] * _equations(e.params["jaxpr"].jaxpr) <= most
+    return e.params["length"] >= 2 and e.params["length"] * _equations(e.params["jaxpr"].jaxpr) <= most
 
 
 def _equations(jaxpr: Any) -> int:
