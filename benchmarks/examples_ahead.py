@@ -61,6 +61,7 @@ import recurrent_ppo
 import reinforce
 import sac
 import sarsa_lambda
+import search
 import targets
 import td3
 import vtrace
@@ -181,6 +182,7 @@ MAKES = {
     "pqn": pqn.make,
     "r2d2": r2d2.make,
     "recurrent_ppo": recurrent_ppo.make,
+    "search": search.make,
 }
 
 EXAMPLES = {

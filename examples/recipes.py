@@ -140,9 +140,11 @@ def main(make: Callable[..., Recipe] | dict[str, Callable[..., Recipe]], argv=No
         print(f"seed {seed}: {now:.4g} at the end; {recipe.bar:g} " + (f"after {steps:,}" if steps else "not reached"))
     print(f"interquartile mean {interquartile_mean(last):.4g}, from {min(last):.4g} to {max(last):.4g}")
     if args.results:
+        seeds = "" if args.seeds == [0, 1, 2] else f"--seeds {' '.join(map(str, args.seeds))} "
+        arguments = f"{member}{seeds}--updates {args.updates} --results {args.results}"
         about = {
             "recipe": recipe.name, "env": recipe.task, "bar": recipe.bar, "episodes": 100, "seeds": args.seeds,
-            "command": f"python examples/{Path(sys.argv[0]).name} {member}--updates {args.updates} --results {args.results}",
+            "command": f"python examples/{Path(sys.argv[0]).name} {arguments}",
             "device": f"{jax.devices()[0].platform} x {jax.device_count()}", "jax": jax.__version__,
             "date": time.strftime("%Y-%m-%d"),
         }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small tasks that recipes need beside the classic ones: a choice with forbidden actions, goals, patience, memory, two agents.
+"""Small tasks that recipes need beside the classic ones: forbidden actions, goals, patience, memory, two agents, a board.
 
 Notice that a task is a frozen dataclass with `reset`, `observe` and `transition` of one environment: nothing else makes it
 one that rlfx batches, evaluates and resets.
@@ -236,6 +236,43 @@ class Meeting(Environment):
         met = lambda first: (agents[0] == state.goals[first]).all() & (agents[1] == state.goals[1 - first]).all()  # noqa: E731
         reward = (met(0) | met(1)).astype(jnp.float32)
         return after, Step(reward, NO, after.time >= self.limit, self.observe(after))
+
+
+# -- a board
+
+
+LINES = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
+
+
+@dataclass(frozen=True)
+class TicTacToe(Environment):
+    """Three in a row win. Who is to move sees the board as his own: the state is ``[9]``, 1 of the mover's, -1 of the other's.
+
+    The reward is the mover's, 1 for a win; a place that is taken loses at once. An observation is ``[18]``: the places of
+    the mover, and those of the other.
+    """
+
+    name = "TicTacToe"
+    observation_space = Box(0.0, 1.0, (18,))
+    action_space = Discrete(9)
+
+    def reset(self, key):
+        return jnp.zeros(9, jnp.int32)
+
+    def observe(self, state):
+        return jnp.concatenate([state == 1, state == -1]).astype(jnp.float32)
+
+    @staticmethod
+    def allowed(state):
+        return state == 0
+
+    def transition(self, key, state, action):
+        right = self.allowed(state)[action]
+        board = jnp.where(right & (jnp.arange(9) == action), 1, state)
+        won = (board[LINES] == 1).all(-1).any()
+        after = -board
+        reward = jnp.where(right, won.astype(jnp.float32), -1.0)
+        return after, Step(reward, ~right | won | (board != 0).all(), NO, self.observe(after))
 
 
 def made(task: Any) -> Any:

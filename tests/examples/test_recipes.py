@@ -24,6 +24,7 @@ import recipes
 import recurrent_ppo
 import reinforce
 import sac
+import search
 import td3
 import vtrace
 from networks import one_each
@@ -80,6 +81,7 @@ RECIPES = {
         lambda: reinforce.FAMILY["monte_carlo"](length=8, envs=4, updates=4, hidden=(4,)),
         reinforce.FAMILY["monte_carlo"],
     ),
+    "search": (lambda: search.make(length=4, envs=4, updates=4, hidden=(4,)), search.make),
 }
 #: Those that differ from one of the above by a part, or a task, alone.
 LEARNED = {name: make for name, (_, make) in RECIPES.items()} | {
@@ -165,6 +167,7 @@ def test_a_recipe_is_a_command(tmp_path, monkeypatch, capsys):
     assert "seed 4: " in capsys.readouterr().out
     curve = json.loads((tmp_path / "r" / "learning_drift.json").read_text())
     assert (curve["steps"], np.shape(curve["returns"])) == ([20, 40], (2, 2))
+    assert curve["command"] == f"python examples/drift.py --seeds 3 4 --updates 4 --results {tmp_path}/r"
     assert recipes.main(make, arguments) == 0
     assert "no update was left" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="0"):

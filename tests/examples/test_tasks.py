@@ -14,7 +14,7 @@ KEY = jax.random.key(0)
 
 def test_small_tasks_keep_the_protocol_and_their_rewards():
     bag = tasks.Knapsack(4)
-    for task in (bag, tasks.BitFlip(4), tasks.Climb(), tasks.TMaze(2), tasks.Meeting()):
+    for task in (bag, tasks.BitFlip(4), tasks.Climb(), tasks.TMaze(2), tasks.Meeting(), tasks.TicTacToe()):
         rlfx.envs.check(tasks.made(task))
     state = bag.reset(KEY)
     value, weight, total, order = np.float64(state.value), np.float64(state.weight), 0.0, []
@@ -42,6 +42,16 @@ def test_small_tasks_keep_the_protocol_and_their_rewards():
             state, step = slope.step(KEY, state, jnp.int32(action))
             reward += float(step.reward)
         assert (reward, (bool(step.terminated), bool(step.truncated))) == (total, end)
+
+    board = tasks.TicTacToe()
+    for moves, last, end in (([0, 3, 1, 4, 2], 1.0, True), ([0, 3, 3], -1.0, True), ([0, 3, 1], 0.0, False),
+                             ([0, 1, 2, 4, 3, 5, 7, 6, 8], 0.0, True)):  # fmt: skip
+        state = board.reset(KEY)
+        for move in moves:
+            state, step = board.step(KEY, state, jnp.int32(move))
+        assert (float(step.reward), bool(step.terminated)) == (last, end)
+    seen = np.asarray(board.observe(jnp.array([1, -1] + 7 * [0])))
+    assert np.flatnonzero(seen).tolist() == [0, 10]
 
     meeting, at = tasks.Meeting(), jnp.array([[0, 0], [3, 3]], jnp.int32)
     for goals, reward in ((at, 1.0), (at[::-1], 1.0), (at.at[0, 0].set(1), 0.0)):

@@ -2,9 +2,11 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -219,6 +221,46 @@ except TrainingError as error:
     assert "refused: Checkpoints in" in out.stdout, out.stderr[-2000:]
     assert "can't be written" in out.stdout
     assert latest(tmp_path / "c", jnp.zeros(500_000), jax.random.key(0))[1] == 1
+
+
+def test_a_checkpoint_whose_files_end_too_early_is_broken(tmp_path):
+    """As a disk leaves them that lost its power before it wrote what it was given."""
+    run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
+    for file in (tmp_path / "4" / "agent").rglob("*"):
+        if file.is_file() and file.parent.name == "d":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.warns(UserWarning, match="broken checkpoints 4"):
+        assert latest(tmp_path, counter(), KEY)[1] == 2
+
+
+READ_ONLY = """
+import os, sys
+import jax, jax.numpy as jnp
+import orbax.checkpoint  # before this process may read less
+from rlfx.errors import TrainingError
+from rlfx.training import Checkpoints, run
+if os.getuid() == 0:
+    os.setuid(65534)  # to root every directory can be written
+try:
+    run(lambda x, key: (x + 1, None), jnp.int32(0), jax.random.key(0), updates=1, callbacks=[Checkpoints(sys.argv[1])])
+except TrainingError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_directory_that_is_read_only_is_said(tmp_path):
+    """Where there is nothing yet, by somebody who may not write there."""
+    place = Path(tempfile.mkdtemp())  # pytest's own directories are closed to others
+    try:
+        place.chmod(0o555)
+        environment = {**os.environ, "PYTHONPATH": str(Path(rlfx.__file__).parents[1])}
+        command = [sys.executable, "-c", READ_ONLY, str(place / "c")]
+        out = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert f"refused: Checkpoints in {place / 'c'} can't be written: PermissionError" in out.stdout, out.stderr[-2000:]
+        assert "Give a directory that can be written" in out.stdout
+    finally:
+        place.chmod(0o755)
+        shutil.rmtree(place)
 
 
 def test_a_directory_that_can_not_be_made(tmp_path):
