@@ -211,9 +211,11 @@ def _plots(found, folder: pathlib.Path, depth: int | None) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print two runs and what changed, or many with their medians and ranges."""
     from rlfx.profile import read
-    from rlfx.profile.compare import repeated, several
+    from rlfx.profile.compare import apart, repeated, several
 
     groups = {name: [read(one) for one in name.split(",") if one] for name in (arguments.before, *arguments.after)}
+    for name in (name for name, runs in groups.items() if not runs):
+        raise ProfileError(located(f"{name!r} names no directory.", fix="Give directories, repeated runs with commas: a1,a2."))
     reports = {name: runs[0] for name, runs in groups.items()}
     if any("," in name for name in groups):
         print(repeated(groups))
@@ -223,7 +225,7 @@ def compare(arguments: argparse.Namespace) -> None:
         print(several(reports))
     if arguments.plot:
         with _written():
-            _figures().bars(groups).figure.savefig(arguments.plot, dpi=150)
+            _figures().bars(dict(zip(apart(groups), groups.values(), strict=True))).figure.savefig(arguments.plot, dpi=150)
 
 
 def attach(arguments: argparse.Namespace) -> None:

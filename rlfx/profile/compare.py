@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,3 +209,16 @@ def _counts(report: Attributed) -> dict[str, int]:
 
 def _pairs(a: dict[str, int], b: dict[str, int]) -> dict[str, tuple[int, int]]:
     return {name: (a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
+
+
+def apart(names: Iterable[str]) -> list[str]:
+    """What distinguishes directories, or groups of them with commas, a run a line: whole paths have no room under bars.
+
+    Example:
+      >>> apart(["/runs/old/1,/runs/old/2", "/runs/new/1"])
+      ['old/1\\nold/2', 'new/1']
+    """
+    groups = [[os.path.abspath(one) for one in name.split(",") if one] for name in names]
+    every = {one for group in groups for one in group}
+    shared = os.path.commonpath(every) if len(every) > 1 else os.path.dirname(*every)
+    return ["\n".join(os.path.relpath(one, shared) for one in group) for group in groups]

@@ -37,6 +37,8 @@ def test_bars_of_repeated_runs_are_drawn(made, tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert main(["compare", one, two, "--plot", str(tmp_path / "nowhere/bars.png")]) == 1
     assert "Cannot write" in capsys.readouterr().err
+    assert main(["compare", one, ","]) == 1
+    assert "',' names no directory.\n  Fix: Give directories, repeated runs with commas" in capsys.readouterr().err
 
 
 def test_runs_that_do_not_repeat_have_no_interval(made, tmp_path):

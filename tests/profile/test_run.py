@@ -217,7 +217,9 @@ def test_run_ends_the_capture_at_a_number_of_events(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "the capture ended at the memory of 100,000 events, and the script went on" in done.stderr
     count = sum(kernel.count for kernel in read(tmp_path / "out").kernels.values())
-    assert 5_000 < count < 100_000  # an instruction has two; other memory that the process takes counts, too
+    # An instruction has two; other memory that the process takes counts, too. What runs until the watch looks again, on a
+    # machine at work, is recorded as well. Without the limit it would be two minutes of the script, some 30 million.
+    assert 5_000 < count < 1_000_000
 
 
 @pytest.mark.parametrize(
