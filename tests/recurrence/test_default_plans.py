@@ -186,3 +186,27 @@ def test_learners_that_read_windows_take_environments_that_fit_the_cache():
     for options in ({"target": small}, {"plan": rlfx.Plan(environments=2)}, {"plan": rlfx.Plan(environments=1)}):
         got = gradient(rlfx.compile(attends, length=T, batch=B, **options))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * np.abs(b).max()), got, want)
+
+
+def windowed(n):
+    """A policy that acts, and learns from what follows within n timesteps."""
+
+    def loss(p, x, t):
+        logits = jnp.tanh(x @ p["in"][:, :8]) @ p["pi"][:8]
+        action = jax.random.categorical(t.key, jax.lax.stop_gradient(logits))
+        moved = jax.lax.stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * action.astype(x.dtype))
+        return -jax.nn.log_softmax(logits)[action] * jnp.sum(rlfx.series(moved[0])[t : t + n]), moved
+
+    return loss
+
+
+def test_chunks_of_a_stream_make_up_for_the_buffers_that_every_chunk_copies():
+    def chunk(n, tile):
+        fn = rlfx.compile(windowed(n), length=100, batch=B, target=with_room(tile=tile))
+        found = fn.plan(PARAMS, jnp.ones((B, 5)), KEYS[0])
+        assert found.form == "stream"
+        return found.block
+
+    short, middle, long = (chunk(n, 2**6) for n in (2, 12, 24))
+    assert short == 1 < middle < long
+    assert chunk(2, 2**12) > short  # what the cache holds, where that is more

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
+from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.gradient.stream import Stream, find_stream
@@ -109,7 +110,7 @@ def choose(
     stream = find_stream(learner) if why_not("stream", learner) is None else None  # stores nothing for all timesteps
     if isinstance(stream, Stream):
         room = length - stream.delay
-        chunk = asked or cache_block(learner, environments or batch, target, room, copies)
+        chunk = asked or _chunk(stream, learner, cache_block(learner, environments or batch, target, room, copies))
         if chunk < room and block < length:
             return checked(Plan("stream", chunk, environments), learner, order, batch, target)
     if hosted(learner, program.directives.offload):  # only a block of what is on the host is fetched at a time
@@ -117,6 +118,18 @@ def choose(
     if block < length or environments is not None:
         return checked(Plan("blocks", block, environments), learner, order, batch, target)
     return Plan()
+
+
+def _chunk(stream: Stream, learner: Learner, fitting: int) -> int:
+    """Timesteps that a stream acts, and learns from, at a time: those that fit the cache, or as many as make up for its buffers.
+
+    Every chunk, however short, copies the values of all delayed timesteps twice: what was acted goes behind them, what was
+    learned from leaves. It computes no less than that.
+    """
+    domain = learner.program.domain
+    copied = 2 * stream.delay * sum(bytes_of(v, domain) for v in stream.buffered)
+    fewest = -(-copied // max(1, activation_bytes(learner, 1)))
+    return fitting if fewest <= fitting else divisor_near(domain.length - stream.delay, fewest)
 
 
 def resident_environments(
