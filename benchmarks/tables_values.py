@@ -48,9 +48,9 @@ def built(name: str) -> str:
 
 
 def slower(name: str) -> str:
-    """The workloads that are slower than the best by more than 5%."""
+    """The workloads that are slower than the best by more than 5%, or that there are none."""
     found = read(f"untuned_{name}")["workloads"]
-    return "; ".join(n for n, r in found.items() if statistics.median(ratios(r, "best")) > 1.05)
+    return "; ".join(n for n, r in found.items() if statistics.median(ratios(r, "best")) > 1.05) or "none"
 
 
 def seeds() -> str:
