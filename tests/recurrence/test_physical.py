@@ -113,7 +113,7 @@ def test_blocks_are_those_of_the_node(monkeypatch):
     parts = tuple(p.equations if p is blocked else p for p in node.parts)
     at = plan.nodes.index(node)
     plain = replace(plan, nodes=(*plan.nodes[:at], replace(node, parts=parts), *plan.nodes[at + 1 :]))
-    assert ops(run(plan), "sort") == len(blocked.stretches) == 2  # of four blocks, and of one
+    assert ops(run(plan), "sort") == len(blocked.sections) == 2  # of four blocks, and of one
     assert ops(run(plain), "sort") == 1
     for chosen in (plan, plain):
         same(run(chosen)(W, X0), looks_back, 40)

@@ -30,7 +30,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """One value that the learner needs of acting."""
 
     size: str
@@ -45,7 +45,7 @@ class Brief:
 
     title: str
     passes: tuple[tuple[str, tuple[Row, ...]], ...]
-    keeps: tuple[str, tuple[Kept, ...]] | None
+    keeps: tuple[str, tuple[KeptValue, ...]] | None
     facts: tuple[tuple[str, str], ...]
     change: tuple[str, ...]
 
@@ -93,7 +93,7 @@ class Brief:
 _LEFT = '<td style="text-align:left">'
 
 
-def _cells(value: Kept) -> tuple[str, str, str, str]:
+def _cells(value: KeptValue) -> tuple[str, str, str, str]:
     return value.size, value.type, value.name, value.where
 
 
@@ -195,14 +195,14 @@ def _listed(names: Any) -> str:
     return ", ".join(listed[:NAMED]) + more
 
 
-def _kept(explained: Any, named: Named) -> tuple[str, tuple[Kept, ...]] | None:
+def _kept(explained: Any, named: Named) -> tuple[str, tuple[KeptValue, ...]] | None:
     program, on_host = explained.program, explained.on_host
     sizes = {v: bytes_in_all(v, program) for v in explained.learner.stored}
     large = sorted((v for v in sizes if program.dims_of(v) or v.shape), key=lambda v: -sizes[v])
     if not large:
         return None
     rows = [
-        Kept(
+        KeptValue(
             show_bytes(sizes[v]),
             described(v, program),
             named(v) + (" (in host memory)" if v in on_host else ""),
@@ -212,7 +212,7 @@ def _kept(explained: Any, named: Named) -> tuple[str, tuple[Kept, ...]] | None:
     ]
     rest = large[NAMED:]
     if rest:
-        rows = [*rows[:NAMED], Kept(show_bytes(sum(sizes[v] for v in rest)), "", f"{len(rest)} more", "")]
+        rows = [*rows[:NAMED], KeptValue(show_bytes(sum(sizes[v] for v in rest)), "", f"{len(rest)} more", "")]
     whole = show_bytes(explained.stored_bytes)
     if explained.plan.form in ("stream", "replay"):
         return (

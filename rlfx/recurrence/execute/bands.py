@@ -18,10 +18,10 @@ def rows_of_blocks(source: Value, band: Band, domain: Domain, sizes: Mapping[str
     """``[blocks, width, B?, ...]`` of a series; zeros stand outside of the domain."""
     data = expand(source, source.dims | {"t"}, sizes).data
     blocks, size = -(-domain.length // band.block), band.block
-    pieces = -(-band.width // size)
-    needed = (blocks + pieces - 1) * size
+    needed_blocks = -(-band.width // size)
+    needed = (blocks + needed_blocks - 1) * size
     padded = _rows(data, band.first, band.first + needed)
-    shifted = [padded[i * size : (i + blocks) * size].reshape(blocks, size, *data.shape[1:]) for i in range(pieces)]
+    shifted = [padded[i * size : (i + blocks) * size].reshape(blocks, size, *data.shape[1:]) for i in range(needed_blocks)]
     return jnp.concatenate(shifted, axis=1)[:, : band.width]
 
 

@@ -103,9 +103,9 @@ class RunningLoop:
         return self.run.unseen is not None and self.loop.direction == "forward"
 
     @cached_property
-    def slots(self) -> dict[Var, frozenset]:
+    def state_dims(self) -> dict[Var, frozenset]:
         """With which dims each series is kept."""
-        return {v: slot_dims(self.run.program, self.loop, v) for v in self.loop.depth}
+        return {v: state_dims(self.run.program, self.loop, v) for v in self.loop.depth}
 
     def _readers(self, var: Var) -> Iterable[Equation]:
         return (e for e in self.loop.reads if e.source is var)
@@ -117,7 +117,7 @@ class RunningLoop:
         return [self._initial(v) for v in self.loop.depth]
 
     def _initial(self, var: Var) -> Any:
-        depth, dims, sizes = self.loop.depth[var], self.slots[var], self.run.sizes
+        depth, dims, sizes = self.loop.depth[var], self.state_dims[var], self.run.sizes
         shape = (*(sizes["b"] for a in ("b",) if a in dims), *var.shape)
         if depth != REGISTER:
             return zeros((depth, *shape), var.dtype)
@@ -165,23 +165,23 @@ class RunningLoop:
         def read(equation, env, now):
             if equation not in loop.reads:
                 return self._read_outside(equation, env, now)
-            value = self._read(equation, env, Value(rings[equation.source], self.slots[equation.source]), t)
+            value = self._read(equation, env, Value(rings[equation.source], self.state_dims[equation.source]), t)
             if not self._holds or equation.start is None or not run.unseen(equation.outputs[0]):
                 return value
             return run.held_by(run.valid(env), value, run.first(equation.start))
 
-        for chunk, written in _chunks(loop.body, writes):
-            run.sequence(chunk, here, Value(t), read)
+        for part, written in _up_to_writes(loop.body, writes):
+            run.sequence(part, here, Value(t), read)
             for v in written:
                 if self.section is not None and v in self.section.complete:
-                    rings[v] = self.section.write(v, rings[v], expand(here[v], self.slots[v], run.sizes), t)
+                    rings[v] = self.section.write(v, rings[v], expand(here[v], self.state_dims[v], run.sizes), t)
                     continue
                 slot = reads.ring_slot(t, loop.depth[v], run.domain.length)
-                data = expand(here[v], self.slots[v], run.sizes).data
+                data = expand(here[v], self.state_dims[v], run.sizes).data
                 rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
         for v, depth in loop.depth.items():
             if depth == REGISTER:
-                new, old = expand(here[v], self.slots[v], run.sizes), Value(rings[v], self.slots[v])
+                new, old = expand(here[v], self.state_dims[v], run.sizes), Value(rings[v], self.state_dims[v])
                 kept = self._holds and run.unseen(v)
                 rings[v] = (run.held_by(run.valid(here), new, old) if kept else new).data
         run.ragged.update((v, here[v].starts) for v in loop.stacked if here[v].starts is not None)
@@ -204,7 +204,7 @@ class RunningLoop:
         """The value at the last timestep, from the final state."""
         data, depth = state[list(self.loop.depth).index(var)], self.loop.depth[var]
         length = self.run.domain.length
-        return Value(data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.slots[var])
+        return Value(data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.state_dims[var])
 
     # -- reads
 
@@ -251,7 +251,7 @@ class RunningLoop:
         return value if late is None else reads.choose(late, run.end_value(equation), value, run.sizes)
 
 
-def slot_dims(program: Program, loop: Loop, var: Var) -> frozenset:
+def state_dims(program: Program, loop: Loop, var: Var) -> frozenset:
     """With which dims a loop keeps a series.
 
     A register also holds the boundary value, which may vary with the environment where the series does not.
@@ -260,13 +260,13 @@ def slot_dims(program: Program, loop: Loop, var: Var) -> frozenset:
     return frozenset().union(program.dims_of(var), *(program.dims_of(e.outputs[0]) for e in readers)) - {"t"}
 
 
-def _chunks(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:
+def _up_to_writes(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:
     """The body, cut after each equation whose value goes into a ring."""
-    chunk: list[Equation] = []
+    part: list[Equation] = []
     for equation in body:
-        chunk.append(equation)
+        part.append(equation)
         written = [v for v, owner in writes.items() if owner is equation]
         if written:
-            yield chunk, written
-            chunk = []
-    yield chunk, []
+            yield part, written
+            part = []
+    yield part, []

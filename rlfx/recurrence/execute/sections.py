@@ -44,8 +44,8 @@ class Section:
         """All tiles: what has been written before, and in this section."""
         ndim, lead = tile.data.ndim - len(tile.dims), len(tile.dims)
         axis = lead + self.before[equation.source]
-        pieces = tuple(jnp.moveaxis(x, axis, lead) for x in (*self.complete[equation.source], tile.data))
-        return Value(Tiles(pieces, 0), tile.dims, (0,) + (None,) * (ndim - 1), clean=False, raw=NOTHING)
+        tiles = tuple(jnp.moveaxis(x, axis, lead) for x in (*self.complete[equation.source], tile.data))
+        return Value(Tiles(tiles, 0), tile.dims, (0,) + (None,) * (ndim - 1), clean=False, raw=NOTHING)
 
 
 def advance_in_sections(
@@ -60,7 +60,7 @@ def advance_in_sections(
     """
     length, names = running.run.domain.length, list(running.loop.depth)
     tiled, iterate = running.node.tiled, running.node.iteration
-    axes = {v: int("b" in running.slots[v]) + before for v, before in tiled.items()}
+    axes = {v: int("b" in running.state_dims[v]) + before for v, before in tiled.items()}
     complete: dict[Var, tuple] = dict.fromkeys(tiled, ())
     kept, outs = dict(zip(names, state, strict=True)), []
     stacked: list | None = None
@@ -105,7 +105,7 @@ def _begun(last: Any, var: Var, count: int, running: Any, from_last: bool, axis:
     """
     if from_last and count <= last.shape[axis]:
         return jax.lax.slice_in_dim(last, 0, count, axis=axis)
-    whole = (*((running.run.sizes["b"],) if "b" in running.slots[var] else ()), *var.shape)
+    whole = (*((running.run.sizes["b"],) if "b" in running.state_dims[var] else ()), *var.shape)
     return zeros((*whole[:axis], count, *whole[axis:]), var.dtype)
 
 

@@ -23,7 +23,7 @@ from rlfx.recurrence.schedule.tiling import Blocked
 
 
 @dataclass(frozen=True)
-class Stretch(Domain):
+class SectionDomain(Domain):
     """The timesteps ``begin <= t < end`` of a domain: slices are as wide as these readers see."""
 
     begin: int = 0
@@ -48,34 +48,34 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
     fixed = {v: replace(x, data=widened(x.data)) for v, x in inputs.items() if v not in moving}
     bands = {e: rows_of_blocks(run.env[e.source], band, run.domain, run.sizes) for e, band in blocked.bands.items()}
     found: list[list] = []
-    for begin, end in blocked.stretches:
+    for begin, end in blocked.sections:
         domain = run.domain
-        stretch = Stretch(domain.length, domain.batch, domain.until, begin=begin, end=end)
+        section = SectionDomain(domain.length, domain.batch, domain.until, begin=begin, end=end)
         views = {}
         for e in blocked.equations:
-            if e.is_read and e not in bands and (view := reads.view_slice(run.env[e.source], e, stretch, run.sizes)) is not None:
+            if e.is_read and e not in bands and (view := reads.view_slice(run.env[e.source], e, section, run.sizes)) is not None:
                 views[e.outputs[0]] = view
         rest = tuple(e for e in blocked.equations if e not in bands and not any(v in views for v in e.outputs))
 
-        def evaluate(times, slices, rows, rest=rest, stretch=stretch, views=views):
+        def evaluate(times, slices, rows, rest=rest, section=section, views=views):
             here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
             own = {v: replace(x, data=narrowed(x.data, v.dtype)) for v, x in fixed.items()}
             seen = {
-                e.outputs[0]: seen_by_block(run.env[e.source], x, e, band, stretch)
+                e.outputs[0]: seen_by_block(run.env[e.source], x, e, band, section)
                 for x, (e, band) in zip(rows, blocked.bands.items(), strict=True)
             }
-            part = at(times, stretch, {**own, **views, **seen, **here})
+            part = at(times, section, {**own, **views, **seen, **here})
 
             def read(equation, env, t):
-                return reads.gather_slice(run.env[equation.source], equation, stretch, times, run.sizes)
+                return reads.gather_slice(run.env[equation.source], equation, section, times, run.sizes)
 
             part.sequence(rest, part.env, part.times, read)
             return [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]
 
         slices = [inputs[v].data for v in moving]
         found.append(_map_blocks(evaluate, blocked.block, begin, end, slices, run.times.data, list(bands.values())))
-    for v, pieces in zip(blocked.outputs, zip(*found, strict=True), strict=True):
-        data = _joined(list(pieces))
+    for v, parts in zip(blocked.outputs, zip(*found, strict=True), strict=True):
+        data = _joined(list(parts))
         run.env[v] = Value(data, run.program.dims_of(v) | {"t"})
 
 

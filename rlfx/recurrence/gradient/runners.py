@@ -71,7 +71,7 @@ class Kept:
         cut = lambda x: x[: whole * self.block].reshape(whole, self.block, *x.shape[1:])  # noqa: E731
         state, (before, ys) = jax.lax.scan(one, list(state), (cut(times), [cut(x) for x in slices]))
         ys = [y.reshape(whole * self.block, *y.shape[2:]) for y in ys]
-        dims = [running.slots[v] for v in mine]
+        dims = [running.state_dims[v] for v in mine]
         self.states |= {v: Value(x, d | {"t"}) for v, x, d in zip(mine, before, dims, strict=True)}
         self.last |= {v: Value(state[i], d) for v, i, d in zip(mine, places, dims, strict=True)}
         if rest:

@@ -21,7 +21,7 @@ from rlfx.recurrence.execute.executor import Execution
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import first_of, hold
 from rlfx.recurrence.execute.host import fetched_times
-from rlfx.recurrence.execute.loops import RunningLoop, slot_dims
+from rlfx.recurrence.execute.loops import RunningLoop, state_dims
 from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times
 from rlfx.recurrence.gradient.counted import any_of, if_needed, not_zero
@@ -53,7 +53,7 @@ def find_acting(learner: Learner) -> Schedule | str:
                 v = e.source
                 if stage.depth[v] != REGISTER or v not in kept:
                     return f"the gradient flows through reads further back than the previous timestep ({e.where})"
-                if not slot_dims(program, kept[v], v) <= slot_dims(program, stage, v):
+                if not state_dims(program, kept[v], v) <= state_dims(program, stage, v):
                     return f"acting keeps for each environment what the learner has once ({e.where})"
             elif not e.is_simultaneous or e.is_ragged:
                 return f"the gradient flows through reads of other timesteps ({e.where})"

@@ -17,7 +17,7 @@ from rlfx.recurrence.analysis.cost import show_bytes
 from rlfx.recurrence.memory.flat import Flat, flatten
 from rlfx.recurrence.memory.fusion import units_of
 from rlfx.recurrence.memory.order import schedule
-from rlfx.recurrence.memory.sizes import UPDATES, Node, Value, like
+from rlfx.recurrence.memory.sizes import UPDATES, Buffer, Node, like
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Moment:
     """
 
     node: Node
-    live: tuple[Value, ...]
-    inside: tuple[Value, ...]
+    live: tuple[Buffer, ...]
+    inside: tuple[Buffer, ...]
 
 
 def _peak(moments: Iterator[Moment]) -> tuple[int, tuple]:
@@ -56,7 +56,7 @@ def _peak(moments: Iterator[Moment]) -> tuple[int, tuple]:
     return peak, at_peak
 
 
-def _moments(flat: Flat, outside: set[int], carried: Mapping[int, Value]) -> Iterator[Moment]:
+def _moments(flat: Flat, outside: set[int], carried: Mapping[int, Buffer]) -> Iterator[Moment]:
     """What is in memory while one operation after the other runs.
 
     Args:
@@ -82,7 +82,7 @@ def _moments(flat: Flat, outside: set[int], carried: Mapping[int, Value]) -> Ite
                 if unit.node.op in UPDATES:
                     same += [v for v in unit.node.ins[:1] if v.bytes == value.bytes and last[id(v)] == i]
                 free |= {id(v) for v in same}
-    live: dict[int, Value] = {}
+    live: dict[int, Buffer] = {}
     for i, unit in enumerate(units):
         dying = [v for v in unit.reads if last[id(v)] == i and id(v) in live]
         for value in unit.node.outs:
@@ -105,7 +105,7 @@ def _total(values: Any) -> int:
     return sum(v.bytes for v in values)
 
 
-def _inside(node: Node) -> tuple[Value, ...]:
+def _inside(node: Node) -> tuple[Buffer, ...]:
     """Temporaries inside an operation: of a body, of the branch that takes most, of random words."""
     op, params = node.op, node.equation.params
     if op is J.SCAN:

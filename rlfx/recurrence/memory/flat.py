@@ -13,8 +13,8 @@ from rlfx.recurrence.memory.sizes import (
     BROADCAST,
     COPY,
     LOOPS,
+    Buffer,
     Node,
-    Value,
     like,
     made,
     names,
@@ -34,8 +34,8 @@ _RESHAPING = names("broadcast_in_dim", "transpose", "reduce_sum", "reduce_max", 
 class Flat:
     """A jaxpr without calls and views: what is computed, in program order."""
 
-    inputs: list[Value]
-    outputs: list[Value | None]
+    inputs: list[Buffer]
+    outputs: list[Buffer | None]
     nodes: list[Node]
 
 
@@ -43,7 +43,7 @@ def flatten(jaxpr: Any) -> Flat:
     """Of a jaxpr; its constants are inputs. Without what no result needs."""
     nodes: list[Node] = []
 
-    def visit(equation: Any, ins: list[Value | None], within: tuple) -> Sequence[Value | None]:
+    def visit(equation: Any, ins: list[Buffer | None], within: tuple) -> Sequence[Buffer | None]:
         if _is_view(equation):
             return ins[: len(equation.outvars)]
         op, outs = equation.primitive, [of_aval(v.aval) for v in equation.outvars]
@@ -61,7 +61,7 @@ def flatten(jaxpr: Any) -> Flat:
     return Flat(inputs, outputs, kept[::-1])
 
 
-def _loop(equation: Any, ins: list[Value | None], outs: list[Value]) -> list[Node]:
+def _loop(equation: Any, ins: list[Buffer | None], outs: list[Buffer]) -> list[Node]:
     """A loop writes over copies of the values that it begins with, and over zeros where it stacks."""
     params, before, pairs = equation.params, [], []
     scans = equation.primitive is J.SCAN

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlfx import _jaxpr as J
 from rlfx._axes import ARGUMENTS, REDUCTIONS
 from rlfx.recurrence.memory.flat import Flat
-from rlfx.recurrence.memory.sizes import IN_PLACE, LOOPS, UPDATES, Node, Value, names
+from rlfx.recurrence.memory.sizes import IN_PLACE, LOOPS, UPDATES, Buffer, Node, names
 
 _REDUCTIONS = ARGUMENTS | REDUCTIONS.keys()
 #: Computed inside the loop that reads them.
@@ -40,7 +40,7 @@ class Unit:
     """
 
     node: Node
-    reads: list[Value]
+    reads: list[Buffer]
     aligned: set[int]
 
 
@@ -62,7 +62,7 @@ def units_of(flat: Flat, needing_buffer: set[int]) -> list[Unit]:
 
 
 def _unit(root: Node, inside: Mapping[int, int]) -> Unit:
-    reads: dict[int, Value] = {}
+    reads: dict[int, Buffer] = {}
     elsewhere: set[int] = set()
     seen: set[tuple[int, bool]] = set()
     todo = [(root, root.op in IN_PLACE or root.op in LOOPS)]

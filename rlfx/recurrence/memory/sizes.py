@@ -14,7 +14,7 @@ from rlfx import _jaxpr as J
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class Buffer:
     """An array of the flattened program.
 
     Attributes:
@@ -39,10 +39,10 @@ class Node:
     """
 
     op: Any
-    ins: tuple[Value, ...]
-    outs: tuple[Value, ...]
+    ins: tuple[Buffer, ...]
+    outs: tuple[Buffer, ...]
     equation: Any
-    pairs: tuple[tuple[Value, Value], ...] = ()
+    pairs: tuple[tuple[Buffer, Buffer], ...] = ()
 
 
 def names(*names: str) -> frozenset:
@@ -57,19 +57,19 @@ UPDATES = names("dynamic_update_slice", "scatter", "scatter_add", "scatter_mul",
 IN_PLACE = J.ELEMENTWISE | UPDATES
 
 
-def made(op: Any, ins: Sequence[Value | None], outs: Sequence[Value], equation: Any, pairs: Sequence = ()) -> Node:
+def made(op: Any, ins: Sequence[Buffer | None], outs: Sequence[Buffer], equation: Any, pairs: Sequence = ()) -> Node:
     node = Node(op, tuple(i for i in ins if i is not None), tuple(outs), equation, tuple(pairs))
     for out in outs:
         out.node = node
     return node
 
 
-def of_aval(aval: Any) -> Value:
-    return Value(bytes_of(aval), tuple(aval.shape), aval.dtype, host=on_host(aval))
+def of_aval(aval: Any) -> Buffer:
+    return Buffer(bytes_of(aval), tuple(aval.shape), aval.dtype, host=on_host(aval))
 
 
-def like(value: Value) -> Value:
-    return Value(value.bytes, value.shape, value.dtype, host=value.host)
+def like(value: Buffer) -> Buffer:
+    return Buffer(value.bytes, value.shape, value.dtype, host=value.host)
 
 
 def bytes_of(aval: Any) -> int:

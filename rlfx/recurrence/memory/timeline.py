@@ -15,7 +15,7 @@ from typing import Any
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import flops_of_jaxpr_equation
 from rlfx.recurrence.memory.estimate import Moment, loop_moments, program_moments
-from rlfx.recurrence.memory.sizes import BROADCAST, COPY, LOOPS, Value
+from rlfx.recurrence.memory.sizes import BROADCAST, COPY, LOOPS, Buffer
 
 #: The ``jax.named_scope`` of everything that is learned.
 LEARNING = "rlfx.learn"
@@ -29,7 +29,7 @@ _FLOPS_PER_BYTE = 0.5
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of time.
+    """A part of the time.
 
     Attributes:
       work: how long it takes: operations, and bytes at what they are worth in operations.
@@ -129,14 +129,14 @@ def _segments(moments: Iterable[Moment], learning: bool) -> Iterator[Segment]:
                 yield _and(now, replace(s, work=s.work * trips / groups))
 
 
-def _holding(values: Sequence[Value], learning: bool) -> Segment:
+def _holding(values: Sequence[Buffer], learning: bool) -> Segment:
     def total(host: bool, filled: bool) -> int:
         return sum(v.bytes for v in values if v.host == host and not (filled and _empty(v)))
 
     return Segment(0.0, total(False, False), total(True, False), total(False, True), total(True, True), learning)
 
 
-def _empty(value: Value) -> bool:
+def _empty(value: Buffer) -> bool:
     """The buffer of what a loop will stack."""
     while value.node is not None and value.node.op is COPY and value.node.ins:
         (value,) = value.node.ins
@@ -166,7 +166,7 @@ def _work(m: Moment) -> float:
 
 
 def coarse(segments: Sequence[Segment], at_most: int) -> list[Segment]:
-    """The same stretch in about so many segments: neighbours become one, with what the larger of them holds."""
+    """The same time in about so many segments: neighbours become one, with what the larger of them holds."""
     size, found = math.ceil(len(segments) / at_most), []
     for _, same in itertools.groupby(segments, key=lambda s: s.learning):
         run = list(same)

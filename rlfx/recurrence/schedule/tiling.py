@@ -48,7 +48,7 @@ class Blocked:
       equations: in order.
       outputs: what is needed of them elsewhere.
       block: timesteps in a block.
-      stretches: the sections, each a number of blocks (the last one may end with a shorter block).
+      sections: each a number of blocks (the last one may end with a shorter block).
       largest: bytes of their largest value, if it were computed for all timesteps at once; without slices, of all of them.
       bands: what each block sees of windows that move with t, by the equations that read them.
     """
@@ -56,7 +56,7 @@ class Blocked:
     equations: tuple[Equation, ...]
     outputs: tuple[Var, ...]
     block: int
-    stretches: tuple[tuple[int, int], ...]
+    sections: tuple[tuple[int, int], ...]
     largest: int
     bands: Mapping[Equation, Band] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Blocked:
         if not slices:
             steps = f"{self.block} timestep" + "s" * (self.block > 1)
             return f"blocks of {steps}, their values of all would be {self.largest / 2**20:.3g} MiB"
-        sections = f" in {len(self.stretches)} sections" if len(self.stretches) > 1 else ""
+        sections = f" in {len(self.sections)} sections" if len(self.sections) > 1 else ""
         size = f"{self.largest / 2**20:.3g} MiB"
         rows = dict.fromkeys(b.width for b in self.bands.values())
         seen = f" that each see {' or '.join(map(str, rows))} rows" if rows else ""

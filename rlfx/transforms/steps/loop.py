@@ -107,13 +107,13 @@ class FusedLoops:
         def each(data, dims, axis=0):  # what all environments share, once for each of them
             return data if "b" in dims else jnp.broadcast_to(jnp.expand_dims(data, axis), _widened(data, axis, n))
 
-        kept = [each(x, running.slots[v]) for v, x in zip(loop.depth, state, strict=True)]
+        kept = [each(x, running.state_dims[v]) for v, x in zip(loop.depth, state, strict=True)]
         own = [run.env[v].data for v in body.own]
         xs = [each(slices[v], run.env[v].dims, 1) for v in body.moving]
         scan = fuse_scan(body.point, times.shape[0], backend=self.backend, tile=self.tile)
         shared = [run.env[v].data for v in body.shared]
         (_, kept), ys = scan(shared, (own, kept), xs, t0=run.t0 + times[0], b0=run.extent.first)
-        final = [x if "b" in running.slots[v] else x[0] for v, x in zip(loop.depth, kept, strict=True)]
+        final = [x if "b" in running.state_dims[v] else x[0] for v, x in zip(loop.depth, kept, strict=True)]
         stacked = [y if "b" in program.dims_of(v) else y[:, 0] for v, y in zip(loop.stacked, ys, strict=True)]
         return final, stacked
 

@@ -1,4 +1,4 @@
-"""Softmax and product in one, over slices whose length depends on t: masked once, divided once, pieces as they are."""
+"""Softmax and product in one, over slices whose length depends on t: masked once, divided once, tiles as they are."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ RULES[custom_p] = custom_rule(rule_of)
 #: What only picks and moves data: that of other timesteps stays such.
 _KEEPS_RAW = shapes.MOVES | {J.primitive(n) for n in ("rev", "slice", "dynamic_slice", "gather")}
 
-#: The rules that take pieces of a ragged axis one by one.
+#: The rules that take tiles of a ragged axis one by one.
 _TILED = {
     **{op: tilewise_unperturbed(RULES[op]) for op in J.ELEMENTWISE},
     **{op: tilewise(RULES[op]) for op in (*shapes.MOVES, J.primitive("broadcast_in_dim"))},

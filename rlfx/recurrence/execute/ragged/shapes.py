@@ -80,7 +80,7 @@ def _merged(before: Sequence, after: Sequence, old: Sequence[int], new: Sequence
 
 
 def _products(shape: Sequence, symbolic: Sequence[int]) -> list[int]:
-    """The sizes of the static stretches between symbolic axes."""
+    """The products of the static sizes between symbolic axes."""
     out, current = [], 1
     for i, d in enumerate(shape):
         if i in symbolic:

@@ -130,9 +130,9 @@ def _concatenate(point: Here, equation: Equation, *parts: Part) -> list[Part]:
         start = have.starts[axis]
         first = 0 if start is None or start == ANYWHERE else point.value(start)
         source = jnp.clip(position - offset + first, 0, part.data.shape[axis] - 1)
-        piece = jnp.take(part.data, source, axis=axis, mode="clip")
-        here = (position >= offset).reshape((1,) * axis + (width,) + (1,) * (piece.ndim - axis - 1))
-        data = piece if data is None else jnp.where(here, piece, data)
+        taken = jnp.take(part.data, source, axis=axis, mode="clip")
+        here = (position >= offset).reshape((1,) * axis + (width,) + (1,) * (taken.ndim - axis - 1))
+        data = taken if data is None else jnp.where(here, taken, data)
         offset = offset + point.value(var.shape[axis])
     return [Part(data, replaced(starts, axis, 0 if J.is_symbolic(total[axis]) else None), False)]
 

@@ -38,11 +38,11 @@ def extreme(op: Any, x: Any) -> Any:
       39.0
     """
     both, many = EXTREMES[op]
-    return _halved(both, lambda piece: many(piece, (piece.ndim - 1,)), [x])
+    return _halved(both, lambda tile: many(tile, (tile.ndim - 1,)), [x])
 
 
-def reduced(both: Callable, many: Callable, pieces: Sequence, axis: int, halves: bool) -> Any:
-    """A reduction of all pieces of an array along the axis in which it is cut: ``both`` of two, ``many`` along an axis.
+def reduced(both: Callable, many: Callable, tiles: Sequence, axis: int, halves: bool) -> Any:
+    """A reduction of all tiles of an array along the axis in which it is cut: ``both`` of two, ``many`` along an axis.
 
     (Its derivative would be slow.)
 
@@ -53,14 +53,14 @@ def reduced(both: Callable, many: Callable, pieces: Sequence, axis: int, halves:
       >>> reduced(jnp.add, jnp.sum, [jnp.arange(48.0), jnp.ones(20)], 0, halves=True).item()
       1148.0
     """
-    if halves and axis == pieces[0].ndim - 1:
-        return _halved(both, lambda piece: many(piece, axis), pieces)
-    return functools.reduce(both, [many(piece, axis) for piece in pieces])
+    if halves and axis == tiles[0].ndim - 1:
+        return _halved(both, lambda tile: many(tile, axis), tiles)
+    return functools.reduce(both, [many(tile, axis) for tile in tiles])
 
 
-def _halved(both: Callable, many: Callable, pieces: Sequence) -> Any:
-    """The longest piece and the next one together, or its own halves where that one is shorter, until all are short."""
-    rows = sorted(pieces, key=_length, reverse=True)
+def _halved(both: Callable, many: Callable, tiles: Sequence) -> Any:
+    """The longest tile and the next one together, or its own halves where that one is shorter, until all are short."""
+    rows = sorted(tiles, key=_length, reverse=True)
     while (n := _length(rows[0])) > _ROW:
         first, *others = rows
         half = n // 2
