@@ -1,11 +1,13 @@
 """Backpropagation through time: rlfx's plans against the usual programs by hand. Ratios first.
 
     python benchmarks/through_time.py [--length 1024] [--batch 64] [--hidden 128] [--cell gru lstm gru2] [--rounds 5] [--out FILE]
+    python benchmarks/through_time.py --devices 2 ...        environments split over two host devices, a core each
 
 A recurrent actor-critic whose episodes are reset inside the rollout: `gru`, `lstm`, or two layers `gru2`. By hand: `two pass`
 acts, and runs the recurrence again under `jax.grad`; `one pass` differentiates the acting loop; `checkpointed` is the former in
 chunks of 32 timesteps under `jax.checkpoint`. All draw the same numbers, and their losses and gradients are compared before
-anything is timed. One core, interleaved, medians of CPU time; temporary bytes are XLA's own.
+anything is timed. One core, interleaved, medians of CPU time; temporary bytes are XLA's own, of a device. With several devices
+the programs by hand are sharded by `jax.jit`, and times are of the clock.
 """
 
 from __future__ import annotations
@@ -181,17 +183,20 @@ def by_hand(cell, length, batch, form):
     return lambda p, carry, key: forms[form](p, carry, keys_of(key, length, batch))
 
 
-def compare(cell, length, batch, hidden, rounds):
+def compare(cell, length, batch, hidden, rounds, mesh):
+    clock = time.process_time if mesh is None else time.perf_counter
     start = jnp.zeros((batch, OBS)), jnp.zeros(batch, jnp.int32), zero_state(cell, (batch,), hidden)
+    if mesh is not None:
+        start = jax.device_put(start, jax.NamedSharding(mesh, jax.P("b")))
     arguments = weights(cell, hidden), start, jax.random.key(1)
-    full, at_once = by_rlfx(cell, length, batch, plan=rlfx.Plan())
+    full, at_once = by_rlfx(cell, length, batch, plan=rlfx.Plan(), mesh=mesh)
     candidates, plans = {"at once": full}, {"at once": rlfx.Plan()}
     whole = at_once.explain(*arguments, measure=True).measured_bytes
-    candidates["default"], fn = by_rlfx(cell, length, batch)
+    candidates["default"], fn = by_rlfx(cell, length, batch, mesh=mesh)
     plans["default"] = fn.plan(*arguments)
     for share in (8, 16, 32):
         name, began = f"budget 1/{share}", time.process_time()
-        candidate, fn = by_rlfx(cell, length, batch, memory_budget=whole // share)
+        candidate, fn = by_rlfx(cell, length, batch, memory_budget=whole // share, mesh=mesh)
         try:
             plans[name] = fn.plan(*arguments)
         except MemoryBudgetError as error:
@@ -213,9 +218,9 @@ def compare(cell, length, batch, hidden, rounds):
     times = {name: [] for name in programs}
     for _ in range(rounds):
         for name, run in programs.items():
-            began = time.process_time()
+            began = clock()
             jax.block_until_ready(run(*arguments))
-            times[name].append(time.process_time() - began)
+            times[name].append(clock() - began)
     best = min(statistics.median(times[n]) for n in ("two pass", "one pass", "checkpointed"))
     for name, row in rows.items():
         median = statistics.median(times[name])
@@ -228,7 +233,7 @@ def compare(cell, length, batch, hidden, rounds):
             "ms": round(1e3 * median, 2),
         }
         print(f"  {cell} {name:12} {row}", flush=True)
-    return {"cell": cell, "T": length, "B": batch, "H": hidden, "programs": rows}
+    return {"cell": cell, "T": length, "B": batch, "H": hidden, "devices": 1 if mesh is None else mesh.size, "programs": rows}
 
 
 def main(argv=None):
@@ -238,11 +243,13 @@ def main(argv=None):
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--cell", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--out")
     args = parser.parse_args(argv)
-    if hasattr(os, "sched_setaffinity"):
+    mesh = rlfx.use_all_cores(args.devices) if args.devices > 1 else None
+    if mesh is None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    rows = [compare(cell, args.length, args.batch, args.hidden, args.rounds) for cell in args.cell]
+    rows = [compare(cell, args.length, args.batch, args.hidden, args.rounds, mesh) for cell in args.cell]
     if args.out:
         recorded.write(args.out, recorded.about("through_time") | {"rounds": args.rounds, "rows": rows})
 
