@@ -1,5 +1,6 @@
 """Gradients through time in blocks: those of the reference, with the activations of one block."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -232,6 +233,28 @@ def test_a_budget_is_met_by_blocks():
         found = fitted.explain(weights(), small(), measure=True)
         assert found.measured_bytes <= full // 6
         assert found.plan.form == "blocks"
+
+
+@pytest.mark.optimised
+def test_a_budget_below_the_states_between_the_shortest_blocks_is_met():
+    """By default blocks are short where the cache is small; a budget takes longer ones, between which fewer states are kept."""
+
+    def memory(p, h, t):
+        h = jnp.tanh(p["w"] @ h + p["u"] @ observation(t))
+        return jnp.sum(h**2), h
+
+    length, hidden, cpu = 512, 64, rlfx.target("cpu")
+    p = {"w": jnp.eye(hidden) / 2, "u": jnp.ones((hidden, 2))}
+    args = p, jnp.zeros((BATCH, hidden)), jax.random.key(1)
+    target = replace(cpu, room=replace(cpu.room, tile=1))
+    chosen = rlfx.compile(memory, length=length, batch=BATCH, target=target)
+    assert chosen.plan(*args) == rlfx.Plan("blocks", 1)
+    states = 4 * length * BATCH * hidden
+    fitted = rlfx.compile(memory, length=length, batch=BATCH, target=target, memory_budget=states // 2)
+    found = fitted.explain(*args, measure=True)
+    assert found.plan.form == "blocks"
+    assert found.plan.block > 1
+    assert found.measured_bytes <= states // 2
 
 
 def test_explain_names_the_leaves_through_which_the_gradient_flows():

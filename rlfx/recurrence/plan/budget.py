@@ -169,21 +169,25 @@ def offloads(evaluator: PlanEvaluator, learner: Learner) -> bool:
 
 
 def _tiles(form: str, start: int, length: int, batch: int, least: int) -> Iterator[Plan]:
-    """Tiles from large to small: blocks of timesteps down to ``least``, then fewer environments."""
-    halved = {divisor_near(length, max(1, start >> i)) for i in range(start.bit_length())}  # of a prime T, too
-    sizes = sorted({d for d in {*divisors(length), *halved} if least <= d <= start} or {min(start, least)})
-    for block in reversed(sizes):
+    """Tiles of falling memory: from blocks of ``start`` timesteps to those of ``least``, then fewer environments.
+
+    Blocks that fit the cache may be shorter than ``least``: then longer ones, between which fewer states are kept, need less.
+    """
+    low, high = sorted((start, least))
+    halved = {divisor_near(length, max(1, high >> i)) for i in range(high.bit_length())}  # of a prime T, too
+    sizes = sorted(d for d in {start, *divisors(length), *halved} if low <= d <= high)
+    for block in reversed(sizes) if least < start else sizes:
         yield Plan(form, block)
     for environments in reversed(divisors(batch)[:-1]):
-        yield Plan(form, sizes[0], environments)
+        yield Plan(form, sizes[0] if least < start else sizes[-1], environments)
 
 
 def _least(learner: Learner) -> int:
-    """The shortest block worth trying: below, the states between blocks of a recurrence grow faster than activations fall."""
+    """The block that needs least: between shorter ones, the states of a recurrence grow faster than activations fall."""
     domain = learner.program.domain
     states = sum(bytes_of(v, domain) for loop in learner.region.loops for v in loop.depth)
     balance = math.sqrt(domain.length * states / max(1, activation_bytes(learner, 1)))
-    return max(1, math.floor(balance))
+    return min(domain.length, max(1, math.floor(balance)))
 
 
 def _replay_blocks(program: Program, learner: Learner) -> list[int]:
