@@ -113,12 +113,12 @@ def _clocked(timeline: Timeline, notes: dict[str, Any], start_ns: int) -> list[C
         early = first >= 0 and waits[first]  # a call of jax that was open at the start leaves no event
         for (begin, run, queued, place_), (end, run_, queued_, place__) in itertools.pairwise(thread["samples"]):
             known = [waits[p] for p in (place_, place__) if p >= 0]
-            ready = queued_ - queued
+            ready, open_at_begin = queued_ - queued, early
             early = early and place__ == first and len(between(track, timeline.window[0], end - start_ns).start) <= 1
             if early:  # in it, a thread that wakes up and hardly runs waits on, however long it is ready
                 ready = 0
             free = max(0, min(end - begin, end - begin - (run_ - run) - ready))
-            of_jax = bool(known) and all(known)
+            of_jax = open_at_begin or (bool(known) and all(known))
             if end > begin:
                 at = begin - start_ns, end - start_ns, tracks[thread["line"]]
                 out.append(Clocked(*at, free, ready, of_jax))

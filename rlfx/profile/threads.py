@@ -41,7 +41,8 @@ STDLIB = tuple(
     str(pathlib.Path(p)) + os.sep for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 )
 _JAX = str(pathlib.Path(jax.__file__).parent) + os.sep
-PRIVATE = (*STDLIB, _JAX, str(pathlib.Path(__file__).parent) + os.sep)
+_HERE = str(pathlib.Path(__file__).parent) + os.sep
+PRIVATE = (*STDLIB, _JAX, _HERE)
 #: Functions in C that wait for the device, called from anywhere.
 FETCHES = frozenset({"block_until_ready", "asarray", "array", "item", "tolist", "device_get", "float", "int", "bool"})
 
@@ -171,6 +172,9 @@ class Watch:
 
         Those of packages are kept up to the first of the user's, and only the user's from there on.
         """
+        called = frame
+        while called.f_back is not None and called.f_code.co_filename.startswith(_HERE):
+            called = called.f_back  # a wrapper of ours, from an earlier capture, where a wait began in that one
         outer: FrameType | None = frame
         packages, mine, sets_up, inner = [], [], "", ""
         while outer is not None and len(mine) < DEPTH:
@@ -186,7 +190,7 @@ class Watch:
                 elif not mine:
                     packages.append((outer.f_code, outer.f_lasti))
             outer = outer.f_back
-        key = (frame.f_code, frame.f_lasti), tuple(packages[:DEPTH] + packages[DEPTH:][-DEPTH:]), tuple(mine), sets_up
+        key = (called.f_code, called.f_lasti), tuple(packages[:DEPTH] + packages[DEPTH:][-DEPTH:]), tuple(mine), sets_up
         return self._places.setdefault(key, len(self._places))
 
     def tick(self, frame: FrameType) -> None:

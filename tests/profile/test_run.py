@@ -162,20 +162,25 @@ def test_run_does_not_end_before_the_script_has_worked(tmp_path):
     assert "jit(train)" in {row.path[0] for row in read(tmp_path / "out").device_rows if row.path}
 
 
-def test_a_window_of_one_long_call_ends_in_time_and_says_what_it_is(tmp_path):
-    @jax.jit
-    def train(a, n):
-        return jax.lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ a), a)
+@jax.jit
+def train(a, n):
+    return jax.lax.fori_loop(0, n, lambda i, c: jnp.tanh(c @ a), a)
 
-    a = jnp.ones((64, 64))
+
+def steps_of(a, seconds):
+    """So many steps of `train` last at least so long."""
     train(a, 1).block_until_ready()
     taken = []
-    for _ in range(5):  # the fastest, so that the call lasts 3 s at least
+    for _ in range(5):  # the fastest
         begin = time.perf_counter()
         train(a, 2000).block_until_ready()
         taken.append(time.perf_counter() - begin)
-    long = int(2000 * 3.0 / min(taken))
-    thread = threading.get_ident()
+    return int(2000 * seconds / min(taken))
+
+
+def test_a_window_of_one_long_call_ends_in_time_and_says_what_it_is(tmp_path):
+    a = jnp.ones((64, 64))
+    long, thread = steps_of(a, 3.0), threading.get_ident()
     with Window(lambda: capturing(tmp_path, 0, None, False, 2, thread), 0.3, 0.3, 2 << 30) as window:
         train(a, long).block_until_ready()
     assert window.cut == "after 0.3 s"
@@ -183,6 +188,28 @@ def test_a_window_of_one_long_call_ends_in_time_and_says_what_it_is(tmp_path):
     assert report.verdict.startswith("device-bound")
     assert report.one_call
     assert any("arrays not ready: 1" in p for p in report.problems)  # the call went on
+
+
+def test_a_wait_that_began_in_an_earlier_capture_is_a_wait(tmp_path):
+    a, begun, sessions, main = jnp.ones((64, 64)), threading.Event(), [], threading.get_ident()
+    long = steps_of(a, 3.0)
+
+    def captures():
+        for name in ("first", "second"):
+            with capturing(tmp_path / name, 0, None, False, 2, main) as session:
+                begun.set()  # the wait begins in the first one, which wraps it
+                time.sleep(0.3)
+            sessions.append((session, result.is_ready()))
+
+    side = threading.Thread(target=captures)
+    result = train(a, long)
+    side.start()
+    begun.wait()
+    jax.block_until_ready((result, a))
+    side.join()
+    assert not sessions[1][1]
+    report = sessions[1][0].report()
+    assert report.total(host="wait") > 0.9 * report.window_ns, report.by("host")
 
 
 GROWS = """
