@@ -4,13 +4,15 @@
     python benchmarks/fits.py --part budgets [--json FILE]    # 20 programs, three budgets each, on an H200
     python benchmarks/fits.py --part images [--json FILE]     # 3x256x256, T 1,000, B 256, on an H200 and an A100
 
-Nothing is run. `grid`: PPO by hand with the full batch beside rlfx's default plan, both compiled; a program that needs more
-than the machine has is refused by its compiler, which says how much. `budgets`: of the bytes at once 1/2, 1/4 and 1/8; how many
+Nothing is run. With `--json`, rows that the file has are not made again: an interrupted run goes on. `grid`: PPO by hand with the
+full batch beside rlfx's default plan, both compiled; a program that needs more than the machine has is refused by its compiler,
+which says how much. `budgets`: of the bytes at once 1/2, 1/4 and 1/8; how many
 plans were compiled to find one. `images` (TimeRL section 8.3): every value of an image at every timestep, as float32 or as
 uint8, at once, replayed, by default, and offloaded (jaxlib 0.11.1 or later computes that right on GPUs).
 """
 
 import argparse
+import functools
 import json
 import pathlib
 
@@ -56,18 +58,22 @@ def bytes_there(target, fn, arguments):
 
 
 def grid():
-    target = rlfx.target("t4")
     for point in points():
-        ppo_timerl.LENGTH = point["T"]
-        params = jax.eval_shape(lambda key, p=point: ppo_grid.init(key, p["units"], p["layers"]), KEY)
-        init = lambda key, n=point["B"]: jax.vmap(ppo_timerl.env_reset)(jax.random.split(key, n))  # noqa: E731
-        arguments = params, jax.eval_shape(init, KEY), KEY
-        loss_fn = rlfx.compile(ppo_timerl.ppo, length=point["T"], batch=point["B"], target=target)
-        plan = str(loss_fn.explain(*arguments).plan)
-        forms = {"by hand": ppo_timerl.hand_written(point["B"]), "rlfx": ppo_timerl.compiled_by_rlfx(point["B"])}
-        for form, fn in forms.items():
-            more = {"plan": plan} if form == "rlfx" else {}
-            yield {**point, "target": "t4", "form": form, **more, **bytes_there(target, fn, arguments)}
+        for form in ("by hand", "rlfx"):
+            yield {**point, "target": "t4", "form": form}, functools.partial(at_point, point, form)
+
+
+def at_point(point, form):
+    target, batch = rlfx.target("t4"), point["B"]
+    ppo_timerl.LENGTH = point["T"]
+    params = jax.eval_shape(lambda key: ppo_grid.init(key, point["units"], point["layers"]), KEY)
+    init = lambda key: jax.vmap(ppo_timerl.env_reset)(jax.random.split(key, batch))  # noqa: E731
+    arguments = params, jax.eval_shape(init, KEY), KEY
+    if form == "by hand":
+        return bytes_there(target, ppo_timerl.hand_written(batch), arguments)
+    loss_fn = rlfx.compile(ppo_timerl.ppo, length=point["T"], batch=batch, target=target)
+    plan = {"plan": str(loss_fn.explain(*arguments).plan)}
+    return {**plan, **bytes_there(target, ppo_timerl.compiled_by_rlfx(batch), arguments)}
 
 
 # -- twenty programs, three budgets each
@@ -134,13 +140,15 @@ def budgets():
     arguments = {"body": square, "more": square, "pi": f(8, UNITS), "v": f(UNITS)}, f(BATCH, UNITS), KEY
     for network, body in NETWORKS.items():
         for returns, gain in RETURNS.items():
-            program = actor(body, gain)
-            whole = target.compile(gradient(program, target, plan=rlfx.Plan())[1], *arguments).temp_bytes
             for part in (2, 4, 8):
-                yield {
-                    "program": f"{network}, {returns}", "target": "h200", "part": part, "at_once_bytes": whole,
-                    **within(program, target, whole // part, arguments),
-                }  # fmt: skip
+                what = {"program": f"{network}, {returns}", "target": "h200", "part": part}
+                yield what, functools.partial(within_part, actor(body, gain), target, part, arguments)
+
+
+def within_part(program, target, part, arguments):
+    """The plan for a part of the bytes at once."""
+    whole = target.compile(gradient(program, target, plan=rlfx.Plan())[1], *arguments).temp_bytes
+    return {"at_once_bytes": whole, **within(program, target, whole // part, arguments)}
 
 
 def within(program, target, budget, arguments):
@@ -192,23 +200,27 @@ def images():
     params = jax.eval_shape(lambda key: memory_images.parameters(key, SIZE), KEY)
     for machine in ("h200", "a100"):
         target = rlfx.target(machine)
-        for name, (program, dtype, options) in IMAGES.items():
-            arguments = params, S((ENVIRONMENTS, 3, SIZE, SIZE), dtype), KEY
-            row = {"program": name, "target": machine, "free_bytes": free_bytes(target)}
-            try:
-                loss_fn = rlfx.compile(program, length=STEPS, batch=ENVIRONMENTS, target=target, **options)
-                plan = str(loss_fn.explain(*arguments).plan)
-                fn = jax.value_and_grad(loss_fn, has_aux=True)
-                found = target.compile(fn, *arguments)
-            except RlfxError as error:
-                needed = getattr(error, "needed", None)
-                yield {**row, "temp_bytes": needed, "refused": str(error).splitlines()[0][:200]}
-                continue
-            yield {
-                **row, "plan": plan, "temp_bytes": found.temp_bytes, "host_bytes": found.host_temp_bytes,
-                "launches": found.launches_if(1), "host_transfers": [vars(x) for x in found.host_transfers],
-                "versions": dict(found.versions),
-            }  # fmt: skip
+        for name in IMAGES:
+            what = {"program": name, "target": machine}
+            yield what, functools.partial(image, name, target, params)
+
+
+def image(name, target, params):
+    program, dtype, options = IMAGES[name]
+    arguments = params, S((ENVIRONMENTS, 3, SIZE, SIZE), dtype), KEY
+    free = {"free_bytes": free_bytes(target)}
+    try:
+        loss_fn = rlfx.compile(program, length=STEPS, batch=ENVIRONMENTS, target=target, **options)
+        plan = str(loss_fn.explain(*arguments).plan)
+        found = target.compile(jax.value_and_grad(loss_fn, has_aux=True), *arguments)
+    except RlfxError as error:
+        needed = getattr(error, "needed", None)
+        return {**free, "temp_bytes": needed, "refused": str(error).splitlines()[0][:200]}
+    return {
+        **free, "plan": plan, "temp_bytes": found.temp_bytes, "host_bytes": found.host_temp_bytes,
+        "launches": found.launches_if(1), "host_transfers": [vars(x) for x in found.host_transfers],
+        "versions": dict(found.versions),
+    }  # fmt: skip
 
 
 PARTS = {"grid": grid, "budgets": budgets, "images": images}
@@ -219,10 +231,12 @@ def main():
     parser.add_argument("--part", choices=[*PARTS], required=True)
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    rows = []
-    for row in PARTS[args.part]():
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+    rows = json.loads(args.json.read_text())["rows"] if args.json and args.json.exists() else []
+    for what, make in PARTS[args.part]():
+        if any(row.items() >= what.items() for row in rows):
+            continue
+        rows.append({**what, **make()})
+        print(json.dumps(rows[-1]), flush=True)
         if args.json:
             targets.write(args.json, rows)
 
