@@ -158,8 +158,7 @@ def rlax(checkouts: pathlib.Path, edits: Edits) -> Callable[[Around], None]:
     package.experiment = experiment
     sys.modules["rlax.examples"] = package
     dqn = module(folder / "simple_dqn.py", (), "simple_dqn")
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["simple_dqn", "--evaluate_every=100000"])
+    flags.FLAGS(["simple_dqn", "--evaluate_every=100000"])  # of this module's own, which have their defaults until then
 
     def once(around: Around) -> None:
         clocked.around = around
