@@ -207,7 +207,7 @@ def test_a_growing_tile_holds_every_timestep_and_is_never_copied_without_room(le
 
     def reading(section, equation, tile):
         value = own(section, equation, tile)
-        read.append(tuple(piece.shape[0] for piece in value.data.pieces))
+        read.append(tuple(piece.shape[0] for piece in value.data.tiles))
         return value
 
     def f(params, x, t):
