@@ -1,13 +1,13 @@
 """PEARL's composition on devices that differ: is the chosen assignment the fastest, and is an iteration as long as predicted?
 
-    python benchmarks/place_pearl_grid.py grid [--batches 256 1024]   # a core, and 40% of another: all assignments of all sizes,
-                                                                     # after one system on four machines
-    python benchmarks/place_pearl_grid.py portability                # that alone
-    python benchmarks/place_pearl_grid.py plot                       # docs/place-grid.png, from the results
+    python benchmarks/place_pearl_grid.py grid [--batches 256 512]    # a core, and 40% of another: all assignments of all sizes
+    python benchmarks/place_pearl_grid.py portability                 # one system on four machines
+    python benchmarks/place_pearl_grid.py plot                        # docs/place-grid.png, from the results
 
-Devices are ``core_devices(2)``. All threads of a device are pinned to its core, and a device slower than its core is in a control
-group with a quota of processor time (Linux, as root). Its primitives are measured under the same quota. The system is
-`examples/composed_dqn.py` with 16 updates for 256 transitions. Results: benchmarks/results/place_pearl_grid.json and
+Devices are ``core_devices(2)``. All threads of a device are pinned to its core. On a device slower than its core a process of a
+higher priority (Linux, as root) takes the rest of every half millisecond. Linux' own quotas are accounted at its ticks of
+4 ms: with 40% of every 4 ms a thread runs for 3.9 and stops for 8, and what takes less is not slowed at all. The system is
+`examples/composed_dqn.py` with 4 updates for 256 transitions. Results: benchmarks/results/place_pearl_grid.json and
 place_pearl_portability.json.
 """
 
@@ -16,6 +16,7 @@ import ast
 import itertools
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -30,13 +31,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import composed_dqn as dqn
 
 from rlfx.place import core_devices, pearl
-from rlfx.place.compose import PRIMITIVES, Composition, Table, compose, iteration_seconds, portability
+from rlfx.place.compose import Composition, iteration_seconds, portability
+from rlfx.place.pearl.forecast import Costs, predicted
+from rlfx.place.pearl.rehearsal import rehearsed, woken
 
 EXAMPLES, RESULTS = Path(dqn.__file__).parent, Path(__file__).parent / "results"
-GROUPS = Path("/sys/fs/cgroup/cpu")
-PERIOD = 4000  # microseconds
+PERIOD = 5e-4  # seconds
+TAKES = """
+import os, sys, time
+core, share, period = int(sys.argv[1]), *map(float, sys.argv[2:])
+os.sched_setaffinity(0, {core})
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+begin = time.perf_counter()
+while True:
+    while time.perf_counter() < begin + (1 - share) * period: pass
+    begin += period
+    time.sleep(max(0.0, begin - time.perf_counter()))
+"""
 LINK = 1e10  # bytes per second: what another core made is read where it is
-LAST = 12  # iterations that count
+REPEATS, ROUNDS, LAST = 3, 3, 10  # iterations of a rehearsal; rounds; iterations of a run that count
 UNEQUAL = (1.0, 0.4)
 MACHINES = {
     "one core": (1.0,), "two cores": (1.0, 1.0), "a core and 40%": UNEQUAL, "40% and a core": UNEQUAL[::-1]
@@ -44,26 +57,21 @@ MACHINES = {
 
 
 class Core:
-    """A core, or a share of it: where threads may run."""
+    """A core, or a share of it: where threads may run. The rest of it is taken by a process of a higher priority."""
 
     def __init__(self, core, share):
-        self.core, self.group = core, GROUPS / f"rlfx_core_{core}_{os.getpid()}" if share < 1 else GROUPS
+        self.core, self.other = core, None
         if share < 1:
-            self.group.mkdir()
-            (self.group / "cpu.cfs_period_us").write_text(str(PERIOD))
-            (self.group / "cpu.cfs_quota_us").write_text(str(int(share * PERIOD)))
-            (self.group / "cpu.shares").write_text("29154")  # a quota, not a lower priority
+            self.other = subprocess.Popen([sys.executable, "-I", "-c", TAKES, str(core), str(share), str(PERIOD)])
 
     def take(self, thread):
         """A thread computes here from now on, as long as its share allows."""
         os.sched_setaffinity(thread, {self.core})
-        (self.group / "tasks").write_text(str(thread))
 
     def close(self):
-        if self.group != GROUPS:
-            for thread in (self.group / "tasks").read_text().split():
-                (GROUPS / "tasks").write_text(thread)
-            self.group.rmdir()
+        if self.other is not None:
+            self.other.kill()
+            self.other.wait()
 
 
 @contextmanager
@@ -80,24 +88,23 @@ def machine(shares):
 @contextmanager
 def on(core):
     """This thread on a core."""
-    everywhere, me = os.sched_getaffinity(0), threading.get_native_id()
-    core.take(me)
+    everywhere = os.sched_getaffinity(0)
+    core.take(threading.get_native_id())
     try:
         yield
     finally:
-        (GROUPS / "tasks").write_text(str(me))
-        os.sched_setaffinity(me, everywhere)
+        os.sched_setaffinity(0, everywhere)
 
 
-def table_of(system, state, cores, devices):
-    """Seconds of each primitive on each device, measured on its core and under its quota."""
+def costs_of(system, state, cores, devices):
+    """Seconds of each primitive on each device, rehearsed on its core."""
     columns = []
-    for core, device in zip(cores, devices, strict=True):
-        pearl.measured(system, state, [device], np.full((1, 1), LINK), 1)  # compiles
+    for d, (core, device) in enumerate(zip(cores, devices, strict=True)):
+        others = [*devices[:d], *devices[d + 1 :]]
         with on(core):
-            columns.append(pearl.measured(system, state, [device], np.full((1, 1), LINK), 9).seconds)
-    seconds = {name: np.concatenate([column[name] for column in columns]) for name in PRIMITIVES}
-    return Table(tuple(map(str, devices)), seconds, np.full((len(devices),) * 2, LINK))
+            columns.append(rehearsed(system, state, jax.random.key(0), device, others, REPEATS))
+    ends = [lambda core=core: core.take(threading.get_native_id()) for core in (cores[0], cores[-1])]
+    return Costs(tuple(columns), 0.0, woken(*ends))
 
 
 def run(system, state, cores, devices, places):
@@ -119,46 +126,76 @@ def run(system, state, cores, devices, places):
 
 
 def compared(system, cores, devices):
-    """Every assignment: predicted, measured, and which of them is chosen."""
-    state = system.init(jax.random.key(0))
-    table, work, rows = table_of(system, state, cores, devices), pearl.workload(system, state), []
-    chosen = min((compose(table, work, actors) for actors in range(len(devices))), key=lambda c: c.iteration)
-    for actors, replay, learner in itertools.product(range(len(devices)), repeat=3):
-        seconds = iteration_seconds(table, work, actors, replay, learner)
-        taken = run(system, state, cores, devices, Composition(actors, replay, learner, replay, seconds, 0.0))
-        rows.append({
-            "actors_on": actors, "replay_on": replay, "learner_on": learner,
-            "chosen": (actors, replay, learner) == (chosen.actors, chosen.replay, chosen.learner),
-            "predicted_ms": round(1e3 * seconds, 3), "median_ms": round(1e3 * float(np.median(taken)), 3),
-            "mean_ms": round(1e3 * float(taken.mean()), 3),
-        })  # fmt: skip
-    primitives = {name: (1e3 * row).round(3).tolist() for name, row in table.seconds.items()}
-    return {"assignments": rows, "primitives_ms": primitives, "load": round(os.getloadavg()[0], 1)}
+    """Every assignment: predicted, tried and measured, and which of them is chosen.
+
+    Rehearsals and runs take turns, in rounds whose medians count. What `pearl.composed` does with trials is done here with pinned
+    threads: of the half with the shortest predictions, the one that was the fastest in a run of its own before the rounds.
+    """
+    state, bandwidth = system.init(jax.random.key(0)), np.full((len(devices),) * 2, LINK)
+    work, everything = pearl.workload(system, state), list(itertools.product(range(len(devices)), repeat=3))
+    found = {name: {where: [] for where in everything} for name in ("predicted", "equation_6", "trial", "rounds")}
+    for round_ in range(ROUNDS + 2):  # the first compiles, the second is the trial
+        costs = costs_of(system, state, cores, devices)
+        for where in everything:
+            places = Composition(*where, where[1], 1.0, 0.0)
+            seconds = float(np.median(run(system, state, cores, devices, places))) if round_ else 0.0
+            if round_ == 1:
+                found["trial"][where].append(seconds)
+            elif round_:
+                found["rounds"][where].append(seconds)
+            if round_ > 0:
+                found["predicted"][where].append(predicted(costs, system, *where))
+                table = costs.table(devices, bandwidth)
+                found["equation_6"][where].append(iteration_seconds(table, work, *where))
+    middle = {name: {w: round(1e3 * float(np.median(v)), 3) for w, v in of.items()} for name, of in found.items()}
+    first = {where: found["predicted"][where][0] for where in everything}  # what is known when one is chosen
+    tried = sorted(everything, key=first.__getitem__)[: max(1, len(everything) // 2)]
+    rows = [
+        {
+            "actors_on": w[0], "replay_on": w[1], "learner_on": w[2], "median_ms": middle["rounds"][w],
+            "chosen": w == min(tried, key=middle["trial"].__getitem__), "first_predicted": w == tried[0],
+            "predicted_ms": middle["predicted"][w], "equation_6_ms": middle["equation_6"][w],
+            "trial_ms": middle["trial"][w], "rounds_ms": [round(1e3 * x, 3) for x in found["rounds"][w]],
+        }
+        for w in everything
+    ]  # fmt: skip
+    columns = [
+        {
+            part: {str(name): round(1e3 * x, 3) for name, x in getattr(column, part).items()}
+            for part in ("together", "apart")
+        }
+        for column in costs.columns
+    ]
+    wakes = round(1e6 * costs.wakes, 1)
+    return {"assignments": rows, "last_rehearsal_ms": columns, "wakes_us": wakes, "load": round(os.getloadavg()[0], 1)}
 
 
 def sized(batch=256, actors=1, fanout=8):
-    return dqn.make(actors, 32 // actors, 8, updates=16, batch=batch, warmup=1_024, fanout=fanout)
+    return dqn.make(actors, 32 // actors, 8, updates=4, batch=batch, warmup=1_024, fanout=fanout)
 
 
 def said(row):
     chosen = next(a for a in row["assignments"] if a["chosen"])
     times = [a["median_ms"] for a in row["assignments"]]
     ratios = [round(a["median_ms"] / a["predicted_ms"], 2) for a in row["assignments"]]
-    print({k: v for k, v in row.items() if k not in ("assignments", "primitives_ms")}, "chosen", chosen["median_ms"],
+    print({k: v for k, v in row.items() if k not in ("assignments", "last_rehearsal_ms")}, "chosen", chosen["median_ms"],
           "fastest", min(times), "slowest", max(times), "measured / predicted", ratios, flush=True)  # fmt: skip
 
 
-def grid(batches, out):
-    """Assignments x batch x actors x fan-out."""
-    devices, record = core_devices(2), recorded.about("place_pearl_grid", shares=str(UNEQUAL)) | {"rows": []}
-    with machine(UNEQUAL) as cores:
-        for batch, actors, fanout in itertools.product(batches, (1, 4), (2, 8, 32)):
-            begin = time.perf_counter()
-            row = {"batch": batch, "actors": actors, "fanout": fanout}
-            row |= compared(sized(batch, actors, fanout), cores, devices)
-            record["rows"].append(row | {"took_s": round(time.perf_counter() - begin, 1)})
-            said(record["rows"][-1])
-            recorded.write(out, record)
+def grid(batches, actors, fanouts, out):
+    """Assignments x batch x actors x fan-out; rows of other sizes stay."""
+    devices, sizes = core_devices(2), ("batch", "actors", "fanout")
+    record = recorded.about("place_pearl_grid", shares=str(UNEQUAL)) | {"rows": []}
+    record["rows"] = json.loads(out.read_text())["rows"] if out.exists() else []
+    for point in itertools.product(batches, actors, fanouts):
+        begin, row = time.perf_counter(), dict(zip(sizes, point, strict=True))
+        with machine(UNEQUAL) as cores:
+            row |= compared(sized(*point), cores, devices)
+        row["took_s"] = round(time.perf_counter() - begin, 1)
+        said(row)
+        rows = [r for r in record["rows"] if tuple(r[k] for k in sizes) != point]
+        record["rows"] = sorted([*rows, row], key=lambda r: tuple(r[k] for k in sizes))
+        recorded.write(out, record)
 
 
 def portable(out):
@@ -231,7 +268,7 @@ def plot(path):
     left.legend()
     for x, row in enumerate(rows):
         for a in row["assignments"]:
-            throughput = 16 * row["batch"] / a["median_ms"]
+            throughput = 4 * row["batch"] / a["median_ms"]
             right.scatter(x, throughput, s=30 if a["chosen"] else 10, color="C3" if a["chosen"] else "grey")
     labels = [f"{row['batch']}, {row['actors']}, {row['fanout']}" for row in rows]
     right.set_xticks(range(len(rows)), labels, rotation=90)
@@ -243,12 +280,13 @@ def plot(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["grid", "portability", "plot"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[256, 1024])
+    for name, default in {"batches": [256, 512], "actors": [1, 4], "fanouts": [2, 8, 32]}.items():
+        parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     args = parser.parse_args()
-    if args.what in ("grid", "portability"):
+    if args.what == "portability":
         portable(RESULTS / "place_pearl_portability.json")
     if args.what == "grid":
-        grid(args.batches, RESULTS / "place_pearl_grid.json")
+        grid(args.batches, args.actors, args.fanouts, RESULTS / "place_pearl_grid.json")
     if args.what == "plot":
         plot(Path(__file__).parents[1] / "docs" / "place-grid.png")
 

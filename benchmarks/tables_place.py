@@ -294,6 +294,9 @@ def composed_grid(name: str = "place_pearl_grid") -> str:
     def times(r):
         return [a["median_ms"] for a in r["assignments"]]
 
+    def over(what):
+        return lambda r: listed(sorted(a["median_ms"] / a[what] for a in r["assignments"]), 1)
+
     sizes = {"batch": "batch", "actors": "actors", "fan-out": "fanout", "": "machine"}
     return table(
         rows(name),
@@ -306,10 +309,39 @@ def composed_grid(name: str = "place_pearl_grid") -> str:
             "slowest": lambda r: f"{max(times(r)):.1f}",
             "chosen / fastest": lambda r: f"{chosen(r)['median_ms'] / min(times(r)):.2f}",
             "slowest / fastest": lambda r: f"{max(times(r)) / min(times(r)):.1f}",
-            "measured / predicted of all": lambda r: listed(
-                sorted(a["median_ms"] / a["predicted_ms"] for a in r["assignments"]), 1
-            ),
+            "measured / predicted of all": over("predicted_ms"),
+            "measured / in the trial": over("trial_ms"),
         },
+    )
+
+
+def stages_of_training() -> str:
+    """Figure 3: the best assignment and the policy after each combination of stages, and stage III on its way."""
+
+    def along(i):
+        return lambda r: f"{statistics.mean(x[i] for x in r['along_ms']):.0f}" if r["along_ms"] else "-"
+
+    return table(
+        rows("place_training_stages"),
+        {
+            "stages": lambda r: r["stages"],
+            "best assignment, seeds 0 to 2": lambda r: listed(r["best_ms"], 1),
+            "the policy's samples": lambda r: listed(r["policy_ms"], 1),
+            "stage III: first 64 executions": along(0),
+            "executions 449 to 512": along(7),
+            "last 64": along(-1),
+        },
+    )
+
+
+def pretrained() -> str:
+    """Table 7: Placeto after imitation, beside Placeto and the dual policy."""
+    methods = ("Placeto", "Placeto, pre-trained", "dual policy, stages I and II")
+    return table(
+        rows("place_training_pretrained"),
+        {"graph": lambda r: TITLES[r["graph"]], "bound": lambda r: f"{r['lower_bound_ms']:.1f}"}
+        | {m: lambda r, m=m: listed(r["ms"][m], 1) for m in methods}
+        | {"best teacher": lambda r: listed(r["teachers_ms"], 1)},
     )
 
 
@@ -352,5 +384,6 @@ TABLES = {
     "place-messages": messages, "replay-peer": replay, "place-composed": composed, "place-grid": composed_grid,
     "place-machines": partial(composed_grid, "place_pearl_portability"), "place-phi": portable, "place-lines": lines,
     "place-composed-sac": partial(composed, "place_pearl_learning_sac"),
+    "place-training": stages_of_training, "place-pretrained": pretrained,
     "place-held-out": held_out, "place-v100": v100, "place-host": host,
 }  # fmt: skip

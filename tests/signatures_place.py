@@ -430,8 +430,8 @@ RUNTIME = [
     Signature(
         "composed",
         until("rlfx.place.pearl.runtime.rehearsed", pearl.composed),
-        {"system": SYSTEM, "state": STATE, "devices": jax.devices()[:1], "bandwidth": np.ones((1, 1))},
-        dict.fromkeys(("system", "state"), NOTHING),
+        {"system": SYSTEM, "state": STATE, "devices": jax.devices()[:1], "bandwidth": np.ones((1, 1)), "trials": 1},
+        {**dict.fromkeys(("system", "state"), NOTHING), "trials": COUNT | takes("0", "none")},
     ),
     Signature(
         "workload", pearl.workload, {"system": SYSTEM, "state": STATE}, dict.fromkeys(("system", "state"), NOTHING)

@@ -24,7 +24,7 @@ from rlfx._jaxpr.context import (
     tracing,
     weakly,
 )
-from rlfx._jaxpr.cores import core_devices, devices_like, on_host_device
+from rlfx._jaxpr.cores import core_devices, devices_like, moved
 from rlfx._jaxpr.deferred import DEFERRED, deferred
 from rlfx._jaxpr.derivatives import backward_of, closure_count, has_own_derivative, varies_with, with_own_cotangents
 from rlfx._jaxpr.device import backend_has_started, computed_once, platform

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,8 +45,19 @@ def devices_like(device: Any) -> list[Any]:
     return [*jax.devices(device.platform), *(core for core in _CORES if core.platform == device.platform)]
 
 
-def on_host_device(x: jax.Array, device: Any) -> jax.Array:
-    """An array of one host device on another: a view of its memory, but for keys."""
-    if is_key(x):
-        return jax.device_put(x, device)
-    return pxla.batched_device_put(x.aval, SingleDeviceSharding(device), [np.asarray(x)], [device])
+def moved(values: Sequence[Any], device: Any) -> list[Any]:
+    """Arrays on a device. Host devices read each other's memory: between them nothing but keys is copied.
+
+    Between jax arrays XLA would copy in its pool of threads, of which there are as many as devices: behind a kernel.
+    """
+    if device.platform != "cpu" or not all(isinstance(x, jax.Array) and _on_host(x) for x in values):
+        return jax.device_put(list(values), device)
+    place = SingleDeviceSharding(device)
+    return [
+        jax.device_put(x, device) if is_key(x) else pxla.batched_device_put(x.aval, place, [np.asarray(x)], [device])
+        for x in values
+    ]
+
+
+def _on_host(x: jax.Array) -> bool:
+    return next(iter(x.devices())).platform == "cpu"

@@ -93,10 +93,7 @@ class Executor:
         return out
 
     def _copy(self, u: int, source: int, target: int, value: Value) -> Value:
-        device = self.devices[target]
-        if device.platform == self.devices[source].platform == "cpu":
-            value = tuple(_shared(x) for x in value)
-        return jax.block_until_ready(jax.device_put(value, device))
+        return jax.block_until_ready(tuple(J.moved(value, self.devices[target])))  # a view is never written again
 
     def run(self, assignment: Assignment) -> tuple[Timeline, Any]:
         """Execute on loaded arguments, work-conserving. Returns the timeline and the function's result."""
@@ -159,15 +156,6 @@ class Executor:
         self.load(args, assignment)
         self.run(assignment)
         return float(np.median([self.run(assignment)[0].makespan for _ in range(repeats)]))
-
-
-def _shared(x: jax.Array) -> Any:
-    """A host device's array for another host device to read in place.
-
-    Between jax arrays, XLA copies in its pool of threads, of which there are as many as devices: the copy waits for a
-    kernel to end. A numpy view is taken over as it is (results are never written again).
-    """
-    return x if J.is_key(x) else np.asarray(x)
 
 
 def emulate(problem: Problem, assignment: Assignment, slowdown: float = 1.0) -> Timeline:

@@ -20,13 +20,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.place.baselines import Assignment
 from rlfx.place.hardware import check_devices
 from rlfx.place.problem import Problem
 from rlfx.place.runtime import Timeline
 from rlfx.place.simulate import simulate
 from rlfx.place.stages import StagedGraph
-from rlfx.place.walk import STOP, Clock, Memory, Plan, Step, Stopped, dispatch, moved, serve, walk
+from rlfx.place.walk import STOP, Clock, Memory, Plan, Step, Stopped, dispatch, serve, walk
 
 
 @dataclass
@@ -168,8 +169,7 @@ class StageExecutor:
                     missing.setdefault((source, d), []).append(i)
         for (source, d), ids in missing.items():
             here = [self.inputs[i].on.get(source, values[i]) for i in ids]  # type: ignore[union-attr]
-            from_device = self.devices[source] if source >= 0 else next(iter(here[0].devices()))
-            for i, x in zip(ids, moved(here, from_device, self.devices[d]), strict=True):
+            for i, x in zip(ids, J.moved(here, self.devices[d]), strict=True):
                 x = x.copy() if i in plan.donated else x  # its memory is used again: no view of another device's
                 memories[d][i] = self.inputs[i].on[d] = x  # type: ignore[index]
         return memories
@@ -297,7 +297,7 @@ class StageExecutor:
                     times = []
                     for _ in range(repeats):
                         begin = time.perf_counter()
-                        jax.block_until_ready(moved([x], self.devices[s], self.devices[t]))
+                        jax.block_until_ready(J.moved([x], self.devices[t]))
                         times.append(time.perf_counter() - begin)
                     taken.append(float(np.median(times)))
                 latency[s, t], rate[s, t] = taken[0], size / max(taken[1] - taken[0], 1e-9)

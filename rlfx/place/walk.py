@@ -64,13 +64,6 @@ class Plan:
     donated: frozenset[int]
 
 
-def moved(values: Sequence[jax.Array], source: Any, target: Any) -> list[jax.Array]:
-    """Arrays on another device. Host devices read each other's memory: nothing is copied."""
-    if source.platform == target.platform == "cpu":
-        return [J.on_host_device(x, target) for x in values]
-    return jax.device_put(list(values), target)
-
-
 class Clock:
     """When steps began and ended; with ``count`` devices, on each of them."""
 
@@ -121,11 +114,11 @@ def walk(steps: Sequence[Step], memory: Memory, inboxes: Sequence[queue.SimpleQu
                 message = inbox.get()
                 if message is STOP:
                     raise Stopped
-                blocks, values, source = message
-                memory.update(zip(blocks, moved(values, source, own), strict=True))
+                blocks, values = message
+                memory.update(zip(blocks, J.moved(values, own), strict=True))
         compute(step, memory, d, clock)
         for target, blocks in step.sends:
-            inboxes[target].put((blocks, [memory[b] for b in blocks], own))
+            inboxes[target].put((blocks, [memory[b] for b in blocks]))
         for b in step.frees:
             del memory[b]
 
@@ -136,7 +129,7 @@ def dispatch(plan: Plan, memories: Sequence[Memory], devices: Sequence[Any], clo
         memory = memories[d]
         compute(step, memory, d, clock)
         for target, blocks in step.sends:
-            values = moved([memory[b] for b in blocks], devices[d], devices[target])
+            values = J.moved([memory[b] for b in blocks], devices[target])
             memories[target].update(zip(blocks, values, strict=True))
         for b in step.frees:
             del memory[b]

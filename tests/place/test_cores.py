@@ -69,7 +69,7 @@ def test_two_cores_run_at_the_same_time():
 def test_another_core_reads_an_array_where_it_is(dtype):
     one, two = core_devices(2)
     x = jax.device_put(jnp.arange(64).astype(dtype), one)
-    y = J.on_host_device(x, two)
+    (y,) = J.moved([x], two)
     assert y.devices() == {two}
     assert y.unsafe_buffer_pointer() == x.unsafe_buffer_pointer()
     np.testing.assert_array_equal(np.asarray(y), np.asarray(x))
@@ -80,7 +80,7 @@ def test_another_core_reads_an_array_where_it_is(dtype):
 def test_keys_move_too():
     one, two = core_devices(2)
     key = jax.device_put(jax.random.key(3), one)
-    moved = J.on_host_device(key, two)
+    (moved,) = J.moved([key], two)
     assert moved.devices() == {two}
     np.testing.assert_array_equal(np.asarray(jax.random.normal(moved, (4,))), np.asarray(jax.random.normal(key, (4,))))
 

@@ -3,80 +3,190 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rlfx.place.compose import PRIMITIVES
+from rlfx.place.pearl import parts
 from rlfx.place.pearl import primitives as do
+from rlfx.place.pearl.crew import Channel, Crew, Part
 from rlfx.place.pearl.hosts import HostEnvironment
 from rlfx.place.pearl.system import State, System
 
 UPDATE = np.int32(0)
+SENT = ("batch", "errors", "weights", "chunk")
+
+
+class Column(NamedTuple):
+    """Seconds of an iteration on one device.
+
+    Attributes:
+      together: of each primitive, where the device has both replay and learner.
+      apart: where it has one of them, and waits for the other between calls.
+      sends: to hand over each of ``SENT`` to each other device, in the order in which they were given.
+    """
+
+    together: dict[str, float]
+    apart: dict[str, float]
+    sends: dict[str, list[float]]
 
 
 class Stopwatch:
-    """Seconds by primitive; what a call returns is waited for."""
+    """Seconds by what was done; what a call returns is waited for."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PRIMITIVES, 0.0)
+        self.seconds: dict[Hashable, float] = dict.fromkeys(PRIMITIVES, 0.0)
 
-    def __call__(self, primitive: str, fn: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, what: Hashable, fn: Callable[..., Any], *args: Any) -> Any:
         """What the function returns."""
         begin = time.perf_counter()
         found = jax.block_until_ready(fn(*args))
-        self.seconds[primitive] += time.perf_counter() - begin
+        self.seconds[what] = self.seconds.get(what, 0.0) + time.perf_counter() - begin
         return found
 
 
-def rehearsed(system: System, state: State, key: jax.Array, device: Any, repeats: int) -> dict[str, float]:
-    """Medians over iterations after a first one, which compiles, with everything on one device; nothing is kept.
+class Stage(NamedTuple):
+    """What is rehearsed on a device: a system and its state there, and the devices that it hands over to."""
 
-    Of actors with host environments it is the policy alone.
+    system: System
+    state: State
+    keys: do.Keys
+    device: Any
+    others: tuple[Any, ...]
+
+
+def rehearsed(system: System, state: State, key: jax.Array, device: Any, others: Sequence[Any], repeats: int) -> Column:
+    """Medians over iterations after a first one, which compiles; nothing is kept.
+
+    Of actors with host environments it is the policy alone. Without other devices nothing is apart.
     """
     keys, state = jax.device_put((do.Keys.of(key), state), device)
-    manager, memory = jax.tree.map(jnp.copy, (state.manager, state.memory))  # what is given is not donated
+    stage = Stage(system, state, keys, device, tuple(others))
+    together = _medians(stage, _together, repeats)
+    if not others:
+        return Column(together, together, {what: [] for what in SENT})
+    pauses = [together[name] / system.updates for name in ("sample", "train", "update")]
+    apart = _medians(stage, lambda *given: _apart(*given, learner=pauses[1], replay=pauses[0] + pauses[2]), repeats)
+    return Column(together, apart, {what: [apart[what, o] for o in range(len(others))] for what in SENT})
+
+
+def _medians(stage: Stage, iteration: Callable[..., tuple[Any, Any]], repeats: int) -> dict[Any, float]:
+    manager, memory = jax.tree.map(jnp.copy, (stage.state.manager, stage.state.memory))  # what is given is not donated
     taken = []
     for _ in range(repeats + 1):
         watch = Stopwatch()
-        chunks = _acted(system, state, keys.act, device, watch)
-        for _ in range(system.updates):
-            manager = _updated(system, state.learner, manager, memory, keys, watch)
+        chunks = _acted(stage, watch)
+        manager = iteration(stage, manager, memory, watch)
         memory = watch("insert", do.write, memory, UPDATE, chunks)
-        manager = watch("insert", do.admit, system, manager)
+        manager = watch("insert", do.admit, stage.system, manager)
         taken.append(watch.seconds)
-    return {name: float(np.median([seconds[name] for seconds in taken[1:]])) for name in PRIMITIVES}
+    return {name: float(np.median([seconds[name] for seconds in taken[1:]])) for name in taken[0]}
 
 
-def _acted(system: System, state: State, key: jax.Array, device: Any, watch: Stopwatch) -> tuple:
-    """What each actor collects; of host environments, which are not stepped, it is zeros."""
-    weights = state.weights[0]
-    if not isinstance(system.env, HostEnvironment):
-        numbered = enumerate(state.actors)
-        return tuple(watch("actors", do.act, system, weights, s, key, UPDATE, np.int32(a))[1] for a, s in numbered)
-    obs = jax.tree.map(lambda x: np.zeros((system.envs, *x.shape[1:]), x.dtype), state.memory.obs)
-    for a in range(system.actors):
-        for t in range(system.length):
-            watch("actors", do.choose, system, weights, obs, key, UPDATE, np.int32(a), np.int32(t))
-    rows = system.envs * system.length
-    chunk = jax.tree.map(lambda x: np.zeros((rows, *x.shape[1:]), x.dtype), state.memory)
-    return (jax.device_put(chunk, device),) * system.actors
+def _together(stage: Stage, manager: Any, memory: Any, watch: Stopwatch) -> Any:
+    """The manager after an iteration's updates; the learner stays the same."""
+    for _ in range(stage.system.updates):
+        drawn, batches = _drawn(stage, manager, memory, watch)
+        _, errors = _trained(stage, drawn, batches, watch)
+        manager = watch("update", do.reprioritise, stage.system, manager, drawn.indices, errors)
+    return manager
 
 
-def _updated(system: System, learner: Any, manager: Any, memory: Any, keys: do.Keys, watch: Stopwatch) -> Any:
-    """The manager after an update; the learner stays the same."""
-    drawn = watch("sample", do.draw, system, manager, keys.draw, UPDATE)
-    batches = [watch("sample", do.read, memory, indices) for indices in drawn.indices]
+def _apart(stage: Stage, manager: Any, memory: Any, watch: Stopwatch, *, learner: float, replay: float) -> Any:
+    """The same, first what replay does of it, then what the learner does, with pauses as long as the other takes."""
+    errors = jax.device_put(tuple(jnp.zeros((stage.system.batch,)).reshape(stage.system.sub_batches, -1)), stage.device)
+    for _ in range(stage.system.updates):
+        drawn, batches = _drawn(stage, manager, memory, watch)
+        _sent("batch", (batches, drawn.weight), stage, watch)
+        time.sleep(learner)
+        manager = watch("update", do.reprioritise, stage.system, manager, drawn.indices, errors)
+    weights = None
+    for _ in range(stage.system.updates):
+        time.sleep(replay)
+        weights, errors = _trained(stage, drawn, batches, watch)
+        _sent("errors", errors, stage, watch)
+    _sent("weights", weights, stage, watch)
+    return manager
+
+
+def _sent(what: str, value: Any, stage: Stage, watch: Stopwatch) -> None:
+    for o, other in enumerate(stage.others):
+        watch((what, o), parts.put, value, other)
+
+
+def _drawn(stage: Stage, manager: Any, memory: Any, watch: Stopwatch) -> tuple[do.Drawn, list]:
+    drawn = watch("sample", do.draw, stage.system, manager, stage.keys.draw, UPDATE)
+    return drawn, [watch("sample", do.read, memory, indices) for indices in drawn.indices]
+
+
+def _trained(stage: Stage, drawn: do.Drawn, batches: list, watch: Stopwatch) -> tuple[Any, tuple]:
+    """Weights and errors of an update."""
+    system, learner, key = stage.system, stage.state.learner, stage.keys.learn
     if system.sub_batches == 1:
-        found = watch("train", do.train, system, learner, batches[0], drawn.weight[0], keys.learn, UPDATE)
-        return watch("update", do.reprioritise, system, manager, drawn.indices, (found[2],))
+        _, weights, errors, _ = watch("train", do.train, system, learner, batches[0], drawn.weight[0], key, UPDATE)
+        return weights, (errors,)
     total, errors = None, []
     for p, (batch, weight) in enumerate(zip(batches, drawn.weight, strict=True)):
-        slope, error, _ = watch("train", do.gradient, system, learner, batch, weight, keys.learn, UPDATE, np.int32(p))
+        slope, error, _ = watch("train", do.gradient, system, learner, batch, weight, key, UPDATE, np.int32(p))
         total = slope if total is None else watch("train", do.added, total, slope)
         errors.append(error)
-    watch("train", do.apply, system, learner, total)
-    return watch("update", do.reprioritise, system, manager, drawn.indices, tuple(errors))
+    _, weights = watch("train", do.apply, system, learner, total)
+    return weights, tuple(errors)
+
+
+def _acted(stage: Stage, watch: Stopwatch) -> tuple:
+    """What each actor collects; of host environments, which are not stepped, it is zeros."""
+    system, state, key = stage.system, stage.state, stage.keys.act
+    weights = state.weights[0]
+    if not isinstance(system.env, HostEnvironment):
+        chunks = tuple(
+            watch("actors", do.act, system, weights, states, key, UPDATE, np.int32(a))[1]
+            for a, states in enumerate(state.actors)
+        )
+    else:
+        obs = jax.tree.map(lambda x: np.zeros((system.envs, *x.shape[1:]), x.dtype), state.memory.obs)
+        for a in range(system.actors):
+            for t in range(system.length):
+                watch("actors", do.choose, system, weights, obs, key, UPDATE, np.int32(a), np.int32(t))
+        rows = system.envs * system.length
+        chunk = jax.tree.map(lambda x: np.zeros((rows, *x.shape[1:]), x.dtype), state.memory)
+        chunks = (chunk,) * system.actors
+    for chunk in chunks:
+        for o, other in enumerate(stage.others):
+            watch(("chunk", o), parts.sent, chunk, other)
+    return chunks
+
+
+def woken(
+    here: Callable[[], None] = lambda: None, there: Callable[[], None] = lambda: None, rounds: int = 100
+) -> float:
+    """Seconds from a message in a channel to the next step of the thread that waited for it: a median of both directions.
+
+    ``here`` and ``there`` are called in the two threads before, to put them where they belong.
+    """
+    crew, taken = Crew(60.0), []
+    messages, answers = Channel(crew, "messages", 1), Channel(crew, "answers", 1)
+
+    def ask(part: Part) -> None:
+        here()
+        for _ in range(rounds):
+            time.sleep(3e-4)  # who waits for long is woken more slowly
+            begin = time.perf_counter()
+            messages.put(part, None)
+            answers.get(part)
+            taken.append((time.perf_counter() - begin) / 2)
+
+    def answer(part: Part) -> None:
+        there()
+        for _ in range(rounds):
+            answers.put(part, messages.get(part))
+
+    crew.start("asks", ask, last=True)
+    crew.start("answers", answer)
+    crew.watch()
+    crew.stop()
+    return float(np.median(taken))

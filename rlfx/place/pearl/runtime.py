@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlfx._checks import INT32, KEY, POSITIVE, expect, function, instance, integer, number, optional, reals
+from rlfx._checks import INT32, KEY, NATURAL, POSITIVE, expect, function, instance, integer, number, optional, reals
 from rlfx.errors import PlacementError, located
-from rlfx.place.compose import PRIMITIVES, Composition, Table, Workload, compose
+from rlfx.place.compose import Composition, Table, Workload, memory_seconds
 from rlfx.place.hardware import check_devices
 from rlfx.place.pearl import parts
 from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.crew import Crew
+from rlfx.place.pearl.forecast import Costs, predicted
 from rlfx.place.pearl.hands import hand
 from rlfx.place.pearl.hosts import HostEnvironment
-from rlfx.place.pearl.rehearsal import rehearsed
+from rlfx.place.pearl.rehearsal import rehearsed, woken
 from rlfx.place.pearl.report import Report
 from rlfx.place.pearl.system import SYSTEM, State, System, check_state
 
@@ -26,22 +28,59 @@ _COMPOSITION = instance(Composition, "a Composition", "compose(table, work)")
 
 
 def composed(
-    system: System, state: State, devices: Sequence[Any], bandwidth: np.ndarray, repeats: int = 5
+    system: System,
+    state: State,
+    devices: Sequence[Any],
+    bandwidth: np.ndarray,
+    repeats: int = 5,
+    *,
+    actors: int = 0,
+    trials: int = 0,
 ) -> Composition:
-    """The composition of a system, by measuring its primitives on every device.
+    """The composition of a system with the shortest iteration, by rehearsing its primitives on every device.
+
+    What is predicted is the run itself: its threads are simulated, with calls that take what they took in the rehearsal
+    (equation 6, which `compose.compose` minimises, knows neither hand-overs nor calls after a wait). What the simulation does
+    not know, such as Python's lock, trials do: the assignments with the shortest predictions are run, and the fastest is taken.
 
     Args:
       system: what is to be run.
       state: of it, for the shapes.
-      devices: jax devices, N of them; the actors get the first.
-      bandwidth: bytes per second between devices, ``[N, N]``; `hardware.measured` has it.
-      repeats: how many iterations are rehearsed on each device.
+      devices: jax devices, N of them.
+      bandwidth: bytes per second between devices, ``[N, N]``, by which the experience memory is placed;
+        `hardware.measured` has it.
+      repeats: how many iterations are rehearsed on each device, and count in a trial.
+      actors: the device of the actors.
+      trials: how many assignments are tried. Nothing of their runs is kept.
 
     Raises:
       PlacementError: an argument is not of its kind.
+      PartError: a part failed in a trial.
     """
-    table = measured(system, state, devices, bandwidth, repeats)
-    return compose(table, workload(system, state))
+    system, state, devices, bandwidth, repeats = _measurable(system, state, devices, bandwidth, repeats, "composed")
+    actors = expect("actors", actors, integer(0, len(devices) - 1), PlacementError, of="composed")
+    trials = expect("trials", trials, NATURAL, PlacementError, of="composed")
+    costs, work = _costs(system, state, devices, repeats), workload(system, state)
+    table, found = costs.table(devices, bandwidth), []
+    for replay, learner in itertools.product(range(len(devices)), repeat=2):
+        seconds = predicted(costs, system, actors, replay, learner)
+        traffic = [memory_seconds(table, work, actors, replay, learner, memory) for memory in range(len(devices))]
+        found.append(
+            Composition(
+                actors, replay, learner, int(np.argmin(traffic)), seconds, system.updates * system.batch / seconds
+            )
+        )
+    found.sort(key=lambda c: c.iteration)
+    tried = [_tried(system, state, c, devices, repeats) for c in found[:trials]]
+    return min(tried or found, key=lambda c: c.iteration)
+
+
+def _tried(system: System, state: State, composition: Composition, devices: Sequence[Any], repeats: int) -> Composition:
+    """The same with the iteration's time in a run of replay that counts as warm."""
+    warm = state._replace(iteration=jax.numpy.maximum(state.iteration, jax.numpy.int32(system.warm)))
+    iterations = 2 * (repeats + 1)  # the second half counts
+    _, report = run(system, warm, jax.random.key(0), composition=composition, devices=devices, iterations=iterations)
+    return composition._replace(iteration=report.iteration, throughput=system.updates * system.batch / report.iteration)
 
 
 def measured(system: System, state: State, devices: Sequence[Any], bandwidth: np.ndarray, repeats: int = 5) -> Table:
@@ -55,16 +94,27 @@ def measured(system: System, state: State, devices: Sequence[Any], bandwidth: np
     Raises:
       PlacementError: as `composed` does.
     """
-    system = expect("system", system, SYSTEM, PlacementError, of="measured")
-    state = check_state(system, state, "measured")
-    repeats = expect("repeats", repeats, POSITIVE, PlacementError, of="measured")
+    system, state, devices, bandwidth, repeats = _measurable(system, state, devices, bandwidth, repeats, "measured")
+    return _costs(system, state, devices, repeats).table(devices, bandwidth)
+
+
+def _measurable(system: Any, state: Any, devices: Any, bandwidth: Any, repeats: Any, of: str) -> tuple:
+    """The arguments, if each is of its kind."""
+    system = expect("system", system, SYSTEM, PlacementError, of=of)
+    state = check_state(system, state, of)
+    repeats = expect("repeats", repeats, POSITIVE, PlacementError, of=of)
     devices = check_devices(devices)
-    bandwidth = np.asarray(expect("bandwidth", bandwidth, reals(2, "[N, N]"), PlacementError, of="measured"), float)
-    columns = [rehearsed(system, state, jax.random.key(0), device, repeats) for device in devices]
-    seconds = {name: np.array([column[name] for column in columns]) for name in PRIMITIVES}
-    if isinstance(system.env, HostEnvironment):  # processes step at the same time
-        seconds["actors"] += system.envs * system.length * system.env.step_seconds()
-    return Table(tuple(map(str, devices)), seconds, bandwidth)
+    bandwidth = np.asarray(expect("bandwidth", bandwidth, reals(2, "[N, N]"), PlacementError, of=of), float)
+    return system, state, devices, bandwidth, repeats
+
+
+def _costs(system: System, state: State, devices: Sequence[Any], repeats: int) -> Costs:
+    columns = tuple(
+        rehearsed(system, state, jax.random.key(0), device, [*devices[:d], *devices[d + 1 :]], repeats)
+        for d, device in enumerate(devices)
+    )
+    host = isinstance(system.env, HostEnvironment)
+    return Costs(columns, system.envs * system.length * system.env.step_seconds() if host else 0.0, woken())
 
 
 def workload(system: System, state: State) -> Workload:
