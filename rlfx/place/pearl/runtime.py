@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlfx._checks import INT32, KEY, NATURAL, POSITIVE, expect, function, instance, integer, number, optional, reals
+from rlfx._checks import INT32, KEY, POSITIVE, expect, function, instance, integer, number, optional, reals
 from rlfx.errors import PlacementError, located
 from rlfx.place.compose import Composition, Table, Workload, memory_seconds
 from rlfx.place.hardware import check_devices
@@ -59,7 +59,7 @@ def composed(
     """
     system, state, devices, bandwidth, repeats = _measurable(system, state, devices, bandwidth, repeats, "composed")
     actors = expect("actors", actors, integer(0, len(devices) - 1), PlacementError, of="composed")
-    trials = expect("trials", trials, NATURAL, PlacementError, of="composed")
+    trials = expect("trials", trials, integer(0, INT32), PlacementError, of="composed")
     costs, work = _costs(system, state, devices, repeats), workload(system, state)
     table, found = costs.table(devices, bandwidth), []
     for replay, learner in itertools.product(range(len(devices)), repeat=2):
