@@ -43,6 +43,17 @@ def recurrent(p, h, t):
     return jnp.sum(h @ p["pi"]) ** 2, h
 
 
+def remembers(p, carry, t):
+    """A policy that acts by a wide recurrence: its head's products could be kept, and with them those of the recurrence are."""
+    x, h = carry
+    h = jnp.tanh(h @ p["hidden"] + x @ p["in"])
+    logits = h @ p["pi"]
+    action = jax.random.categorical(t.key, jax.lax.stop_gradient(logits))
+    moved = jax.lax.stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * action.astype(x.dtype))
+    returns = jax.lax.stop_gradient(rlfx.discounted_sum(rlfx.series(moved[0])[t:], 0.9))
+    return -jax.nn.log_softmax(logits)[action] * returns, (moved, h)
+
+
 def off_policy(params, last, t):
     """V-trace on data: acting is no loop, but for the sums over its own results."""
     p, data = params
@@ -73,6 +84,13 @@ def test_wide_products_are_kept_while_the_memory_for_it_is_there():
     ).cached  # activations were above it, and are most of what there is
     assert not planned(recurrent, h, CPU).cached
     assert not planned(acts, x, CPU, with_=lambda f: rlfx.incrementalize(f, over="t", block_size=4)).cached
+
+
+def test_products_of_a_recurrence_count_where_others_are_kept():
+    carry, of_gates = (jnp.ones((B, 5)), jnp.zeros((B, WIDTH))), 4 * T * B * WIDTH
+    assert planned(remembers, carry, CPU).cached
+    for tile in (1, 2**12):
+        assert not planned(remembers, carry, with_room(tile=tile, unmapped=of_gates)).cached
 
 
 def test_kept_products_give_way_to_a_budget():

@@ -2,8 +2,8 @@
 
 Memory above what an allocator keeps is mapped anew in each call, page by page, which takes about as long as wide products do.
 So products are kept as long as all temporaries stay below that, or if these were above it anyway and do not grow much (images).
-Those of a recurrence that the learner runs again are not kept: of a step from one timestep to the next they are the smaller part
-(GRU of 128 units: 0.97x the time, 2 to 5 times the memory).
+Those of a recurrence that the learner runs again are no reason to keep any: of a step from one timestep to the next they are the
+smaller part (GRU of 128 units: 0.97x the time, 2 to 5 times the memory). A plan that keeps others keeps them, too: they count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import bytes_in_all
-from rlfx.recurrence.rewrite.caching import is_wide
+from rlfx.recurrence.ir.atoms import Var
+from rlfx.recurrence.rewrite.caching import is_wide, sums_that_know
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
 from rlfx.recurrence.schedule.plan import Plan
 
@@ -27,17 +28,20 @@ def keeping(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
         return plan
     acted = frozenset(learner.acting.equations)
     recurrent = frozenset(e for loop in learner.region.loops for e in loop.body)
-    wide = [e for e in learner.active if e in acted - recurrent and is_wide(e, program)]
-    before, after = (_temporaries(plan, learner, kept, batch) for kept in ([], wide))
+    wide = frozenset(e for e in learner.active if e in acted and is_wide(e, program))
+    if wide <= recurrent:
+        return plan
+    kept = [v for one in sums_that_know(program, wide).values() for v in one.outputs]
+    before, after = (_temporaries(plan, learner, values, batch) for values in ([], kept))
     fits = after <= room or (room < before and after <= MORE * before)
-    return replace(plan, cached=True) if wide and fits else plan
+    return replace(plan, cached=True) if fits else plan
 
 
-def _temporaries(plan: Plan, learner: Learner, wide: list, batch: int) -> float:
-    """About how many bytes a plan takes that keeps these products, too: what is stored, and the activations of a tile."""
+def _temporaries(plan: Plan, learner: Learner, kept: list[Var], batch: int) -> float:
+    """About how many bytes a plan takes that keeps these values, too: what is stored, and the activations of a tile."""
     program, domain = learner.program, learner.program.domain
     length, environments = plan.block or domain.length, plan.environments or batch
-    values = {*learner.stored, *(v for e in wide for v in e.outputs)}
+    values = {*learner.stored, *kept}
     stored = sum(bytes_in_all(v, program, batch) for v in values)
     held = length / domain.length if plan.form == "stream" else 1.0
     return stored * held + activation_bytes(learner, environments) * length

@@ -35,7 +35,11 @@ def with_caching(program: Program) -> Program:
 
     Without wide products, it is ``program``.
     """
-    wide = frozenset(e for e in program.equations if is_wide(e, program))
+    known = sums_that_know(program, frozenset(e for e in program.equations if is_wide(e, program)))
+    return with_sums(program, known) if known else program
+
+
+def sums_that_know(program: Program, wide: frozenset[Equation]) -> dict[Equation, Sum]:
+    """Of each wide product, and of what is linear in them, the sum whose values are kept: of a product alone it is itself."""
     sums = {e: one for one in sums_of(program, wide) for e in one.members}
-    alone = {e: Sum.of_one(e) for e in wide if e not in sums}
-    return with_sums(program, sums | alone) if wide else program
+    return sums | {e: Sum.of_one(e) for e in wide if e not in sums}
