@@ -33,6 +33,10 @@ FUNCTIONS = {
 }
 
 
+#: Their rules are not linear: they are called once for what does not vary, such as a state that is never changed.
+NOT_LINEAR = [FUNCTIONS["not linear"], FUNCTIONS["a rule without what varies"]]
+
+
 def _looped(f, c, p):
     return jax.lax.scan(
         lambda a, w: (a + w * jnp.sum(jnp.stack(jax.tree.leaves(f(c, p)))), None),
@@ -64,8 +68,7 @@ def point(ps, c, q, t):
     operands = [(c, 1.0 + c), (t, 2.0 + c), (q, 1.0 - 0.5 * c)]
     losses = []
     for i, (p, (f, call)) in enumerate(zip(ps, CASES, strict=True)):
-        # A rule that is not linear is called once for what does not vary, as under jax.vmap.
-        x, weight = operands[0 if f is FUNCTIONS["not linear"] else i % 3]
+        x, weight = operands[0 if f in NOT_LINEAR else i % 3]
         losses.append(total(call(f, x, p)) * weight)
     return sum(losses)
 
