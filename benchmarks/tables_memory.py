@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from benchmarks.tables_markdown import read, rows, table, times
 
 WAYS = {
@@ -44,9 +46,9 @@ def blocks() -> str:
 SHOWN = ("default", "budget 1/16", "two pass", "one pass", "checkpointed", "at once")
 
 
-def through_time() -> str:
+def through_time(name: str = "through_time", shown: tuple[str, ...] = SHOWN) -> str:
     return table(
-        [{"cell": r["cell"], "program": p} | r["programs"][p] for r in rows("through_time") for p in SHOWN],
+        [{"cell": r["cell"], "program": p} | r["programs"][p] for r in rows(name) for p in shown],
         {
             "cell": lambda r: r["cell"],
             "program": lambda r: r["program"],
@@ -114,6 +116,7 @@ def targets() -> str:
 
 
 TABLES = {
-    "memory-losses": losses, "memory-blocks": blocks, "through-time": through_time, "memory-images": images,
+    "memory-losses": losses, "memory-blocks": blocks, "through-time": through_time,
+    "through-time-two": partial(through_time, "through_time_two", (SHOWN[0], "budget 1/8", *SHOWN[1:])), "memory-images": images,
     "targets": targets,
 }  # fmt: skip
