@@ -105,9 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
     named = [outside.parse(text) for text in arguments.operation]
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMMAND_BUFFERS}".strip()
 
-    from rlfx.profile.capture import capturing
+    from rlfx.profile.capture import capturing, check_writable
     from rlfx.profile.window import ALIKE, Window
 
+    check_writable(arguments.out)
     thread = threading.get_ident()
 
     def captured():

@@ -162,6 +162,17 @@ def capturing(
         (folder / SIDECAR).write_text(json.dumps(notes))
 
 
+def check_writable(directory: str | pathlib.Path) -> None:
+    """Whether traces can be written there, long before there is one.
+
+    Raises:
+      ProfileError: if not.
+    """
+    folder = pathlib.Path(directory) / "plugins" / "profile" / f"check-{os.getpid()}"
+    _writable(folder)
+    shutil.rmtree(folder)
+
+
 def _writable(folder: pathlib.Path) -> None:
     """Make the folder of a trace now: at the end it would be too late to hear that it cannot be."""
     try:

@@ -26,6 +26,8 @@ from rlfx.profile.timeline import HOST, TASK, THUNK
 LEAST = 0.03
 #: A line that holds more of the device's time than this holds the program, and says nothing; unless nothing is inside it.
 MOST = 0.95
+#: Larger gains are no number to plan with: what is left is no more than the attribution's error.
+SAID = 20
 #: So many of the largest costs are replayed.
 TRIED = 12
 
@@ -64,7 +66,8 @@ class Gain:
         return f"{self.file}:{self.number}" if self.number else ""
 
     def __str__(self) -> str:
-        return f"without {self.what}: {self.speedup:.2f}x; {self.change}"
+        gain = f"{self.speedup:.2f}x" if self.speedup < SAID else f"more than {SAID}x (it is nearly all of the time)"
+        return f"without {self.what}: {gain}; {self.change}"
 
 
 @dataclass(frozen=True)

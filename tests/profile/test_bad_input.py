@@ -160,6 +160,17 @@ def test_a_directory_that_cannot_be_written_is_noticed_before_the_program_runs(t
     assert not ran
 
 
+def test_run_notices_it_before_the_script_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    script = tmp_path / "script.py"
+    script.write_text("print('it ran')")
+    command = [sys.executable, "-m", "rlfx.profile", "run", "--out", str(tmp_path / "file"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "it ran" in done.stdout) == (1, False), done.stderr
+    assert "The trace cannot be written to" in done.stderr
+    assert "Give a directory that you can write to." in done.stderr
+
+
 def test_a_capture_that_leaves_the_device_running(tmp_path):
     a = jnp.ones((400, 400))
     f = jax.jit(lambda a: jax.lax.fori_loop(0, 600, lambda i, c: jnp.tanh(c @ a), a))

@@ -1,5 +1,6 @@
 """What leaving something out would gain: the replay against a walk nanosecond by nanosecond, and programs that know."""
 
+import dataclasses
 import inspect
 import time
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rlfx.profile import capture, lines, operation, sampled
 from rlfx.profile.attributed import Process
 from rlfx.profile.events import Line
-from rlfx.profile.gains import gains, paid_in
+from rlfx.profile.gains import Gain, gains, paid_in
 from rlfx.profile.launches import Base
 from rlfx.profile.lines import Frame
 from rlfx.profile.replay import Replay
@@ -270,3 +271,10 @@ def test_a_damaged_table_of_frames_ends(made):
     of = lines.stacks(wire.message(memoryview(table(made, [(1, 1, 7)], [(1, 2), (1, 1)]))))
     assert len(of({15: [1]})) == 2
     assert lines.stacks({})({15: [1]}) == ()
+
+
+def test_what_is_nearly_all_of_the_time_has_no_number():
+    """What would be left is no more than the attribution's error."""
+    one = Gain("program", "a.py", 3, "jit(f), called at a.py:3", "call it less often", 10.0, 19.9)
+    assert "jit(f), called at a.py:3: 19.90x; call" in str(one)
+    assert ": more than 20x (it is nearly all of the time); call" in str(dataclasses.replace(one, speedup=4612.76))
