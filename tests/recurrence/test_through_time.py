@@ -257,6 +257,28 @@ def test_a_budget_below_the_states_between_the_shortest_blocks_is_met():
     assert found.measured_bytes <= states // 2
 
 
+@pytest.mark.optimised
+def test_fewer_environments_at_a_time_take_longer_blocks():
+    """States are kept of all environments: of one at a time, the activations of a longer block cost less than they do."""
+
+    def memory(p, h, t):
+        h = jnp.tanh(p["w"] @ h + p["u"] @ observation(t))
+        return jnp.sum(h**2), h
+
+    length, batch, hidden = 512, 16, 64
+    p = {"w": jnp.eye(hidden) / 2, "u": jnp.ones((hidden, 2))}
+    args = p, jnp.zeros((batch, hidden)), jax.random.key(1)
+    states = 4 * length * batch * hidden
+    fitted = rlfx.compile(memory, length=length, batch=batch, memory_budget=states // 8)
+    found = fitted.explain(*args, measure=True)
+    assert found.plan.environments < batch
+    assert found.measured_bytes <= states // 8
+    free = rlfx.compile(memory, length=length, batch=batch)
+    in_tiles, whole = (jax.grad(lambda p, fn=fn: fn(p, *args[1:])[0])(p) for fn in (fitted, free))
+    for name in p:
+        np.testing.assert_allclose(in_tiles[name], whole[name], rtol=1e-4, atol=1e-5 * np.abs(whole[name]).max())
+
+
 def test_explain_names_the_leaves_through_which_the_gradient_flows():
     def program(w, carry, t):
         memory = jnp.tanh(w * carry["memory"] + carry["clock"])

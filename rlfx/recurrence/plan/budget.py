@@ -168,26 +168,37 @@ def offloads(evaluator: PlanEvaluator, learner: Learner) -> bool:
     return why_not("blocks", learner) is None and bool(hosted(learner, Hosting(min_bytes=OFFLOADED)))
 
 
-def _tiles(form: str, start: int, length: int, batch: int, least: int) -> Iterator[Plan]:
-    """Tiles of falling memory: from blocks of ``start`` timesteps to those of ``least``, then fewer environments.
+def _tiles(form: str, start: int, length: int, batch: int, least: Callable[[int], int]) -> Iterator[Plan]:
+    """Tiles of falling memory: from blocks of ``start`` timesteps to those that need least, then fewer environments.
 
-    Blocks that fit the cache may be shorter than ``least``: then longer ones, between which fewer states are kept, need less.
+    Blocks that fit the cache may be shorter than those that need least: then longer ones, between which fewer states are kept,
+    need less.
+
+    Args:
+      least: of how many tiles environments take turns, the block that needs least.
     """
-    low, high = sorted((start, least))
+    low, high = sorted((start, least(1)))
     halved = {divisor_near(length, max(1, high >> i)) for i in range(high.bit_length())}  # of a prime T, too
     sizes = sorted(d for d in {start, *divisors(length), *halved} if low <= d <= high)
-    for block in reversed(sizes) if least < start else sizes:
+    for block in reversed(sizes) if least(1) < start else sizes:
         yield Plan(form, block)
     for environments in reversed(divisors(batch)[:-1]):
-        yield Plan(form, sizes[0] if least < start else sizes[-1], environments)
+        yield Plan(form, divisor_near(length, least(batch // environments)), environments)
 
 
-def _least(learner: Learner) -> int:
-    """The block that needs least: between shorter ones, the states of a recurrence grow faster than activations fall."""
+def _least(learner: Learner) -> Callable[[int], int]:
+    """The block that needs least: between shorter ones, the states of a recurrence grow faster than activations fall.
+
+    States are kept of all environments, activations of one tile of them.
+    """
     domain = learner.program.domain
     states = sum(bytes_of(v, domain) for loop in learner.region.loops for v in loop.depth)
-    balance = math.sqrt(domain.length * states / max(1, activation_bytes(learner, 1)))
-    return min(domain.length, max(1, math.floor(balance)))
+    activations = max(1, activation_bytes(learner, 1))
+
+    def least(tiles: int) -> int:
+        return min(domain.length, max(1, math.floor(math.sqrt(domain.length * states * tiles / activations))))
+
+    return least
 
 
 def _replay_blocks(program: Program, learner: Learner) -> list[int]:
