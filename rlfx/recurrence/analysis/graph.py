@@ -47,12 +47,12 @@ class Extension:
     Attributes:
       equations: of that timestep alone, in program order.
       last: series of which the value at T - 1 is needed.
-      tails: given values of which the value at T is needed from elsewhere.
+      beyond: given values of which the value at T is needed from elsewhere.
     """
 
     equations: tuple[Equation, ...]
     last: frozenset[Var]
-    tails: frozenset[Var]
+    beyond: frozenset[Var]
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Graph:
       roots: equations that run in any case, for their effects.
       wanted: values needed at every point.
       wanted_last: series of which only the value at the last timestep is needed.
-      wanted_tails: values needed at t = T.
+      wanted_beyond: values needed at t = T.
     """
 
     program: Program
     wanted: frozenset[Var]
     wanted_last: frozenset[Var] = frozenset()
-    wanted_tails: frozenset[Var] = frozenset()
+    wanted_beyond: frozenset[Var] = frozenset()
     given: frozenset[Var] = frozenset()
     roots: frozenset[Equation] = frozenset()
 
@@ -85,7 +85,7 @@ class Graph:
         needed: set[Equation] = set(self.roots)
         todo: list[Var] = [*self.wanted, *self.wanted_last]
         todo += [edge.value for e in self.roots for edge in self.edges(e)]
-        for v in self.wanted_tails:
+        for v in self.wanted_beyond:
             todo += self.extension(v, None).last
         while todo:
             equation = self.definition.get(todo.pop())
@@ -98,7 +98,7 @@ class Graph:
     @cached_property
     def complete(self) -> frozenset[Var]:
         """Values that must be there after the last stage, at all points or at the last."""
-        lasts = [self.extension(v, None).last for v in self.wanted_tails]
+        lasts = [self.extension(v, None).last for v in self.wanted_beyond]
         return self.wanted | self.wanted_last | frozenset().union(*lasts)
 
     def edges(self, equation: Equation) -> list[Edge]:
@@ -186,14 +186,14 @@ class Graph:
         """
         equations: set[Equation] = set()
         last: set[Var] = set()
-        tails: set[Var] = set()
+        beyond: set[Var] = set()
         todo = [value]
         while todo:
             var = todo.pop()
             if not isinstance(var, Var) or "t" not in self.program.dims_of(var):
                 continue
             if var in self.given:
-                tails.add(var)
+                beyond.add(var)
                 continue
             equation = self.definition.get(var)
             if equation is None or equation in equations:
@@ -207,7 +207,7 @@ class Graph:
             equations.add(equation)
             todo += equation.inputs
         order = tuple(e for e in self.program.equations if e in equations)
-        return Extension(order, frozenset(last), frozenset(tails))
+        return Extension(order, frozenset(last), frozenset(beyond))
 
     def _unbounded(self, reader: Equation | None, equation: Equation, reason: str) -> BoundaryError:
         access = f"x[{reader.access}]" if reader is not None else "The value"

@@ -48,7 +48,7 @@ class Execution:
         self,
         plan: ExecutablePlan,
         env: Mapping[Var, Value],
-        tails: Mapping[Var, Value],
+        beyond: Mapping[Var, Value],
         t0: Any,
         extent: Extent,
         on_host: frozenset[Var] = frozenset(),
@@ -61,7 +61,7 @@ class Execution:
         self.env: dict[Var, Value] = dict(env)
         self.finals: dict[Var, Value] = {}
         self.ragged: dict[Var, tuple] = {}
-        self.tails = dict(tails)
+        self.beyond = dict(beyond)
         self.times = Value(extent.times, frozenset("t"))
 
     def run(self) -> Execution:
@@ -95,8 +95,8 @@ class Execution:
     def _part(self, times: Any, domain: Domain, env: Mapping[Var, Value]) -> Execution:
         """An execution of a part of the timesteps that evaluates slices in a domain of its own."""
         ends = self.program.ends
-        tails = self.tails if ends is None else {**self.tails, ends: self.length}
-        part = Execution(self.plan, env, tails, self.t0, self.extent.at(times))
+        beyond = self.beyond if ends is None else {**self.beyond, ends: self.length}
+        part = Execution(self.plan, env, beyond, self.t0, self.extent.at(times))
         part.domain = domain
         return part
 
@@ -162,8 +162,8 @@ class Execution:
         if not self.domain.until:
             return self.domain.length
         assert isinstance(self.program.ends, Var)
-        if self.program.ends in self.tails:
-            return self.tails[self.program.ends]
+        if self.program.ends in self.beyond:
+            return self.beyond[self.program.ends]
         return self.last(self.program.definitions()[self.program.ends].source)
 
     def valid(self, env: Mapping[Var, Value]) -> Value:
@@ -199,14 +199,14 @@ class Execution:
         data = jnp.moveaxis(wide.data, 0, 1) if "b" in n.dims else wide.data
         return Value(picked(data, n.data - 1), wide.dims - {"t"})
 
-    def tail(self, var: Atom) -> Value:
+    def value_beyond(self, var: Atom) -> Value:
         """The value at t = T: demand extension from the final carry."""
         if isinstance(var, Lit) or "t" not in self.program.dims_of(var):
             return of_atom(var, self.env)
-        if var in self.tails:
-            return self.tails[var]
+        if var in self.beyond:
+            return self.beyond[var]
         extension = self.graph.extension(var, None)
-        env = {v: x for v, x in self.env.items() if "t" not in x.dims} | self.tails
+        env = {v: x for v, x in self.env.items() if "t" not in x.dims} | self.beyond
         n = self.length
         end = n if isinstance(n, Value) else Value(jnp.int32(n))
         env[self.program.now] = Value(self.t0 + end.data, end.dims)
@@ -256,7 +256,7 @@ class Execution:
     def end_value(self, equation: Equation) -> Value:
         """What a read beyond the end gives."""
         if equation.end is None:
-            return self.tail(equation.source)
+            return self.value_beyond(equation.source)
         if isinstance(equation.end, Var) and "t" in self.program.dims_of(equation.end):
             return self.last(equation.end)
         return of_atom(equation.end, self.env)
@@ -349,19 +349,19 @@ def execute(
     plan: ExecutablePlan,
     env: Mapping[Var, Value],
     t0: Any,
-    tails: Mapping[Var, Value] | None = None,
+    beyond: Mapping[Var, Value] | None = None,
     extent: Extent | None = None,
     on_host: frozenset[Var] = frozenset(),
 ) -> Execution:
     """Run a plan; see :func:`prepared` for the arguments."""
-    return prepared(plan, env, t0, tails, extent, on_host).run()
+    return prepared(plan, env, t0, beyond, extent, on_host).run()
 
 
 def prepared(
     plan: ExecutablePlan,
     env: Mapping[Var, Value],
     t0: Any,
-    tails: Mapping[Var, Value] | None = None,
+    beyond: Mapping[Var, Value] | None = None,
     extent: Extent | None = None,
     on_host: frozenset[Var] = frozenset(),
 ) -> Execution:
@@ -370,11 +370,11 @@ def prepared(
     Args:
       env: values of the program's inputs and of what is given.
       t0: the absolute time of the first timestep.
-      tails: values at t = T of what is given.
+      beyond: values at t = T of what is given.
       extent: the part of the domain to run; everything by default.
       on_host: values that loops stack in host memory.
     """
     program: Program = plan.graph.program
-    execution = Execution(plan, dict(env), tails or {}, t0, extent or whole_extent(program), on_host)
+    execution = Execution(plan, dict(env), beyond or {}, t0, extent or whole_extent(program), on_host)
     execution.env[program.now] = execution.now()
     return execution

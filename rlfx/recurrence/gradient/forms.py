@@ -106,28 +106,28 @@ class Pass:
         """The acting pass."""
         return execute(plan or self.acting, self.env, self.t0, extent=self.extent, on_host=self.on_host)
 
-    def tails(self, acted: Execution) -> dict[Var, Value]:
+    def beyond(self, acted: Execution) -> dict[Var, Value]:
         """What the region needs at t = T."""
-        return {v: acted.tail(v) for v in self.learner.tails}
+        return {v: acted.value_beyond(v) for v in self.learner.beyond}
 
-    def gradient(self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, share: Any) -> tuple:
+    def gradient(self, stored: Mapping[Var, Value], beyond: Mapping[Var, Value], part: Extent, share: Any) -> tuple:
         """Loss and gradient of one part of the domain, for which ``stored`` has the values; in at least float32."""
 
         def loss(leaves: Sequence) -> Any:
             own = {**self.env, **stored}
             own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
-            return self.objective(self.region(own, tails, part).run(), share)
+            return self.objective(self.region(own, beyond, part).run(), share)
 
         return jax.tree.map(widened, self.learning(jax.value_and_grad(loss))(self.leaves))
 
     def region(
-        self, env: Mapping[Var, Value], tails: Mapping[Var, Value], part: Extent, runner: Runner | None = None
+        self, env: Mapping[Var, Value], beyond: Mapping[Var, Value], part: Extent, runner: Runner | None = None
     ) -> Execution:
         """The execution of the learner's region on a part of the domain, not run yet."""
         steps, acting = part.times.shape[0], self.learner.acting
         region = self.learner.region_of(steps, part.batch)
         plan = learning_plan(region, self.target, runner, part.batch, steps, acting)
-        return prepared(plan, env, self.t0, tails, part)
+        return prepared(plan, env, self.t0, beyond, part)
 
     def counted(self) -> Any:
         """At which timesteps the loss may be other than 0, bool [T]; None if that is any, or nothing would be gained by it."""
@@ -154,17 +154,17 @@ class Pass:
         return learn
 
     def tile_gradient(
-        self, stored: Mapping[Var, Value], tails: Mapping[Var, Value], times: Any, share: Any, environments: int | None
+        self, stored: Mapping[Var, Value], beyond: Mapping[Var, Value], times: Any, share: Any, environments: int | None
     ) -> tuple:
         """As :meth:`gradient` for consecutive timesteps, ``environments`` at a time."""
         extent = self.extent
         if environments is None or environments >= extent.batch:
-            return self.gradient(stored, tails, extent.at(times), share)
+            return self.gradient(stored, beyond, extent.at(times), share)
         given = {**{v: x for v, x in self.env.items() if "b" in x.dims}, **stored}
 
         def add(total, first):
             part = {v: cut_environments(x, first, environments) for v, x in given.items()}
-            ends = {v: cut_environments(x, first, environments) for v, x in tails.items()}
+            ends = {v: cut_environments(x, first, environments) for v, x in beyond.items()}
             tile = Extent(times, environments, extent.first + first, extent.mesh_axis)
             return jax.tree.map(jnp.add, total, self.gradient(part, ends, tile, share)), None
 
@@ -179,7 +179,7 @@ def at_once(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     stored = fetched({v: acted.env[v] for v in p.learner.stored}, p.on_host)
     stored = hold(p.learner.region.graph, stored, p.extent)
     share = p.objective.share(acted)
-    return returned(acted), *p.tile_gradient(stored, p.tails(acted), p.extent.times, share, plan.environments)
+    return returned(acted), *p.tile_gradient(stored, p.beyond(acted), p.extent.times, share, plan.environments)
 
 
 def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
@@ -188,7 +188,7 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     What is in host memory is fetched one block ahead.
     """
     acted = p.act()
-    stored, tails, share = {v: acted.env[v] for v in p.learner.stored}, p.tails(acted), p.objective.share(acted)
+    stored, beyond, share = {v: acted.env[v] for v in p.learner.stored}, p.beyond(acted), p.objective.share(acted)
     near = {v: x for v, x in stored.items() if v not in p.on_host}
     far = {v: x for v, x in stored.items() if v in p.on_host}
 
@@ -204,7 +204,7 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
         part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
         part = hold(p.learner.region.graph, part, p.extent, firsts)
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
-        return p.tile_gradient(part, tails, times, share, plan.environments)
+        return p.tile_gradient(part, beyond, times, share, plan.environments)
 
     def block(first, count, loaded):
         return if_needed(any_of(mask, first, count), lambda: computed(first, count, loaded))

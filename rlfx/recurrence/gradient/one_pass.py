@@ -37,8 +37,8 @@ def find_one_pass(learner: Learner) -> Schedule | str:
             return f"the gradient flows through reads further back than the previous timestep ({reader.where})"
     outputs = frozenset(v for v in program.aux if isinstance(v, Var))
     acting = learner.acting.graph
-    last, tails = region.graph.wanted_last | acting.wanted_last, acting.wanted_tails - frozenset(learner.tails)
-    whole = Graph(program, region.graph.wanted | outputs, last, tails, roots=acting.roots)
+    last, beyond = region.graph.wanted_last | acting.wanted_last, acting.wanted_beyond - frozenset(learner.beyond)
+    whole = Graph(program, region.graph.wanted | outputs, last, beyond, roots=acting.roots)
     effect = next((e for e in whole.equations if e.has_effects), None)
     if effect is not None:
         return f"{effect.op.name} has an effect, which belongs to acting ({effect.where})"

@@ -99,7 +99,7 @@ def _with(learner: Learner, large: tuple[Var, ...], kept: tuple[Var, ...], barre
     whole = learner.acting.graph
     acting = schedule(
         Graph(
-            program, (whole.wanted - set(large)) | set(kept), whole.wanted_last, whole.wanted_tails, roots=whole.roots
+            program, (whole.wanted - set(large)) | set(kept), whole.wanted_last, whole.wanted_beyond, roots=whole.roots
         ),
         barred=barred,
     )
@@ -135,28 +135,28 @@ def replayed(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     assert plan.block is not None
     acting, points = acting_kept(replay, plan, p.target, p.extent.batch)
     acted = p.act(acting)
-    stored, tails, share = {v: acted.env[v] for v in replay.kept}, p.tails(acted), p.objective.share(acted)
+    stored, beyond, share = {v: acted.env[v] for v in replay.kept}, p.beyond(acted), p.objective.share(acted)
 
     def again(first, count, block):
         """What the learner is given of consecutive timesteps, from the state before a block (None: the last, shorter one)."""
         kept = {v: cut_times(x, first, count) for v, x in stored.items()}
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
         states = {v: points.before(v, block) for v in replay.state}
-        return times, {**kept, **act_again(p, replay, kept, tails, times, states)}
+        return times, {**kept, **act_again(p, replay, kept, beyond, times, states)}
 
     firsts = first_of(again(0, 1, 0)[1]) if p.learner.program.domain.until else {}
 
     def block(first, count, _):
         times, part = again(first, count, None if count < plan.block else first // plan.block)
         part = hold(p.learner.region.graph, part, p.extent, firsts)
-        return p.tile_gradient(part, tails, times, share, plan.environments)
+        return p.tile_gradient(part, beyond, times, share, plan.environments)
 
     return returned(acted), *accumulate(block, p.extent.times.shape[0], plan.block, p.zero)
 
 
-def act_again(p: Pass, replay: Replay, kept: dict, tails: dict, times: Any, state: dict[Var, Value]) -> dict:
+def act_again(p: Pass, replay: Replay, kept: dict, beyond: dict, times: Any, state: dict[Var, Value]) -> dict:
     """The large values of consecutive timesteps, from what is kept of them and the state before them."""
     runner = Resumed({v: x.data for v, x in state.items()})
     plan = physical(replay.again, p.target, while_going, runner, batch=p.extent.batch, steps=times.shape[0])
-    run = execute(plan, {**p.env, **kept}, p.t0, tails, p.extent.at(times))
+    run = execute(plan, {**p.env, **kept}, p.t0, beyond, p.extent.at(times))
     return {v: run.env[v] for v in replay.large}

@@ -273,7 +273,7 @@ class GradientRule:
         extent = self.split.extent()
         env = self._env(flat, extent)
         acted = self._run(learner.acting, env, t0, extent)
-        tails = {v: acted.tail(v) for v in learner.tails}
+        beyond = {v: acted.value_beyond(v) for v in learner.beyond}
         stored = dict(hold(learner.region.graph, {v: acted.env[v] for v in learner.stored}, extent))
         order = self._ordered(perturbed)
 
@@ -281,7 +281,7 @@ class GradientRule:
             own = env | stored | {v: Value(x, env[v].dims) for v, x in zip(order, leaves, strict=True)}
             scheduled = learner.region_of(None, extent.batch)
             plan = learning_plan(scheduled, self.target, batch=extent.batch, acting=learner.acting)
-            run = execute(plan, own, t0, tails, extent)
+            run = execute(plan, own, t0, beyond, extent)
             return [target_of(run, v) for v in learner.targets]
 
         return (None, *returned(acted)), jax.vjp(region, [env[v].data for v in order])[1]

@@ -95,8 +95,8 @@ def _unknown_before_the_end(learner: Learner, delayed: Iterable[Equation]) -> st
     program, graph = learner.program, learner.acting.graph
     if program.reduce == "mean" and set(learner.targets) - {program.loss}:
         return "aux is differentiated beside a mean over timesteps whose number is not known yet"
-    tails = [*learner.tails, *(e.source for e in delayed if extends(e, program))]
-    late = [v for var in tails for v in graph.extension(var, None).last if program.ends_apart(v)]
+    beyond = [*learner.beyond, *(e.source for e in delayed if extends(e, program))]
+    late = [v for var in beyond for v in graph.extension(var, None).last if program.ends_apart(v)]
     return "what is read beyond an end needs more of the last timestep than the carry" if late else None
 
 

@@ -42,7 +42,7 @@ def find_acting(learner: Learner) -> Schedule | str:
     if missing:
         whole = acting.graph
         acting = schedule(
-            Graph(program, whole.wanted, whole.wanted_last | missing, whole.wanted_tails, roots=whole.roots)
+            Graph(program, whole.wanted, whole.wanted_last | missing, whole.wanted_beyond, roots=whole.roots)
         )
     kept = _forward(acting)
     for stage in learner.region.stages:
@@ -81,7 +81,7 @@ def through_time(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     acted = p.act(acting)
     stored = {v: acted.env[v] for v in p.learner.stored}
     blocks = _Blocks(
-        p, plan.block, stored, p.tails(acted), p.objective.share(acted), kept.states, kept.last, p.extent, p.counted()
+        p, plan.block, stored, p.beyond(acted), p.objective.share(acted), kept.states, kept.last, p.extent, p.counted()
     )
     count = p.extent.batch if plan.environments is None else plan.environments
     if count >= p.extent.batch:
@@ -101,7 +101,7 @@ class _Blocks:
 
     Attributes:
       size: timesteps in a block; the last one may be shorter.
-      stored, tails: what the acting pass gives.
+      stored, beyond: what the acting pass gives.
       share: what one point weighs in the loss.
       states, last: of each register before the whole blocks, and before what is left.
       mask: the timesteps that the loss counts, or None.
@@ -110,7 +110,7 @@ class _Blocks:
     p: Pass
     size: int
     stored: Mapping[Var, Value]
-    tails: Mapping[Var, Value]
+    beyond: Mapping[Var, Value]
     share: Any
     states: Mapping[Var, Value]
     last: Mapping[Var, Value]
@@ -120,7 +120,7 @@ class _Blocks:
     def some(self, first: Any, count: int) -> _Blocks:
         """Of consecutive environments."""
         cut = lambda values: {v: cut_environments(x, first, count) for v, x in values.items()}  # noqa: E731
-        parts = {name: cut(getattr(self, name)) for name in ("stored", "tails", "states", "last")}
+        parts = {name: cut(getattr(self, name)) for name in ("stored", "beyond", "states", "last")}
         extent = Extent(self.extent.times, count, self.extent.first + first, self.extent.mesh_axis)
         return replace(self, p=replace(self.p, env=cut(self.p.env)), extent=extent, **parts)
 
@@ -177,7 +177,7 @@ class _Blocks:
         p = self.p
         own = {**p.env, **stored}
         own |= {v: Value(x, p.env[v].dims) for v, x in zip(p.order, leaves, strict=True)}
-        return p.region(own, self.tails, extent, runner)
+        return p.region(own, self.beyond, extent, runner)
 
     def _block(self, total, later, start, first, count, loaded, firsts, begin) -> tuple:
         """``total`` with the loss and the gradient of a block, and the cotangent of the state before it.

@@ -53,7 +53,7 @@ def streamed(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     if rest + delay:
         first = length - rest - delay
         given = turns.given(first, buffer, rest + delay, run)
-        found = turns.learn(first, given, rest + delay, p.tails(run), turns.at_start(first, given, firsts))
+        found = turns.learn(first, given, rest + delay, p.beyond(run), turns.at_start(first, given, firsts))
         sums = jax.tree.map(jnp.add, sums, found)
     if run.domain.until:
         sums = jax.tree.map(lambda x: x * p.objective.share(run).astype(x.dtype), sums)
@@ -143,7 +143,7 @@ class _Turns:
         plan = replace(run.plan, graph=replace(run.graph, program=program), nodes=())
         n = so_far.length
         ends = {program.ends: replace(n, data=n.data - first)} if program.ends is not None else {}
-        return prepared(plan, env, run.t0 + first, tails=ends, extent=extent)
+        return prepared(plan, env, run.t0 + first, beyond=ends, extent=extent)
 
     # -- learning
 
@@ -154,7 +154,7 @@ class _Turns:
         """
         part = self._part(first, count, self.run if so_far is None else so_far)
         part.env |= {v: self.run.stacked(v, x) for v, x in zip(self.stream.buffered, window, strict=True)}
-        part.tails |= {v: self._anything(v) if so_far is None else so_far.tail(v) for v in self._extended}
+        part.beyond |= {v: self._anything(v) if so_far is None else so_far.value_beyond(v) for v in self._extended}
         part.sequence(self.stream.delayed, part.env, part.times, part.read_complete)
         # At the end of all, reads may give boundary values alone, which need not vary with the environment.
         return {v: expand(part.env[v], self.run.program.dims_of(v), part.sizes) for v in self.p.learner.stored}
@@ -182,7 +182,7 @@ class _Turns:
         return {i: zeros(x.shape, x.dtype) for i, x in shapes.items()}
 
     def learn(
-        self, first: Any, given: Mapping[Var, Value], count: int, tails: Mapping[Var, Value], firsts: Mapping
+        self, first: Any, given: Mapping[Var, Value], count: int, beyond: Mapping[Var, Value], firsts: Mapping
     ) -> Any:
         """The gradient of ``count`` timesteps from ``first`` on."""
         p, chunk = self.p, self.chunk
@@ -194,7 +194,7 @@ class _Turns:
             stored = {v: cut_times(x, begin, size) for v, x in given.items()}
             stored = hold(p.learner.region.graph, stored, p.extent, edge)
             times = jax.lax.dynamic_slice_in_dim(p.extent.times, first + begin, size)
-            return p.tile_gradient(stored, tails, times, self._share, self.plan.environments)
+            return p.tile_gradient(stored, beyond, times, self._share, self.plan.environments)
 
         # What is left at the end is longer than a chunk if the delay is.
         return tile(0, count, []) if count <= chunk else accumulate(tile, count, divisor_near(count, chunk), p.zero)
@@ -214,7 +214,7 @@ class _Turns:
         state, window = self.act(state, buffer, first + self.stream.delay, self.chunk)
         so_far = self.ended(state) if self._until else None
         given = self.given(first, window, self._width, so_far)
-        tails = {} if so_far is None else self.p.tails(so_far)
+        beyond = {} if so_far is None else self.p.beyond(so_far)
         firsts = self.at_start(first, given, firsts)
-        found = self.learn(first, given, self.chunk, tails, firsts)
+        found = self.learn(first, given, self.chunk, beyond, firsts)
         return state, [x[self.chunk :] for x in window], jax.tree.map(jnp.add, sums, found), firsts

@@ -57,7 +57,7 @@ class Learner:
       targets: what is differentiated.
       active: the equations on a differentiable path.
       stored: values that the acting pass keeps for the region.
-      tails: values at t = T that it keeps.
+      beyond: values at t = T that it keeps.
       acting, region: their schedules; that of the region is for blocks of timesteps, whose values stay in the cache.
     """
 
@@ -65,7 +65,7 @@ class Learner:
     targets: tuple[Var, ...]
     active: frozenset[Equation]
     stored: tuple[Var, ...]
-    tails: tuple[Var, ...]
+    beyond: tuple[Var, ...]
     acting: Schedule
     region: Schedule
 
@@ -126,18 +126,18 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
     )
     given = set(cut.stored) | ({program.alive} if program.alive is not None else set())
     region = Graph(program, frozenset(targets) - last, last, given=frozenset(given))
-    tails = _tails(region)
+    beyond = _beyond(region)
     if program.ends is not None:
-        tails |= {program.ends}
-    wanted, all_tails = outputs.wanted | given, outputs.wanted_tails | tails
-    acting = Graph(program, wanted, outputs.wanted_last, all_tails, roots=outputs.roots)
+        beyond |= {program.ends}
+    wanted, all_beyond = outputs.wanted | given, outputs.wanted_beyond | beyond
+    acting = Graph(program, wanted, outputs.wanted_last, all_beyond, roots=outputs.roots)
     order = {v: i for i, v in enumerate(v for e in program.equations for v in e.outputs)}
     return Learner(
         program,
         targets,
         active,
         tuple(sorted(given, key=lambda v: order.get(v, -1))),
-        tuple(sorted(tails, key=lambda v: order.get(v, -1))),
+        tuple(sorted(beyond, key=lambda v: order.get(v, -1))),
         schedule(acting),
         schedule(region, differentiated=active, fuses=False),
     )
@@ -162,12 +162,12 @@ def _widened(equations: Iterable[Equation], domain: Domain) -> frozenset[Equatio
     return frozenset(found)
 
 
-def _tails(region: Graph) -> frozenset[Var]:
+def _beyond(region: Graph) -> frozenset[Var]:
     found: set[Var] = set()
     for e in region.equations:
         extends = e.is_read and isinstance(e.access, Point) and e.end is None
         if extends and reach_in(e.access, region.program.domain).after_end:
-            found |= region.extension(e.source, e).tails
+            found |= region.extension(e.source, e).beyond
     return frozenset(found)
 
 

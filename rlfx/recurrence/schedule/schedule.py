@@ -302,7 +302,7 @@ def needed_last(graph: Graph, equations: Iterable[Equation]) -> set[Var]:
     """Series of some equations of which the value at T - 1 is needed, by a read beyond the end or for the final carry."""
     found: set[Var] = set()
     mine = {v for e in equations for v in e.outputs}
-    for v in graph.wanted_tails:
+    for v in graph.wanted_beyond:
         found |= graph.extension(v, None).last & mine
     for e in graph.equations:
         extends = e.is_read and isinstance(e.access, Point) and e.end is None
