@@ -98,3 +98,50 @@ def test_what_begins_otherwise_at_each_timestep_or_changes_is_left():
 
     program = rlfx.trace(f, jnp.float32(1.0), (jnp.float32(1.0), jnp.float32(2.0)), length=T)
     assert unchanged(program) is program
+
+
+def returned_as_well(p, carry, t):
+    """A state, what follows from it, what it began with, and the same by a recurrence."""
+    held, count = carry
+    ahead = rlfx.solve(lambda s: s[t + 1], end=p)
+    return held * ahead * count, (held, count + 1.0), (held, jnp.sin(held) * p, p, ahead)
+
+
+PLANS = [(None, None), (None, B), (rlfx.Plan("blocks", 2), None), (rlfx.Plan("blocks", 2), B), (rlfx.Plan("blocks", 3, 1), B)]
+
+
+@pytest.mark.parametrize(("plan", "batch"), PLANS)
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_is_returned_has_the_axes_that_it_was_written_with(plan, batch, ends):
+    until = (lambda c: c[1] >= 4.0) if ends else None
+    carry = CARRY if batch else tuple(x[1] for x in CARRY)
+    options = {"length": T, "batch": batch, "until": until}
+    fn, reference = rlfx.compile(returned_as_well, plan=plan, **options), rlfx.reference(returned_as_well, **options)
+
+    def weighed(fn, p, carry):
+        loss, (_, aux, *_) = fn(p, carry)
+        weights = [jnp.cos(jnp.arange(jnp.size(x), dtype=jnp.float32)).reshape(jnp.shape(x)) for x in aux]
+        return loss + sum(jnp.sum(w * x) for w, x in zip(weights, aux, strict=True)), aux
+
+    def run(fn):
+        wrt = 0 if plan and plan.environments else (0, 1)  # the carry's gradient is of all environments
+        return jax.value_and_grad(lambda *a: weighed(fn, *a), argnums=wrt, has_aux=True)(jnp.float32(0.3), carry)
+
+    ((value, aux), grads), ((want, written), slopes) = run(fn), run(reference)
+    lead = (T,) if batch is None else (T, B)
+    assert [x.shape for x in aux] == [x.shape for x in written]
+    assert [x.shape for x in aux[:3]] == [lead, lead, ()]
+    for mine, other in zip(jax.tree.leaves((value, aux, grads)), jax.tree.leaves((want, written, slopes)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=2e-5, atol=1e-6)
+
+
+def test_what_is_returned_on_a_mesh_and_of_several_copies():
+    mesh = jax.make_mesh((3,), ("b",), devices=jax.devices()[:3])
+    whole, split = (rlfx.compile(returned_as_well, length=T, batch=B, mesh=m) for m in (None, mesh))
+    (_, want), (_, got) = (fn(jnp.float32(0.3), CARRY)[1] for fn in (whole, split))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    (_, copies) = jax.vmap(lambda p: whole(p, CARRY)[1])(jnp.array([0.3, 0.6]))
+    assert [x.shape for x in copies] == [(2, T, B), (2, T, B), (2,), (2, *want[3].shape)]
+    for a, b in zip(copies, want, strict=True):
+        np.testing.assert_allclose(a[0], b, rtol=1e-6)

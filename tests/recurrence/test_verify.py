@@ -75,6 +75,11 @@ BROKEN = {
     "another shape": (retyped("read", (2,), "float32"), r"a read of f32\[\] is f32\[2\]"),
     "a series of another type": (retyped("series", (), "bool"), "series is f32.*, and is written as bool"),
     "a loss of nowhere": (lost, "the loss is .* which nothing defines"),
+    "more aux": (lambda p: dataclasses.replace(p, aux=(*p.aux, p.now)), "aux has 2 leaves, and aux_dims is of 1"),
+    "wider aux": (
+        lambda p: dataclasses.replace(p, aux_dims=(frozenset("b"),)),
+        "leaf 0 of aux varies with t, and is returned without",
+    ),
     "another carry": (counts, "leaf 0 of the carry is f32.*, and becomes i32"),
     "dims of before": (steady, "varies with b and t, and dims says with nothing"),
 }

@@ -62,18 +62,22 @@ def carry_dims(program: Program, var: Var) -> frozenset:
     return NO_DIMS if shared or program.domain.batch is None else frozenset("b")
 
 
-def aux_dims(program: Program, var: Any) -> frozenset:
+def aux_dims(program: Program) -> tuple[frozenset, ...]:
     """An unrolled program's outputs have every axis, as those of ``lax.scan``; aux has the axes of its domain."""
-    batch = set() if program.domain.batch is None else {"b"}
-    dims = frozenset({"t", *batch}) if program.loss is None else program.dims_of(var)
-    return dims | batch if program.domain.until and "t" in dims else dims
+    batch = NO_DIMS if program.domain.batch is None else frozenset("b")
+    every = batch | {"t"}
+    if program.loss is None:
+        return (every,) * len(program.aux)
+    return tuple(every if program.domain.until and "t" in dims else dims for dims in program.aux_dims)
 
 
 def output_dims(program: Program, var: Var) -> frozenset:
     """The axes of a returned value."""
     if var is program.loss:
         return NO_DIMS
-    return carry_dims(program, var) if var in set(program.next_carry) else aux_dims(program, var)
+    if var in set(program.next_carry):
+        return carry_dims(program, var)
+    return next(dims for v, dims in zip(program.aux, aux_dims(program), strict=True) if v is var)
 
 
 def _padded(run: Execution, value: Value) -> Value:
@@ -89,7 +93,10 @@ def returned(run: Execution) -> tuple:
     """``(carry leaves, aux leaves, lengths or None)``."""
     program = run.program
     carry = [expand(run.final(v), carry_dims(program, v), run.sizes).data for v in program.next_carry]
-    aux = [_padded(run, expand(of_atom(v, run.env), aux_dims(program, v), run.sizes)).data for v in program.aux]
+    aux = [
+        _padded(run, expand(of_atom(v, run.env), dims, run.sizes)).data
+        for v, dims in zip(program.aux, aux_dims(program), strict=True)
+    ]
     if not program.domain.until:
         return carry, aux, None
     batch = NO_DIMS if program.domain.batch is None else frozenset("b")

@@ -160,7 +160,7 @@ class Split:
         """Of the loss, the carry, aux, and lengths."""
         program = self.program
         carry = [self._spec(carry_dims(program, v)) for v in program.next_carry]
-        aux = [self._spec(aux_dims(program, v)) for v in program.aux]
+        aux = [self._spec(dims) for dims in aux_dims(program)]
         lengths = self._spec(frozenset("b")) if program.domain.until else None
         return (None if program.loss is None else PartitionSpec()), carry, aux, lengths
 

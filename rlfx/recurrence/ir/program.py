@@ -146,6 +146,7 @@ class Program:
       loss, next_carry, aux: outputs. ``loss`` is None for an unrolled program.
       ends, alive: under ``until=``, the number of timesteps so far, and whether the environment takes this one.
       dims: which of t, b each value varies with.
+      aux_dims: which of t, b each leaf of aux has, as it was written: also where a rewrite finds that it varies less.
       shared: for each leaf of the carry, whether all environments share it.
       directives: what transforms asked of the schedule.
       where: the user's function, with its source line.
@@ -165,6 +166,7 @@ class Program:
     aux: tuple[Atom, ...]
     dims: Mapping[Var, frozenset[str]]
     shared: tuple[bool, ...]
+    aux_dims: tuple[frozenset[str], ...]
     ends: Var | None = None
     alive: Var | None = None
     reduce: str = "mean"

@@ -15,7 +15,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.flatten import Flattener
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, infer_dims
+from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.ir.provenance import check_times, known_values
 from rlfx.recurrence.ir.returned import as_returned, check_carry, check_loss, split_result, stop_of
 from rlfx.recurrence.language.context import Context
@@ -182,6 +182,7 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         aux=aux,
         dims=dims,
         shared=sig.shared,
+        aux_dims=tuple(dims.get(v, NO_DIMS) if isinstance(v, Var) else NO_DIMS for v in aux),
         ends=ends,
         alive=alive,
         reduce=sig.reduce,

@@ -97,6 +97,11 @@ def _wrong_outputs(program: Program, defined: set[Var]) -> Iterator[tuple[str, s
     for name, v in named:
         if isinstance(v, Var) and v not in defined:
             yield f"{name} is {name_of(v)}, which nothing defines", ""
+    if len(program.aux_dims) != len(program.aux):
+        yield f"aux has {len(program.aux)} leaves, and aux_dims is of {len(program.aux_dims)}", ""
+    for i, (v, dims) in enumerate(zip(program.aux, program.aux_dims, strict=False)):
+        if more := program.dims_of(v) - dims:
+            yield f"leaf {i} of aux varies with {' and '.join(sorted(more))}, and is returned without", ""
     if program.loss is not None and program.loss.shape != ():
         yield f"the loss has shape {list(program.loss.shape)}, not []", ""
     for i, (old, new) in enumerate(zip(program.carry, program.next_carry, strict=True)):

@@ -236,7 +236,7 @@ def _stops(evaluation: Callable[[list[int]], Evaluation], domain: Domain) -> lis
 
 def _collect(run: Evaluation, out: Callable[..., Any], whole: Program, i: int, all_axes: bool) -> Any:
     """One leaf of aux with the axes of its domain; zeros after an environment's end."""
-    dims = whole.dims_of(whole.aux[i])
+    dims = whole.aux_dims[i]
     batched = whole.domain.batch is not None
     if whole.loss is None or all_axes:
         dims = frozenset("tb" if batched else "t")

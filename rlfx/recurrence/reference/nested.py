@@ -67,8 +67,8 @@ def _types(program: Program, arguments: Arguments) -> list[jax.ShapeDtypeStruct]
     sizes = {"t": domain.length, "b": domain.batch}
     out = [] if program.loss is None else [jax.ShapeDtypeStruct((), program.loss.dtype)]
     out += [jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in arguments.carry]
-    for v, mark in zip(program.aux, marks(program.trees["aux"]), strict=True):
-        dims = aux_dims(program, v) if mark is None else "b" if isinstance(mark, Last) else "tb"
+    for v, written, mark in zip(program.aux, aux_dims(program), marks(program.trees["aux"]), strict=True):
+        dims = written if mark is None else "b" if isinstance(mark, Last) else "tb"
         own = sizes | ({"t": mark.rows(domain.length)} if isinstance(mark, Every) else {})
         lead = tuple(own[d] for d in "tb" if d in dims and own[d] is not None)
         out.append(jax.ShapeDtypeStruct((*lead, *v.shape), v.dtype))

@@ -10,9 +10,11 @@ What follows from it follows from nothing that moves, and is computed at all tim
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import substituted
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import series_p
 
@@ -22,10 +24,18 @@ _COPIES = {series_p: 0, J.primitive("name"): 0, _CHOICE: 1}
 
 
 def unchanged(program: Program) -> Program:
-    """Replace states that are never changed by what they begin with. Meaning-preserving; idempotent."""
+    """Replace states that are never changed by what they begin with. Meaning-preserving; idempotent.
+
+    What is returned stays a value of its own: beside what it began with, it has an axis t.
+    """
     definition = program.definitions()
     instead = {v: given for e in program.reads() for v, given in _kept(e, program, definition).items()}
-    return substituted(program, instead)
+    returned = {v: instead.pop(v) for v in program.aux if v in instead}
+    named = [
+        replace(e, op=series_p, params={}, inputs=(returned[e.outputs[0]],)) if e.outputs[0] in returned else e
+        for e in program.equations
+    ]
+    return substituted(with_equations(program, named) if returned else program, instead)
 
 
 def _kept(read: Equation, program: Program, definition: dict[Var, Equation]) -> dict[Var, Atom]:
