@@ -32,7 +32,7 @@ def unchanged(program: Program) -> Program:
     instead = {v: given for e in program.reads() for v, given in _kept(e, program, definition).items()}
     returned = {v: instead.pop(v) for v in program.aux if v in instead}
     named = [
-        replace(e, op=series_p, params={}, inputs=(returned[e.outputs[0]],)) if e.outputs[0] in returned else e
+        replace(e, op=series_p, params={}, inputs=(returned[e.outputs[0]],)) if set(e.outputs) & returned.keys() else e
         for e in program.equations
     ]
     return substituted(with_equations(program, named) if returned else program, instead)
