@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlfx.transforms.blocks.extremes import placed
 from rlfx.transforms.blocks.flat import SAME, Array, Atom, Axis, Const, Equation, Flat
 from rlfx.transforms.blocks.plan import CHEAP, Analysis, Loop, Part, Plan, Slot, Step, Sum, Whole
 
@@ -16,6 +17,9 @@ from rlfx.transforms.blocks.plan import CHEAP, Analysis, Loop, Part, Plan, Slot,
 def make_plan(flat: Flat, axes: Sequence[Axis | None], n: int) -> Plan:
     """The plan of a program whose inputs have the batch (of size ``n``) at ``axes``."""
     analysis = Analysis(flat, axes, n)
+    exact = placed(flat, {v: axis.dim for v, axis in analysis.axes.items() if axis is not None})
+    if exact is not flat:
+        analysis = Analysis(exact, axes, n)
     deadlines: dict[Array, int] = {}
     keepers: dict[Equation, int] = {}
     while True:  # every round moves something to an earlier loop, or is the last
