@@ -14,8 +14,9 @@ import traceback
 
 from tests.lanes import QUICK, flags
 
-os.environ["XLA_FLAGS"] = flags(QUICK)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if __name__ == "__main__":  # pytest imports it, too
+    os.environ["XLA_FLAGS"] = flags(QUICK)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 

@@ -75,6 +75,18 @@ def test_only_narrow_networks_of_many_rows():
         assert fn.physical(p, state, key).acting.features_first == expected, (width, batch)
 
 
+@pytest.mark.parametrize(("outputs", "expected"), [(2, True), (16, False)])
+def test_only_networks_with_vectors_shorter_than_the_machine_s(outputs, expected):
+    """Where all fill one, rows first are as fast: 16 and 32 units alone, 1.0 and 1.4 of their time with features first."""
+
+    def program(p, x, t):
+        return jnp.sum((jnp.tanh(x @ p["w"]) @ p["out"]) ** 2), 0.9 * x
+
+    p = {"w": jnp.ones((16, 16)), "out": jnp.ones((16, outputs))}
+    fn = rlfx.compile(program, length=2, batch=64)
+    assert fn.physical(p, jnp.ones((64, 16))).learning.features_first == expected
+
+
 @pytest.mark.parametrize("seed", spread(range(24), 8))
 def test_generated_programs(seed, monkeypatch):
     """Whatever a program has: all of it with features first, against the reference."""
