@@ -215,7 +215,17 @@ def attention_gradient() -> str:
     )
 
 
+def rewrites() -> str:
+    """A row for each rewrite, with the ratio at each size."""
+    found: dict[str, list[str]] = {}
+    for r in rows("rewrites"):
+        found.setdefault(r["rewrite"], []).append(f"{r['width']} x {r['batch']}: {r['ratio']:.2f}")
+    body = [[f"`{name}`", ", ".join(ratios)] for name, ratios in found.items()]
+    return markdown(["rewrite", "width x environments: time with it / without"], body)
+
+
 TABLES = {
+    "rewrites": rewrites,
     "acting-products": acting_products, "ppo-timerl": ppo_timerl, "ppo-grid": ppo_grid, "ppo-full": ppo_full,
     "nstep-speed": nstep_speed, "nstep-memory": nstep_memory, "random-draws": random_draws,
     "shuffle-learning": shuffle_learning, "old-and-new": old_and_new,
