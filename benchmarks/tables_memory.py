@@ -43,7 +43,7 @@ def blocks() -> str:
     return table(read("memory_losses")["results"], {"model": lambda r: r["model"]} | {n: less(n) for n in counts})
 
 
-SHOWN = ("default", "budget 1/16", "two pass", "one pass", "checkpointed", "at once")
+SHOWN = ("default", "budget 1/16", "budget 1/32", "two pass", "one pass", "checkpointed", "at once")
 
 
 def through_time(name: str = "through_time", shown: tuple[str, ...] = SHOWN) -> str:
