@@ -14,6 +14,7 @@ import datetime
 import json
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -118,9 +119,16 @@ def started(name: str, tiny: bool, path: pathlib.Path, seconds: float) -> dict:
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {seconds:.0f} s"}
     if done.returncode or not partial.exists():
-        return {"error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1]}
+        return {"error": said(done.stderr)}
     partial.replace(path)
     return json.loads(path.read_text())
+
+
+def said(text: str) -> str:
+    """The error in a traceback; jax says last that it is shortened."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith(("---", "For simplicity, JAX"))]
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
+    return "\n".join(lines[errors[-1] :] if errors else lines[-1:]) or "it said nothing"
 
 
 if __name__ == "__main__":

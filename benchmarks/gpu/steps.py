@@ -131,7 +131,8 @@ def memory(tiny: bool) -> dict:
     arguments = params, state, jax.random.key(2)
 
     def made(budget: int | None) -> tuple:
-        fn = rlfx.compile(ppo_timerl.ppo, length=ppo_timerl.LENGTH, batch=batch, memory_budget=budget)
+        plan = rlfx.Plan() if budget is None else None  # a default fits the caches of some machines, and is small itself
+        fn = rlfx.compile(ppo_timerl.ppo, length=ppo_timerl.LENGTH, batch=batch, memory_budget=budget, plan=plan)
         run = jax.jit(jax.value_and_grad(fn, has_aux=True)).lower(*arguments).compile()
         return fn.explain(*arguments), run, int(run.memory_analysis().temp_size_in_bytes)
 
