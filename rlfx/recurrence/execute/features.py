@@ -17,7 +17,17 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._axes import ARGUMENTS, CUMULATIVE, REDUCTIONS, TABLE, elementwise
-from rlfx.recurrence.execute.values import AXES, Value, axis_of, evaluate_or_draw, expand, of_atom, read_by, scope_of
+from rlfx.recurrence.execute.values import (
+    AXES,
+    Value,
+    axis_of,
+    evaluate_or_draw,
+    expand,
+    meaning,
+    of_atom,
+    read_by,
+    scope_of,
+)
 from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.language.primitives import products_p
 
@@ -135,7 +145,7 @@ def _picked(op: Any, params: Mapping, operands: Sequence[Value], dims: frozenset
 
 def _same(op: Any, params: Mapping, operands: Sequence[Value], dims: frozenset) -> list | None:
     """The parameters speak of a point's axes, by number."""
-    return J.bind(op, dict(params), operands[0].data) if len(operands) == 1 else None
+    return meaning(op, params, operands[0].data) if len(operands) == 1 else None
 
 
 def _joined(op: Any, params: Mapping, operands: Sequence[Value], dims: frozenset) -> list:

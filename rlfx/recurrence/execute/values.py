@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.ir.derivatives import Custom, with_derivative
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Var
 from rlfx.recurrence.language.primitives import custom_p, discounted_sum_p, products_p, series_p
@@ -146,9 +148,14 @@ def evaluate_or_draw(equation: Equation, operands: Sequence[Any]) -> list:
 
 def evaluate(equation: Equation, operands: Sequence[Any]) -> list:
     """One pointwise equation on concrete operands or tracers of one point."""
-    if equation.op in _MEANING:
-        return _MEANING[equation.op](equation.params, *operands)
-    return J.bind(equation.op, dict(equation.params), *map(_arrays, operands))
+    return meaning(equation.op, equation.params, *operands)
+
+
+def meaning(op: Any, params: Mapping, *operands: Any) -> list:
+    """What a primitive gives, ours or jax's."""
+    if op in _MEANING:
+        return _MEANING[op](params, *operands)
+    return J.bind(op, dict(params), *map(_arrays, operands))
 
 
 def _arrays(x: Any) -> Any:
@@ -179,10 +186,19 @@ def _custom(params: Mapping, *operands: Any) -> list:
     return with_derivative(forward, backward, (), operands)
 
 
-#: What those of our primitives mean that act on one point: ``(params, *operands) -> outputs``.
+def _extreme(op: str, params: Mapping, x: Any) -> list:
+    """A maximum or minimum whose derivative does not hang on how XLA rounds the elements, computed twice."""
+    if not params["axes"] or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        return J.bind(J.primitive(f"reduce_{op}"), dict(params), _arrays(x))
+    return [largest_or_smallest(op, _arrays(x), tuple(params["axes"]))]
+
+
+#: What our primitives mean at one point, and those of jax that are evaluated otherwise: ``(params, *operands) -> outputs``.
 _MEANING: dict[Any, Callable[..., list]] = {
     series_p: lambda _, x: [_arrays(x)],
     discounted_sum_p: lambda _, rewards, discounts: [discounted_total(rewards, discounts)],
     products_p: _products,
     custom_p: _custom,
+    J.primitive("reduce_max"): partial(_extreme, "max"),
+    J.primitive("reduce_min"): partial(_extreme, "min"),
 }
