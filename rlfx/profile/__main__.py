@@ -139,6 +139,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     part = window.part
+    if part is None and status:
+        print(f"rlfx.profile: the script failed before the capture began, with status {status}", file=sys.stderr)
+        return status
     if part is None:
         early = f"ran for less than --start {arguments.start} seconds"
         never = early if arguments.start else "ran nothing of jax, and hardly anything but imports"
