@@ -175,6 +175,10 @@ def test_bars_of_repeated_runs_have_intervals(made, tmp_path):
     assert (low + high) / 2 == pytest.approx(np.mean(spans))
     assert (high - low) / 2 == pytest.approx(mean(spans)[1])
     assert ax.get_legend().get_texts()[-1].get_text() == "95% interval"
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["update", "update"]
+    assert [t.get_text() for t in ax.texts] == ["a", "b"]  # once above its bars, not under each of them
+    first, second = ax.get_xticks()
+    assert second - first > 1.5  # runs stand apart
     matplotlib.pyplot.close("all")
 
 
