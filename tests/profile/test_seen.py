@@ -156,3 +156,17 @@ def test_lines_of_two_threads_in_one_state_have_each_its_own_time(made, tmp_path
 
 def test_a_package_s_own_thread_that_waits_is_no_line(made, tmp_path):
     assert waiting(made, tmp_path, "/lib/site-packages/tqdm/_monitor.py") == {"script.py:3": 1.0}
+
+
+@pytest.mark.skipif(ticks._libc is None, reason="clocks of threads are Linux's")
+def test_numpy_that_waits_for_an_array_of_jax_waits_for_the_device(tmp_path):
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 600, lambda i, x: jnp.tanh(x @ x), x))
+    x = jnp.ones((96, 96)) / 96
+    np.any(slow(x))
+    with capture(tmp_path) as session:
+        for _ in range(3):
+            np.any(slow(x))
+            np.isnan(slow(x))
+    report = session.report()
+    assert report.total(host="blocked") < 0.1 * report.window_ns
+    assert report.total(host="wait") > 0.5 * report.window_ns
