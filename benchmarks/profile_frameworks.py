@@ -70,6 +70,7 @@ class Script:
     operations: tuple[str, ...] = ()
     on_policy: bool = True
     clone: str = ""
+    window: tuple[str, ...] = ()  # options of `run` that choose it
 
 
 VECTOR = "simulation=gymnasium.vector.sync_vector_env:SyncVectorEnv.step"
@@ -80,6 +81,8 @@ SB3_ON = (*SB3, "inference=stable_baselines3.common.policies:ActorCriticPolicy.f
           "backpropagation=stable_baselines3.ppo.ppo:PPO.train")  # fmt: skip
 SB3_OFF = "inference=stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm._sample_action"
 ZOO = "packages/rl_zoo3/train.py"
+#: brax acts and learns in one call of a minute, between two compilations: a window that holds all of it.
+LONG = ("--start", "60", "--duration", "75", "--events", "3000000", "--memory", "12000")
 SCRIPTS = (
     Script("SB3 PPO", "SB3 (torch)", "CartPole-v1", "host", "torch", ZOO,
            ("--algo", "ppo", "--env", "CartPole-v1", "--eval-freq", "-1"), SB3_ON),
@@ -109,7 +112,7 @@ SCRIPTS = (
            ("--algorithm", "dqn", "--config", "configs/gymnax/cartpole.yaml"), (GYMNAX, "backpropagation=jax:grad()"),
            False),
     Script("brax PPO", "brax", "inverted_pendulum (brax)", "compiled", "jaxrl", "framework_programs/brax_ppo.py", (),
-           ("simulation=brax.envs.inverted_pendulum:InvertedPendulum.step", GRADIENT), clone="brax"),
+           ("simulation=brax.envs.inverted_pendulum:InvertedPendulum.step", GRADIENT), clone="brax", window=LONG),
 )  # fmt: skip
 #: rl_zoo3's own settings of Hopper-v4, which has no entry for v5.
 HOPPER = "Hopper-v5:\n  n_envs: 1\n  policy: 'MlpPolicy'\n  n_timesteps: !!float 1e6\n  normalize: {normalize}\n"
@@ -154,7 +157,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     hopper = folder / "hopper.yml"
     hopper.write_text(HOPPER.format(normalize="true" if "ppo" in script.arguments else "false"))
     given = [a.format(hopper=hopper) for a in script.arguments]
-    options = [x for text in script.operations for x in ("--operation", text)]
+    options = [*script.window, *(x for text in script.operations for x in ("--operation", text))]
     command = [str(python), "-m", "rlfx.profile", "run", "--out", str(folder / "trace"), *options, str(path.absolute()), *given]
     older = script.framework in ("PureJaxRL", "rejax")
     stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and older else []
@@ -164,7 +167,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     where = checkout if checkout.is_dir() else folder
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(command, cwd=where, env=env, stdout=output, stderr=subprocess.STDOUT)
-        ended = _within(process, arguments.seconds)
+        ended = within(process, arguments.seconds)
     read = [str(python), "-m", "rlfx.profile", "report", "--json", str(folder / "trace")]
     done = subprocess.run(read, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -176,9 +179,9 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     return summary(script, found) | {"ended": ended}
 
 
-def _within(process: subprocess.Popen, seconds: float) -> str:
+def within(process: subprocess.Popen, seconds: float) -> str:
     """How it ended: by itself, by a signal, or killed, where a call of XLA keeps signals waiting."""
-    ways = ("by itself", None, seconds), ("SIGTERM", signal.SIGTERM, 20.0), ("SIGKILL", signal.SIGKILL, 20.0)
+    ways = ("by itself", None, seconds), ("SIGTERM", signal.SIGTERM, 120.0), ("SIGKILL", signal.SIGKILL, 20.0)
     for how, number, patience in ways:
         if number is not None:
             process.send_signal(number)
