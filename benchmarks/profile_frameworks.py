@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -70,7 +71,6 @@ class Script:
     operations: tuple[str, ...] = ()
     on_policy: bool = True
     clone: str = ""
-    window: tuple[str, ...] = ()  # options of `run` that choose it
 
 
 VECTOR = "simulation=gymnasium.vector.sync_vector_env:SyncVectorEnv.step"
@@ -81,8 +81,6 @@ SB3_ON = (*SB3, "inference=stable_baselines3.common.policies:ActorCriticPolicy.f
           "backpropagation=stable_baselines3.ppo.ppo:PPO.train")  # fmt: skip
 SB3_OFF = "inference=stable_baselines3.common.off_policy_algorithm:OffPolicyAlgorithm._sample_action"
 ZOO = "packages/rl_zoo3/train.py"
-#: brax acts and learns in one call of a minute, between two compilations: a window that holds all of it.
-LONG = ("--start", "60", "--duration", "75", "--events", "3000000", "--memory", "12000")
 SCRIPTS = (
     Script("SB3 PPO", "SB3 (torch)", "CartPole-v1", "host", "torch", ZOO,
            ("--algo", "ppo", "--env", "CartPole-v1", "--eval-freq", "-1"), SB3_ON),
@@ -112,7 +110,7 @@ SCRIPTS = (
            ("--algorithm", "dqn", "--config", "configs/gymnax/cartpole.yaml"), (GYMNAX, "backpropagation=jax:grad()"),
            False),
     Script("brax PPO", "brax", "inverted_pendulum (brax)", "compiled", "jaxrl", "framework_programs/brax_ppo.py", (),
-           ("simulation=brax.envs.inverted_pendulum:InvertedPendulum.step", GRADIENT), clone="brax", window=LONG),
+           ("simulation=brax.envs.inverted_pendulum:InvertedPendulum.step", GRADIENT), clone="brax"),
 )  # fmt: skip
 #: rl_zoo3's own settings of Hopper-v4, which has no entry for v5.
 HOPPER = "Hopper-v5:\n  n_envs: 1\n  policy: 'MlpPolicy'\n  n_timesteps: !!float 1e6\n  normalize: {normalize}\n"
@@ -125,6 +123,7 @@ def main() -> None:
     parser.add_argument("--stand-ins", type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--keep", type=pathlib.Path, help="keep traces and outputs in this folder")
+    parser.add_argument("--options", default="", help="of `run`, which choose another window: '--start 60 --events 3000000'")
     parser.add_argument("--out", type=pathlib.Path, default=RESULT)
     parser.add_argument("names", nargs="*", help="parts of names and tasks")
     arguments = parser.parse_args()
@@ -157,7 +156,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     hopper = folder / "hopper.yml"
     hopper.write_text(HOPPER.format(normalize="true" if "ppo" in script.arguments else "false"))
     given = [a.format(hopper=hopper) for a in script.arguments]
-    options = [*script.window, *(x for text in script.operations for x in ("--operation", text))]
+    options = [*shlex.split(arguments.options), *(x for text in script.operations for x in ("--operation", text))]
     command = [str(python), "-m", "rlfx.profile", "run", "--out", str(folder / "trace"), *options, str(path.absolute()), *given]
     older = script.framework in ("PureJaxRL", "rejax")
     stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and older else []
