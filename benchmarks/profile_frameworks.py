@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--stand-ins", type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--keep", type=pathlib.Path, help="keep traces and outputs in this folder")
+    parser.add_argument("--options", default="", help="of `run`, which choose another window: '--start 60 --events 3000000'")
     parser.add_argument("--out", type=pathlib.Path, default=RESULT)
     parser.add_argument("names", nargs="*", help="parts of names and tasks")
     arguments = parser.parse_args()
@@ -154,7 +156,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     hopper = folder / "hopper.yml"
     hopper.write_text(HOPPER.format(normalize="true" if "ppo" in script.arguments else "false"))
     given = [a.format(hopper=hopper) for a in script.arguments]
-    options = [x for text in script.operations for x in ("--operation", text)]
+    options = [*shlex.split(arguments.options), *(x for text in script.operations for x in ("--operation", text))]
     command = [str(python), "-m", "rlfx.profile", "run", "--out", str(folder / "trace"), *options, str(path.absolute()), *given]
     older = script.framework in ("PureJaxRL", "rejax")
     stand_ins = [str(arguments.stand_ins.absolute())] if arguments.stand_ins and older else []
@@ -164,7 +166,7 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     where = checkout if checkout.is_dir() else folder
     with (folder / "output.txt").open("w") as output:
         process = subprocess.Popen(command, cwd=where, env=env, stdout=output, stderr=subprocess.STDOUT)
-        ended = _within(process, arguments.seconds)
+        ended = within(process, arguments.seconds)
     read = [str(python), "-m", "rlfx.profile", "report", "--json", str(folder / "trace")]
     done = subprocess.run(read, env=env, capture_output=True, text=True)
     if done.returncode:
@@ -176,9 +178,9 @@ def profiled(script: Script, arguments: argparse.Namespace) -> dict:
     return summary(script, found) | {"ended": ended}
 
 
-def _within(process: subprocess.Popen, seconds: float) -> str:
+def within(process: subprocess.Popen, seconds: float) -> str:
     """How it ended: by itself, by a signal, or killed, where a call of XLA keeps signals waiting."""
-    ways = ("by itself", None, seconds), ("SIGTERM", signal.SIGTERM, 20.0), ("SIGKILL", signal.SIGKILL, 20.0)
+    ways = ("by itself", None, seconds), ("SIGTERM", signal.SIGTERM, 120.0), ("SIGKILL", signal.SIGKILL, 20.0)
     for how, number, patience in ways:
         if number is not None:
             process.send_signal(number)

@@ -89,7 +89,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; errors of the profiler go to stderr, with status 1. `run` ends with the status of the script."""
     arguments = parser().parse_args(argv)
     try:
-        return COMMANDS[arguments.command](arguments) or 0
+        status = COMMANDS[arguments.command](arguments) or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `| head` has seen enough; what is left must not be written when Python ends either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ProfileError as error:
         print(f"rlfx.profile: {error}", file=sys.stderr)
         return 1
@@ -134,6 +139,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     part = window.part
+    if part is None and status:
+        print(f"rlfx.profile: the script failed before the capture began, with status {status}", file=sys.stderr)
+        return status
     if part is None:
         early = f"ran for less than --start {arguments.start} seconds"
         never = early if arguments.start else "ran nothing of jax, and hardly anything but imports"

@@ -186,8 +186,8 @@ def _sampled(process: Process) -> Iterator[Cost]:
     for (kind, frame), hits in seen_at(process)[:12]:
         if hits.total() >= SAMPLES:
             cost = _ones(process)
-            for context, n in hits.items():
-                cost[context] = 1 - n / total[context]
+            for (_, context), n in hits.items():
+                cost[context] -= n / total[context]
             yield Cost(kind, frame, _WORDS[kind].format(frame), cost)
 
 

@@ -155,7 +155,7 @@ def places(notes: dict[str, Any]) -> list[Place]:
         callers, packages, sets_up = (*more, *([], [], "")[len(more) :])
         inner = [Frame(*f) for f in packages] if wide else []
         frames = (*inner, Frame(file, line), *(Frame(*caller) for caller in callers))
-        out.append(Place(frames, bool(of_jax), sets_up))
+        out.append(Place(frames, of_jax is True, sets_up))  # what NumPy computes is Python's
     return out
 
 

@@ -84,22 +84,27 @@ def bars(reports: Reports, *, depth: int | None = AUTOMATIC, normalise: bool = F
     tallest = max(m for m, _ in total.values())
     unit, size = ("%", 1.0) if normalise else _unit(tallest)
     bottom = np.zeros(len(columns))
+    places = np.arange(len(columns)) + 0.8 * np.asarray([[*runs].index(name) for name, _ in columns])  # runs stand apart
     for key in [(s, d) for s in STATES for d in HATCH]:
         height = np.asarray([mean([run[key] for run in cells[c]])[0] / size for c in columns])
         if height.any():
             label = key[0] if key[1] == IDLE else f"{key[0]} + device {key[1]}"
             seen = height.max() * size > 0.002 * tallest  # what cannot be seen has no place in the legend
-            ax.bar(range(len(columns)), height, bottom=bottom, color=COLOUR[key[0]], hatch=HATCH[key[1]],
+            ax.bar(places, height, bottom=bottom, color=COLOUR[key[0]], hatch=HATCH[key[1]],
                    edgecolor="white", linewidth=0.3, label=label if seen else None)  # fmt: skip
             bottom += height
     spread = np.asarray([total[c][1] / size for c in columns])
     several = np.flatnonzero(np.isfinite(spread))
     if len(several):
-        ax.errorbar(several, bottom[several], spread[several], fmt="none", color="black", capsize=3, linewidth=0.8,
+        ax.errorbar(places[several], bottom[several], spread[several], fmt="none", color="black", capsize=3, linewidth=0.8,
                     label="95% interval")  # fmt: skip
         bottom[several] += spread[several]
-    ax.set_xticks(range(len(columns)), [f"{n}\n{o}" if n else o for n, o in columns], rotation=45, ha="right")
-    ax.set_ylim(0, 1.05 * bottom.max())
+    ax.set_xticks(places, [o for _, o in columns], rotation=45, ha="right")
+    most = max((name.count("\n") + 1 for name in runs if name), default=0)  # lines above the bars
+    ax.set_ylim(0, (1.05 + 0.07 * most) * bottom.max())
+    for name in filter(None, runs):
+        middle = float(np.mean([at for at, (n, _) in zip(places, columns, strict=True) if n == name]))
+        ax.text(middle, 0.99, name, transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize="small")
     ax.set_ylabel("% of the time" if normalise else f"{unit} a step" if stepped else unit)
     ax.set_title("Where the time goes, by operation" + (": host and device" if len(runs) == 1 else ""), loc="left")
     ax.spines[["top", "right"]].set_visible(False)
@@ -270,30 +275,40 @@ def memory(report: Report, *, ax: Any = None) -> Any:
 
     Args:
       report: what to draw.
-      ax: matplotlib axes; new ones by default.
+      ax: matplotlib axes for all of them; by default new ones, and others below them for the process, which holds much more.
     """
     plt = pyplot()
+    upper, lower = ax, None
     if ax is None:
-        ax = plt.figure(figsize=(9, 3.5), layout="constrained").add_subplot()
+        upper, lower = plt.figure(figsize=(9, 5), layout="constrained").subplots(2, sharex=True)
+    held = range(1, 1 + len(MEMORY))
+    parts = [(upper, held)] if lower is None else [(upper, held[:-1]), (lower, held[-1:])]
+    for axes, kinds in parts:
+        _amounts(axes, report, kinds)
+    last = parts[-1][0]
+    last.set_xlim(0, report.span_ns / 1e9)
+    last.set_xlabel("s")
+    upper.set_title("Memory over time", loc="left")
+    return upper
+
+
+def _amounts(ax: Any, report: Report, kinds: range) -> None:
+    """Some kinds of memory, of every process."""
     first = min(p.span[0] for p in report.processes)
-    most = max((max(s[1:]) for samples in report.memory for s in samples), default=1)
+    most = max((s[i] for samples in report.memory for s in samples for i in kinds), default=1)
     unit, size = ("GB", 1e9) if most > 2e9 else ("MB", 1e6)
-    several = len(report.processes) > 1
+    colours = (COLOUR["device"], COLOUR["wait"], COLOUR["callback"])
     for p, samples, style in zip(report.processes, report.memory, itertools.cycle(("-", "--", ":", "-."))):
-        for i, (name, colour) in enumerate(zip(MEMORY, (COLOUR["device"], COLOUR["wait"], COLOUR["callback"]), strict=True), 1):
+        for i in kinds:
             if any(s[i] > 0 for s in samples):
-                label = f"{p.name}: {name}" if several else name
+                label = f"{p.name}: {MEMORY[i - 1]}" if len(report.processes) > 1 else MEMORY[i - 1]
                 at = [(s.at_ns - first) / 1e9 for s in samples]
-                ax.plot(at, [s[i] / size for s in samples], style, color=colour, label=label)
-    ax.set_ylim(bottom=0)
-    ax.set_xlim(0, report.span_ns / 1e9)
-    ax.set_xlabel("s")
+                ax.plot(at, [s[i] / size for s in samples], style, color=colours[i - 1], label=label)
+    ax.set_ylim(0, 1.1 * most / size or 1)
     ax.set_ylabel(unit)
-    ax.set_title("Memory over time", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
     if ax.lines:
         ax.legend(fontsize="small", frameon=False, bbox_to_anchor=(1.01, 1), loc="upper left")
-    return ax
 
 
 def process_tree(report: Report, *, ax: Any = None) -> Any:

@@ -21,6 +21,7 @@ FEW = 2000
 SETTLED = 1.0  # s without importing and compiling
 WORKED = 0.05  # s of work in them
 IMPORTED = 0.2  # s of work after the last import of a script without jax
+UNTRACED = 10.0  # s of work after which a script that could use jax is taken for one that does not
 LOADS = "_find_and_load"  # of importlib, open while a module is imported
 SETTING_UP = "setting up"
 NEAR = 0.03  # shares that differ by no more are alike
@@ -79,12 +80,15 @@ class Progress:
         return time.monotonic() - self.set_up > SETTLED and self._worked > WORKED
 
     def works_without_jax(self) -> bool:
-        """Is it past its imports, and does nothing of what was imported use jax?"""
+        """Is it past its imports, and does nothing of what was imported use jax, or has it long worked without?
+
+        TensorFlow imports jax, and never calls it.
+        """
         if time.monotonic() - self.set_up < IMPORTED or self._worked < WORKED:
             return False
         if self._uses[0] != len(sys.modules):
             self._uses = len(sys.modules), _uses_jax(self._before)
-        return not self._uses[1]
+        return not self._uses[1] or self._worked > UNTRACED
 
     def mix(self, start: float = 0.0, stop: float = float("inf")) -> Mix:
         """Of the looks in an interval."""

@@ -104,8 +104,8 @@ def parse(op_name: str) -> Scope:
     parts = components(op_name)[:-1]  # the last one is the primitive
     rest = iter(parts)
     private = False  # inside a jitted function of a library, whose scopes are its own business
-    for part in rest:
-        private = private or part.startswith(("jit(_", "pjit(_"))
+    for at, part in enumerate(rest):
+        private = private or (at > 0 and part.startswith(("jit(_", "pjit(_")))  # not of the program itself: def _train
         if part == STAGE:
             outside += marked or plain
             marked, plain, private, stage = [], [], False, next(rest, "")

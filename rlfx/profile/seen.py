@@ -10,7 +10,7 @@ import numpy as np
 
 from rlfx.profile import lines
 from rlfx.profile.attributed import Process
-from rlfx.profile.lines import Frame
+from rlfx.profile.lines import INSTALLED, Frame
 from rlfx.profile.rules import BACKEND, BLOCKED, DISPATCH, FETCH, PYTHON, TRANSFER, WAIT
 from rlfx.profile.sweep import ACTING
 
@@ -36,6 +36,7 @@ class Sample(NamedTuple):
     callers: tuple[Frame, ...]
     context: int
     kind: str
+    thread: int = 0
 
 
 def seen(process: Process) -> Iterator[Sample]:
@@ -59,7 +60,14 @@ def seen(process: Process) -> Iterator[Sample]:
         state = contexts[context].state
         if one.tick == (state in ACTING) or ticks[one.thread] < SAMPLES:
             kind = KINDS.get(state or "", "")
-            yield Sample(one.frame, one.callers, context, CALL if kind == PYTHON_KIND and one.of_jax else kind)
+            kind = CALL if kind == PYTHON_KIND and one.of_jax else kind
+            if not (kind == BLOCKED and track.line.kind != "main" and _of_packages(one)):
+                yield Sample(one.frame, one.callers, context, kind, one.thread)
+
+
+def _of_packages(seen: lines.Seen) -> bool:
+    """Is nothing of the user's in it? A package's own thread (a progress bar's, a writer's) that waits for work is no finding."""
+    return all(INSTALLED.fullmatch(frame.file) for frame in (seen.frame, *seen.callers))
 
 
 class Line(NamedTuple):
@@ -73,13 +81,14 @@ class Line(NamedTuple):
 
 def by_line(process: Process) -> list[Line]:
     """How long threads of Python were at which lines, the longest first; lines with few samples are left out."""
-    total = collections.Counter(sample.context for sample in seen(process) if sample.kind)
-    weight: collections.Counter = collections.Counter()
-    python = [i for i, line in enumerate(process.sweep.tracks) if line.kind in ("main", "program")]
+    total = collections.Counter((sample.thread, sample.context) for sample in seen(process) if sample.kind)
+    weight: collections.Counter = collections.Counter()  # of a thread in a context
+    tracks = process.sweep.tracks
+    python = [i for i, line in enumerate(tracks) if line.kind in ("main", "program")]
     times = np.bincount(process.sweep.combo, np.diff(process.sweep.bounds), len(process.sweep.columns))
     for column, ns in zip(process.sweep.columns, times.tolist(), strict=True):
         for track in python:
-            weight[column[track]] += ns
+            weight[tracks[track].thread, column[track]] += ns
     out = [
         Line(kind, frame, sum(n / total[c] * weight[c] for c, n in hits.items()), hits.total())
         for (kind, frame), hits in seen_at(process)
@@ -89,7 +98,7 @@ def by_line(process: Process) -> list[Line]:
 
 
 def seen_at(process: Process) -> list[tuple[tuple[str, Frame], collections.Counter]]:
-    """By kind and line, with all that the line calls, how often it was seen in which context: the most often first.
+    """By kind and line, with all that the line calls, how often which thread was there in which context: the most often first.
 
     Lines that only call another one of these are left out, and those that hold nearly everything.
     """
@@ -111,5 +120,5 @@ def seen_at(process: Process) -> list[tuple[tuple[str, Frame], collections.Count
         only_calls = any(len(other) >= NEARLY * len(mine) for other in below)
         holds_all = len(mine) > MOST * of_kind[kind] and (kind, frame) not in inner
         if not only_calls and not holds_all:
-            kept.append(((kind, frame), collections.Counter(samples[i].context for i in mine)))
+            kept.append(((kind, frame), collections.Counter((samples[i].thread, samples[i].context) for i in mine)))
     return kept

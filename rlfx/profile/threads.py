@@ -45,6 +45,10 @@ _HERE = str(pathlib.Path(__file__).parent) + os.sep
 PRIVATE = (*STDLIB, _JAX, _HERE)
 #: Functions in C that wait for the device, called from anywhere.
 FETCHES = frozenset({"block_until_ready", "asarray", "array", "item", "tolist", "device_get", "float", "int", "bool"})
+#: In NumPy's own functions a thread computes, and waits for nothing but the array of jax that it was given: `np.any(x)`.
+NUMPY = re.compile(r".*[/\\]numpy[/\\]_?core[/\\].*")
+NUMPY_NAMES = frozenset({"np", "onp", "numpy"})
+IF_BLOCKED = 2  # a call that is one of jax's only if the thread is blocked in it
 
 
 def line_id(ident: int) -> int:
@@ -215,9 +219,12 @@ class Watch:
 
 
 def _described(here: tuple[CodeType, int], packages: Lines, mine: Lines, sets_up: str) -> list[Any]:
-    """`[the user's file, its line, is the call one of jax's, [file, line] of its callers, those of packages in it,
-    does it `import` or `compile`?]`."""
-    waits = here[0].co_filename.startswith(_JAX) or _callee(*here) in FETCHES
+    """`[the user's file, its line, is the call one of jax's (True, False, IF_BLOCKED), [file, line] of its callers, those of
+    packages in it, does it `import` or `compile`?]`."""
+    of, name = _callee(*here)
+    waits: bool | int = here[0].co_filename.startswith(_JAX) or name in FETCHES
+    if not waits and (NUMPY.fullmatch(here[0].co_filename) or of in NUMPY_NAMES):
+        waits = IF_BLOCKED
 
     def lines(found: Lines) -> list[list[Any]]:
         return [[c.co_filename, _position(c, i)[0] or c.co_firstlineno, c.co_qualname] for c, i in found]
@@ -231,17 +238,18 @@ def _position(code: CodeType, at: int) -> tuple[int | None, int | None, int | No
     return next(itertools.islice(code.co_positions(), at // 2, None), (None, None, None, None))
 
 
-def _callee(code: CodeType, at: int) -> str:
-    """The name of the function that the instruction calls, as the source has it: `get` of `self.queue.get(1)`."""
+def _callee(code: CodeType, at: int) -> tuple[str, str]:
+    """Whose function the instruction calls, and its name, as the source has them: `self.queue`, `get` of `self.queue.get(1)`."""
     line, last, begin, end = _position(code, at)
     if line is None or begin is None:
-        return ""
+        return "", ""
     source = linecache.getline(code.co_filename, line).encode()[begin : end if line == last else None].decode()
     depth = cut = 0
     for i, c in enumerate(source):  # the bracket that opens the last call
         cut = i if c == "(" and not depth else cut
         depth += (c in "([{") - (c in ")]}")
-    return source[:cut].rpartition(".")[2].strip() if cut else ""
+    of, _, name = source[:cut].rpartition(".")
+    return of.strip(), name.strip()
 
 
 @contextlib.contextmanager

@@ -61,6 +61,7 @@ class _Walker:
         self.launches = Launches(early)
         self.waiting: dict[int, int] = {}  # run: the line of the thread that waits for it
         lines = self.gathered.lines
+        self.ran, self.did = [NONE for _ in lines], [-1 for _ in lines]  # the latest execution: its run and context
         self.lines = lines
         self.stacks: list[list[tuple[int, int]]] = [[] for _ in lines]  # (end, context) of what is open
         self.growing = [Growing(line) for line in lines]
@@ -134,6 +135,7 @@ class _Walker:
         cases: list[int] = []
         stacks, roots, known, waiting, ended = self.stacks, self.roots, self.known, self.waiting, self.ended
         all_times, all_steps, last, own = self.times, self.steps, self.last, self.own
+        ran, did = self.ran, self.did
         for number in order.tolist():
             if number < count:
                 event = events[number]
@@ -163,6 +165,7 @@ class _Walker:
                     self.under_way(line, run, own[case])
             cases.append(case)
             after = own[case]
+            ran[line], did[line] = run, after
             if stack and stack[-1][0] < end:
                 end = stack[-1][0]  # clock jitter must not break the nesting
             stack.append((end, after))
@@ -245,10 +248,11 @@ class _Walker:
 
     def state(self, event: Event, inside: bool) -> None:
         before = self.top(event.line)
-        key = (before, event.name, event.run)
+        started = self.did[event.line] if event.run is not None and self.ran[event.line] == event.run else -1
+        key = (before, event.name, event.run, started)
         after = self.memo.get(key)
         if after is None:
-            after = self.memo[key] = self.intern(self.stated(self.contexts[before], event))
+            after = self.memo[key] = self.intern(self.stated(self.contexts[before], event, started))
         if inside and after != before:
             old, new = self.contexts[before], self.contexts[after]
             if new.state not in (None, old.state):
@@ -271,13 +275,16 @@ class _Walker:
         if event.run is not None and self.contexts[after].device == CONTAINER:
             self.waiting[event.run] = event.line
 
-    def stated(self, c: Context, event: Event) -> Context:
+    def stated(self, c: Context, event: Event, started: int = -1) -> Context:
+        """`started`: the context of the latest instruction that the same thread executed of the same run."""
         state = event.rule.value
         if self.lines[event.line].kind == "pool" and c.state is None:
             # A pool thread that waits for the thunks of a program holds the program open: the device runs it.
             if state == WAIT and not c.device:
                 base = self.launches.base(event.run, event.line, "", c.base)
-                return Context(None, CONTAINER, self.shares(base, UNNAMED, ""), base)
+                waits = Context(None, CONTAINER, self.shares(base, UNNAMED, ""), base)
+                # What it waits for is the last thing that it started: a large product goes on in threads that say nothing.
+                return waits if started < 0 else waits.working_as(self.contexts[started])
             return c
         if c.device or c.state == CALLBACK or (c.state == COMPILE and state == BACKEND):
             return c  # a jitted function called while another is traced is part of its compilation

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.optimised
         ("jit(f)/while/body/add", ()),
         ("jit(f)/rlfx.op:loss/mul;jit(f)/rlfx.op:other/transpose", ("loss",)),
         ("jit(f)/rlfx.stage/2 parallel/rlfx.op:gae/while/body/mul", ("gae",)),
+        ("jit(_train)/vmap(learner)/policy/dot_general", ("learner", "policy")),  # whoever names functions so
+        ("jit(train)/act/jit(_normal)/jit(_uniform)/bits/mul", ("act",)),
     ],
 )
 def test_paths(op_name, path):

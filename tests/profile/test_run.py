@@ -130,6 +130,10 @@ def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
         "rlfx.profile: The script ended before the capture began: it ran nothing of jax, and hardly anything but imports.\n"
         "  Fix: Give a smaller --start; with one, a script without jax is captured, too.\n"
     )
+    done = outside(tmp_path, "import nothing_of_this_name")
+    assert done.returncode == 1
+    last = "ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    assert done.stderr.endswith(f"{last}\nrlfx.profile: the script failed before the capture began, with status 1\n")
     own = (
         "import jax.numpy as jnp\nfrom rlfx.profile import capture\nwith capture('own'):\n    print(jnp.ones(3) + 1)\n"
     )
@@ -350,6 +354,17 @@ def test_a_loop_without_jax_is_captured_with_all_its_phases(tmp_path, monkeypatc
     report = found.kept.session.report()
     assert report.verdict.startswith("host-bound")
     assert "jitted" not in report.verdict  # advice for a program that has no jax
+
+
+def test_a_script_that_could_use_jax_and_does_not_is_captured_after_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "UNTRACED", 0.5)
+    monkeypatch.setattr(progress, "_uses_jax", lambda before: True)
+
+    def script(found):
+        for _ in until(lambda: found.first, 30.0):
+            collect()
+
+    assert watched(tmp_path, script, monkeypatch).part is not None
 
 
 def test_a_loop_of_small_jitted_calls_is_captured_without_its_compilations(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Lines of Python: where the main thread computes is known from interrupts, and not from where it lets go of the lock."""
 
 import collections
+import json
 import linecache
 import signal
 import threading
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlfx.profile import capture, lines, ticks
+from rlfx.profile import capture, lines, read, ticks
 from rlfx.profile.seen import by_line
 from tests.profile.truths import burn
 
@@ -130,3 +131,42 @@ def test_lines_at_which_packages_are_imported_are_none_of_what_a_program_compute
     notes["places"][0][5] = "import"
     assert {s.frame.line for s in lines.samples(notes, 0) if s.tick} == {4}
     assert all("tensor" not in file for file, _ in lines.computed(notes, "rlfx.profile", 8))
+
+
+def waiting(made, folder, others):
+    """A second in which the main thread waits, seen 10 times, and another one, which is at `others` and was seen 90 times."""
+    space = made.Space()
+    host = space.plane("/host:CPU")
+    host.event("python", "rlfx.capture", 0, 1_000_000)
+    for name in ("python", "writer"):
+        host.event(name, "rlfx.blocked:wait", 0, 1_000_000)
+    samples = [[space.start_ns + k * 10**7, 0, 0, 0] for k in range(10)]
+    waits = [[space.start_ns + k * 10**7, 0, 0, 1] for k in range(90)]
+    threads = [{"line": 1, "name": "MainThread", "samples": samples}, {"line": 2, "name": "writer", "samples": waits}]
+    places = [["/home/me/script.py", 3, False, [], [], ""], [others, 69, False, [], [], ""]]
+    space.write(folder, notes=json.dumps({"line": 1, "threads": threads, "places": places}))
+    (process,) = read(folder).processes
+    return {str(line.frame): line.ns / 1e9 for line in by_line(process)}
+
+
+def test_lines_of_two_threads_in_one_state_have_each_its_own_time(made, tmp_path):
+    """They are not weighed together: one would have more than the window lasted."""
+    assert waiting(made, tmp_path, "/home/me/actor.py") == {"script.py:3": 1.0, "actor.py:69": 1.0}
+
+
+def test_a_package_s_own_thread_that_waits_is_no_line(made, tmp_path):
+    assert waiting(made, tmp_path, "/lib/site-packages/tqdm/_monitor.py") == {"script.py:3": 1.0}
+
+
+@pytest.mark.skipif(ticks._libc is None, reason="clocks of threads are Linux's")
+def test_numpy_that_waits_for_an_array_of_jax_waits_for_the_device(tmp_path):
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 600, lambda i, x: jnp.tanh(x @ x), x))
+    x = jnp.ones((96, 96)) / 96
+    np.any(slow(x))
+    with capture(tmp_path) as session:
+        for _ in range(3):
+            np.any(slow(x))
+            np.isnan(slow(x))
+    report = session.report()
+    assert report.total(host="blocked") < 0.1 * report.window_ns
+    assert report.total(host="wait") > 0.5 * report.window_ns

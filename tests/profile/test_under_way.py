@@ -59,3 +59,16 @@ def test_what_the_profiler_s_own_threads_do_is_the_program_s_time(made, tmp_path
     report = trace(made, tmp_path, [], not_ready=0, threads=["rlfx.profile.run"])
     assert set(report.processes[0].sweep.threads) == {"MainThread"}
     assert report.rows == {Row("", (), "", "blocked", "idle"): 10_000 * US}
+
+
+def test_a_program_that_waits_for_what_it_started_works_for_that(made, tmp_path):
+    """A large product goes on in threads that leave no event, after its own has ended."""
+    space = made.Space()
+    host = space.plane("/host:CPU")
+    host.event("python", "rlfx.capture", 0, 10_000)
+    host.event("python", "rlfx.wait:block", 0, 10_000)
+    host.event("tf_XLAPjRtCpuClient/1", "dot.1", 1000, 200, hlo_op="dot.1", hlo_module="jit_f", run_id=7)
+    host.event("tf_XLAPjRtCpuClient/1", "ThunkExecutor::Execute (wait for completion)", 1200, 8000, run_id=7)
+    space.write(tmp_path)
+    report = read(tmp_path)
+    assert report.by("path") == {(("jit(f)",),): 9200 * US, ((),): 800 * US}  # under way at the begin

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -174,6 +175,10 @@ def test_bars_of_repeated_runs_have_intervals(made, tmp_path):
     assert (low + high) / 2 == pytest.approx(np.mean(spans))
     assert (high - low) / 2 == pytest.approx(mean(spans)[1])
     assert ax.get_legend().get_texts()[-1].get_text() == "95% interval"
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["update", "update"]
+    assert [t.get_text() for t in ax.texts] == ["a", "b"]  # once above its bars, not under each of them
+    first, second = ax.get_xticks()
+    assert second - first > 1.5  # runs stand apart
     matplotlib.pyplot.close("all")
 
 
@@ -266,6 +271,15 @@ def test_errors_are_one_message_and_status_1(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("rlfx.profile: ")
     assert main(["run", str(tmp_path / "none.py")]) == 1
     assert "none.py' does not exist" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(made, tmp_path):
+    made.gpu_space().write(tmp_path)
+    command = [sys.executable, "-m", "rlfx.profile", "report", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # as `| head` does
+        assert "Traceback" not in process.stderr.read()
+        assert process.wait(60) == 0
 
 
 def test_calibrate_stores_a_file(tmp_path, capsys, monkeypatch):
