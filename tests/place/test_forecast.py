@@ -136,6 +136,18 @@ def test_one_program_for_an_iterations_updates_is_what_counts_where_there_is_one
     assert predicted(both, s, 0, 0, 1) > 2 * 11.0 / 2  # apart nothing is one program
 
 
+def test_who_was_lucky_in_one_trial_is_not_chosen_for_it(monkeypatch):
+    """Two rounds in turn: 3 and 9 seconds are longer than 7 and 7."""
+    calls = itertools.count()
+    taken = lambda where: 7.0 if where[2] else (3.0, 9.0)[next(calls)]  # noqa: E731
+    ran = tried(monkeypatch, costs(column(), column()), taken)
+    found = pearl.composed(
+        system(), system().init(jax.random.key(0)), jax.devices()[:2], np.full((2, 2), 1e9), trials=2
+    )
+    assert ran == [(1, 1, False), (0, 0, True)] * 2
+    assert (found.in_turn, found.iteration) == (True, 7.0)
+
+
 def test_a_trial_runs_and_keeps_nothing():
     s = system()
     state = s.init(jax.random.key(0))
