@@ -2,12 +2,13 @@
 
     python benchmarks/place_pearl.py learning [--seeds 0 1 2 3 4]   # examples/composed_dqn.py, to 160,000 timesteps
     python benchmarks/place_pearl.py learning_sac                   # examples/composed_sac.py, to 24,000 timesteps
-    python benchmarks/place_pearl.py host                           # gymnasium in processes against one after another
+    python benchmarks/place_pearl.py host [--cases 0 2]             # gymnasium in processes against one after another
 
 `learning` is on two host devices, and evaluates at timesteps at which the recipe's results, learning_*.json, do. `host` runs
-programs in turn: the sequential ones step gymnasium in their own thread and call the same compiled functions, one after
-another, on a device of one core, and on jax's, which may use both; the runtime has two devices of one core. What is predicted of
-iterations is in place_pearl_grid.py. Results: benchmarks/results/place_pearl_*.json.
+programs in turn: the sequential ones step gymnasium in their own thread and call compiled functions one after another, on a
+device of one core, and on jax's, which may use both: one for each primitive, or the runtime's, which makes an iteration's
+updates as one. The runtime has two devices of one core, with threads, in turn, and as `composed` chose by three trials. What is
+predicted of iterations is in place_pearl_grid.py. Results: benchmarks/results/place_pearl_*.json.
 """
 
 import argparse
@@ -15,9 +16,9 @@ import datetime
 import itertools
 import json
 import os
-import resource
 import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,9 +157,30 @@ def cartpole(**sizes):
     return pearl.System(**{**vars(system), "env": pearl.HostEnvironment("CartPole-v1")})
 
 
-def sequential(system, state, iterations):
-    """The same program in one thread, on one device: seconds of each iteration."""
-    keys, seconds, last = do.Keys.of(jax.random.key(1)), [], time.perf_counter()
+def separate(system, manager, memory, learner, keys, update, chunks, position):
+    """Updates and insertion by a call for each primitive."""
+    for u in range(system.updates):
+        drawn = do.draw(system, manager, keys.draw, np.int32(update + u))
+        batch = do.read(memory, drawn.indices[0])
+        learner, weights, errors, _ = do.train(
+            system, learner, batch, drawn.weight[0], keys.learn, np.int32(update + u)
+        )
+        manager = do.reprioritise(system, manager, drawn.indices, (errors,))
+    return do.admit(system, manager), do.write(memory, position, chunks), learner, weights
+
+
+def as_one(system, manager, memory, learner, keys, update, chunks, position):
+    """Updates by one program, then insertion and last priorities by another: those of the runtime."""
+    made = do.updated(system, system.updates, manager, memory, learner, keys, np.int32(update))
+    manager, memory = do.closed(
+        system, made.manager, memory, position, chunks, made.drawn.indices[0], made.errors, bool(made.drawn.free)
+    )
+    return manager, memory, made.learner, made.weights
+
+
+def sequential(system, state, iterations, learn=separate):
+    """The same program in one thread, on one device: seconds of each iteration, and those of them spent on acting."""
+    keys, seconds, acting = do.Keys.of(jax.random.key(1)), [], []
     learner, weights = state.learner, state.weights[-1]
     manager, memory = jax.tree.map(jnp.copy, (state.manager, state.memory))
     envs = [[gymnasium.make(system.env.name) for _ in range(system.envs)] for _ in range(system.actors)]
@@ -166,6 +188,7 @@ def sequential(system, state, iterations):
         np.stack([env.reset(seed=17 * a + b)[0] for b, env in enumerate(row)]).astype("f4")
         for a, row in enumerate(envs)
     ]
+    last = time.perf_counter()
     for i in range(iterations):
         chunks = []
         for a, row in enumerate(envs):
@@ -178,25 +201,34 @@ def sequential(system, state, iterations):
                 rows.append(pearl.Transition(obs[a], action, np.array(reward, "f4"), *flags, final))
                 obs[a] = np.stack(following).astype("f4")
             chunks.append(jax.tree.map(lambda *x: np.concatenate(x), *rows))
-        for u in range(system.updates if i >= system.warm else 0):
-            update = np.int32((i - system.warm) * system.updates + u)
-            drawn = do.draw(system, manager, keys.draw, update)
-            batch = do.read(memory, drawn.indices[0])
-            learner, weights, errors, _ = do.train(system, learner, batch, drawn.weight[0], keys.learn, update)
-            manager = do.reprioritise(system, manager, drawn.indices, (errors,))
-        memory = do.write(memory, np.int32(i * system.collected % system.capacity), tuple(chunks))
-        manager = jax.block_until_ready(do.admit(system, manager))
+        acting.append(time.perf_counter() - last)
+        position = np.int32(i * system.collected % system.capacity)
+        if i < system.warm:
+            manager, memory = do.admit(system, manager), do.write(memory, position, tuple(chunks))
+        else:
+            update = (i - system.warm) * system.updates
+            manager, memory, learner, weights = learn(
+                system, manager, memory, learner, keys, update, tuple(chunks), position
+            )
+        jax.block_until_ready((manager, memory))
         now = time.perf_counter()
         seconds.append(now - last)
         last = now
-    return np.array(seconds), {}
+    return np.array(seconds), {"acting": float(np.median(acting[system.warm :]))}
 
 
 def one_core(system, state, iterations):
-    """One after another on one core."""
+    """One after another on one core, a call for each primitive."""
     device = core_devices(2)[0]
     with jax.default_device(device):
         return sequential(system, jax.device_put(state, device), iterations)
+
+
+def one_program(system, state, iterations):
+    """The same with the updates of an iteration as one program, as the runtime has them."""
+    device = core_devices(2)[0]
+    with jax.default_device(device):
+        return sequential(system, jax.device_put(state, device), iterations, as_one)
 
 
 def both_cores(system, state, iterations):
@@ -204,22 +236,29 @@ def both_cores(system, state, iterations):
     return sequential(system, jax.device_put(state, jax.devices()[0]), iterations)
 
 
-def together(system, state, iterations):
+def together(system, state, iterations, places=Composition(0, 1, 1, 1, 1.0, 1.0)):
     """`pearl.run` on two cores: seconds of each iteration, processor seconds by part."""
-    places = Composition(0, 1, 1, 1, 1.0, 1.0)
     _, report = pearl.run(
         system, state, jax.random.key(1), composition=places, devices=core_devices(2), iterations=iterations
     )
     return report.seconds, report.cpu
 
 
-PROGRAMS = {"one core": one_core, "both cores": both_cores, "together": together}
+def in_turn(system, state, iterations):
+    """`pearl.run` with one thread."""
+    return together(system, state, iterations, Composition(0, 0, 0, 0, 1.0, 1.0, True))
 
 
-def host(rounds=5, iterations=120):
-    """All programs in turn, ``rounds`` times."""
+PROGRAMS = {
+    "one core": one_core, "one core, one program": one_program, "both cores": both_cores, "together": together,
+    "in turn": in_turn,
+}  # fmt: skip
+
+
+def cases():
+    """Systems by name."""
     sizes = {"length": 1, "warmup": 640, "capacity": 20_000, "ahead": 1, "batch": 256}
-    cases = {
+    return {
         "CartPole-v1, 2 actors of 8": cartpole(updates=4, **{**sizes, "actors": 2, "envs": 8, "length": 4, "ahead": 0}),
         "CartPole-v1, 1 actor of 64": cartpole(updates=4, actors=1, envs=64, **sizes),
         "CartPole-v1, 1 actor of 256": cartpole(updates=4, actors=1, envs=256, **sizes),
@@ -227,43 +266,48 @@ def host(rounds=5, iterations=120):
         "HalfCheetah-v5, 1 actor of 64, fewer updates": ddpg("HalfCheetah-v5", updates=2, actors=1, envs=64, **sizes),
         "Hopper-v5, 1 actor of 64": ddpg("Hopper-v5", updates=4, actors=1, envs=64, **sizes),
     }
-    rows = []
-    for name, system in cases.items():
+
+
+def host(which, rounds=5, iterations=100):
+    """All programs in turn, ``rounds`` times, of some of the cases: the others' rows stay."""
+    path = RESULTS / "place_pearl_host.json"
+    rows = json.loads(path.read_text())["an iteration"] if path.exists() else []
+    for name, system in list(cases().items())[which]:
         state, short, n = system.init(jax.random.key(0)), system.warm + 10, system.warm + 10 + iterations
         for fn in PROGRAMS.values():
             fn(system, state, short)  # compiles
-        fixed = {who: cpu_seconds(fn, system, state, short)[1] for who, fn in PROGRAMS.items()}
-        row = {"case": name, "updates": system.updates, "steps": system.collected, "ms": {}, "processor_ms": {}}
-        for _, (who, fn) in itertools.product(range(rounds), PROGRAMS.items()):
-            seconds, cpu = cpu_seconds(fn, system, state, n)
+        links = np.full((2, 2), 1e10)
+        chosen = {
+            f"{trials} trials": pearl.composed(system, state, core_devices(2), links, 10, trials=trials)
+            for trials in (0, 3)
+        }
+        programs = PROGRAMS | {"composed": partial(together, places=chosen["3 trials"])}
+        row = {"case": name, "updates": system.updates, "steps": system.collected, "ms": {}, "acting_ms": {}}
+        row["chosen"] = {how: {k: v for k, v in c._asdict().items() if k != "throughput"} for how, c in chosen.items()}
+        for _, (who, fn) in itertools.product(range(rounds), programs.items()):
+            seconds, about = fn(system, state, n)
             row["ms"].setdefault(who, []).append(round(1e3 * float(np.median(seconds[short:])), 2))
-            each = {k: round(1e3 * (v - fixed[who][k]) / (n - short), 2) for k, v in cpu.items()}
-            row["processor_ms"].setdefault(who, []).append(each)
+            if "acting" in about:
+                row["acting_ms"].setdefault(who, []).append(round(1e3 * about["acting"], 2))
         row["load"] = round(os.getloadavg()[0], 1)
-        rows.append(row)
-        print({k: v for k, v in row.items() if k != "processor_ms"}, flush=True)
-    return {"an iteration": rows}
-
-
-def cpu_seconds(fn, system, state, iterations):
-    """Seconds of each iteration, and processor seconds: of the program, of its threads, and of its processes."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    begin = time.process_time()
-    seconds, parts = fn(system, state, iterations)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processes = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
-    return seconds, {"program": time.process_time() - begin, "processes": processes, **parts}
+        rows = [r for r in rows if r["case"] != name] + [row]
+        print(row, flush=True)
+    order = list(cases())
+    return {"an iteration": sorted(rows, key=lambda r: order.index(r["case"]))}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["learning", "learning_sac", "host"])
+    parser.add_argument(
+        "--cases", type=int, nargs=2, default=[0, 6], help="of host: from which on to which, not included"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     args = parser.parse_args()
     load = os.getloadavg()[0]
     found = {
         "learning": lambda: learning(DQN, args.seeds), "learning_sac": lambda: learning(SAC, args.seeds),
-        "host": host,
+        "host": lambda: host(slice(*args.cases)),
     }[args.what]()  # fmt: skip
     about = {
         "date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "load_average_before": round(load, 2),

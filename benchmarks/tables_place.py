@@ -103,11 +103,11 @@ COMPARED = {
 }  # fmt: skip
 
 
-def compared(digits: int) -> dict:
+def compared(digits: int, methods: dict = COMPARED) -> dict:
     def cell(m):
         return lambda r: "does not fit" if r["ms"][m] is None else f"{r['ms'][m]:.{digits}f}"
 
-    return {title: cell(m) for title, m in COMPARED.items()}
+    return {title: cell(m) for title, m in methods.items()}
 
 
 #: The paper's table 9, in ms: critical path, EnumerativeOptimizer, Doppler. Of the paper, and not measured here.
@@ -124,12 +124,13 @@ def v100() -> str:
 
 
 def memory() -> str:
-    sizes = {
-        "all values, GB": lambda r: f"{r['all_values_GB']:.1f}",
-        "limit, GB": lambda r: f"{r['limit_GB']:.2f}",
+    columns = {
+        "graph, links": lambda r: f"{r['graph']}, {r['link_GB_s']:g} GB/s",
+        "limit, GB": lambda r: f"{r['limit_GB']:.2f} ({100 * r['share']:.0f}%)",
+        "no limit": lambda r: f"{r['unlimited_ms']:.1f}",
     }
-    found = sorted(rows("place_memory"), key=lambda r: (GRAPHS.index(r["graph"]), -r["limit_GB"]))
-    return table(found, {"graph": lambda r: r["graph"]} | sizes | compared(1))
+    found = sorted(rows("place_memory"), key=lambda r: (-r["link_GB_s"], GRAPHS.index(r["graph"]), -r["share"]))
+    return table(found, columns | compared(1, {m: m for m in found[0]["ms"]}))
 
 
 def shared() -> str:
@@ -255,28 +256,35 @@ def composed(name: str = "place_pearl_learning") -> str:
 
 
 def host() -> str:
-    """Medians over rounds; ratios of rounds; and the processor's time of who takes the longest, which two cores cannot beat."""
+    """Medians over rounds, ratios of rounds, and what two cores cannot beat: the longer of acting and the rest, on one."""
 
     def median(who):
         return lambda r: f"{statistics.median(r['ms'][who]):.1f}"
 
     def ratios(who):
-        return lambda r: listed((a / b for a, b in zip(r["ms"][who], r["ms"]["together"], strict=True)), 2)
+        return lambda r: listed((a / b for a, b in zip(r["ms"][who], r["ms"]["composed"], strict=True)), 2)
 
-    def part(x):
-        ran = [ms for name, ms in x.items() if name.startswith("actor")]
-        return max(x.get("replay and learner", 0.0), (sum(ran) + x["processes"]) / max(1, len(ran)))
+    def most(r):
+        whole, acting = (statistics.median(r[k]["one core, one program"]) for k in ("ms", "acting_ms"))
+        return f"{whole / max(acting, whole - acting):.2f}"
+
+    def chosen(r):
+        c = r["chosen"]["3 trials"]
+        return "in turn" if c["in_turn"] else f"{c['actors']}, {c['replay']}, {c['learner']}"
 
     return table(
         read("place_pearl_host")["an iteration"],
         {
             "": lambda r: f"{r['case']}, {r['updates']} updates for {r['steps']} steps",
-            "one core, ms": median("one core"),
-            "both, one after another": median("both cores"),
-            "together": median("together"),
-            "one core / together": ratios("one core"),
-            "both / together": ratios("both cores"),
-            "longest part": lambda r: f"{statistics.median(part(x) for x in r['processor_ms']['together']):.1f}",
+            "one core, a call each": median("one core"),
+            "one core, one program": median("one core, one program"),
+            "both cores": median("both cores"),
+            "in turn": median("in turn"),
+            "composed": median("composed"),
+            "actors, replay, learner on": chosen,
+            "a call each / composed": ratios("one core"),
+            "one program / composed": ratios("one core, one program"),
+            "at most": most,
             "load": lambda r: f"{r['load']:.0f}",
         },
     )

@@ -150,13 +150,25 @@ def flat(of: str) -> str:
     )
 
 
-def host_gain(beside: str) -> str:
-    """How much faster the runtime is than a program, where an actor has many environments: medians of rounds."""
+def fitting(method: str) -> str:
+    """In how many of the rows with limited memory a method finds what fits, of those where any does."""
+    found = [r["ms"] for r in rows("place_memory") if any(ms is not None for ms in r["ms"].values())]
+    return f"{sum(ms[method] is not None for ms in found)} of {len(found)}"
+
+
+def host_gain(beside: str, cases: slice = slice(1, None)) -> str:
+    """How much faster what was composed is than a program, where an actor has many environments: medians of rounds."""
     gains = [
-        statistics.median(a / b for a, b in zip(r["ms"][beside], r["ms"]["together"], strict=True))
-        for r in read("place_pearl_host")["an iteration"][2:]
+        statistics.median(a / b for a, b in zip(r["ms"][beside], r["ms"]["composed"], strict=True))
+        for r in read("place_pearl_host")["an iteration"][cases]
     ]
     return between(min(gains), max(gains), 2)
+
+
+def host_in_turn() -> str:
+    """By how much one thread of the runtime takes longer than the fastest program by hand: medians."""
+    found = [{who: statistics.median(ms) for who, ms in r["ms"].items()} for r in read("place_pearl_host")["an iteration"]]
+    return between(*sorted(100 * (r["in turn"] / r["one core, one program"] - 1) for r in found)[::5], 0)
 
 
 def grid_spread() -> str:
@@ -220,8 +232,15 @@ VALUES = {
     "place-messages-time": lambda: f"{messages('seconds'):.0f}",
     "place-messages-gain": lambda: f"{1 - messages('ms'):.1%}",
     "place-handover": lambda: f"{min(h['other device']['median_us'] for h in read('place_stages')['handover']):.0f}",
-    "place-host-both": lambda: host_gain("both cores"),
+    "place-memory-rows": lambda: f"{len(rows('place_memory'))}",
+    "place-memory-polish": lambda: fitting("polish"),
+    "place-memory-doppler": lambda: fitting("doppler"),
     "place-host-one": lambda: host_gain("one core"),
+    "place-host-program": lambda: host_gain("one core, one program"),
+    "place-host-few": lambda: " and ".join(
+        host_gain(who, slice(1)).split(" to ")[0] for who in ("one core", "one core, one program")
+    ),
+    "place-host-in-turn": host_in_turn,
     "place-grid-spread": grid_spread,
     "place-grid-near": lambda: grid_chosen(1.05),
     "place-grid-first": grid_first,

@@ -90,6 +90,8 @@ class Composition(NamedTuple):
       actors, replay, learner, memory: device indices.
       iteration: predicted seconds of one iteration.
       throughput: predicted transitions trained on per second.
+      in_turn: whether `pearl.run` makes one part after another, in one thread, and steps host environments in it: where what is
+        gained by parts at work together is less than what they take to hand over.
     """
 
     actors: int
@@ -98,6 +100,7 @@ class Composition(NamedTuple):
     memory: int
     iteration: float
     throughput: float
+    in_turn: bool = False
 
 
 def measure(primitives: Mapping[str, Callable[..., Any]], arguments: Mapping[str, Any], devices: Sequence[Any],

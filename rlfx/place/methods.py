@@ -35,10 +35,21 @@ class Result(NamedTuple):
 Method = Callable[[Problem, jax.Array, int], Result]
 
 
+def frugal(problem: Problem, assignments: list[Assignment]) -> list[Assignment]:
+    """The same devices in depth-first order: what was begun is finished, and its operands are freed, before more is begun."""
+    order = baselines.run_order(problem, "depth-first")
+    return [assignment._replace(order=order) for assignment in assignments]
+
+
 def _fixed(make: Callable[[Problem], Assignment]) -> Method:
+    """One assignment; where it does not fit, its devices in depth-first order."""
+
     def method(problem: Problem, key: jax.Array, budget: int) -> Result:
-        assignment, cost = baselines.best(problem, [make(problem)])
-        return Result(assignment, cost, 1)
+        made = make(problem)
+        assignment, cost = baselines.best(problem, [made])
+        if budget < 2 or fits(problem, cost):
+            return Result(assignment, cost, 1)
+        return Result(*baselines.best(problem, [made, *frugal(problem, [made])]), 2)
 
     return method
 
@@ -53,13 +64,15 @@ def critical_path(problem: Problem, key: jax.Array, budget: int) -> Result:
 def heuristic_starts(problem: Problem, key: jax.Array, budget: int) -> tuple[list[Assignment], np.ndarray]:
     """Critical path (up to 50), HEFT, EnumerativeOptimizer and one device, with their costs: where searches start.
 
-    Those spread time evenly. Where memory may bind, as many that spread memory instead.
+    Those spread time evenly. Where memory may bind, as many that spread memory instead, every second in depth-first order, and
+    the first three in that order, too.
     """
     rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
     fixed = [baselines.heft(problem), baselines.enumerative(problem), baselines.one_device(problem)]
     paths = [baselines.list_schedule(problem, rng) for _ in range(max(0, min(50, budget // 8)))]
     if problem.memory_may_bind:
-        paths += [baselines.roomy(problem, rng, greedy=1.0 - i / (len(paths) + 1)) for i in range(len(paths) + 1)]
+        room = [baselines.roomy(problem, rng, greedy=1.0 - i / (len(paths) + 1)) for i in range(len(paths) + 1)]
+        paths += [*room[::2], *frugal(problem, [*fixed, *room[1::2]])]
     starts = [*fixed, *paths][: max(1, budget)]
     return starts, baselines.evaluate(problem, starts)
 
@@ -90,6 +103,7 @@ def fits(problem: Problem, cost: float) -> bool:
 
 
 FITTING = 32  # simulator calls between looks at whether something fits
+FIT = search.Moves(device=1.0, follow=1.0, swap=1.0, order=1.0)
 GUIDED = search.Moves(device=1.0, follow=2.0, swap=1.0, order=1.0, ahead=1.0, critical=0.8)
 
 
@@ -99,18 +113,19 @@ def polish(problem: Problem, key: jax.Array, starts: list[Assignment], costs: np
     One chain. Four moves in five begin at a task of the critical chain, and a task may be run before the one that held
     it up, as in searches for job shops (Nowicki and Smutnicki, 1996). Temperatures are 1% to 0.1% of what can still be
     gained, the best start's distance from the lower bound: where heuristics are nearly optimal, steps are fine. While
-    nothing fits into memory, what is critical does not matter: any task may move.
+    nothing fits into memory, what is critical does not matter: any task may move, in the order too, which decides what is held
+    at once.
     """
     state, calls = search.initial(problem, starts, costs, 1), budget
     while budget > FITTING and not fits(problem, float(state.best_cost.min())):
         key, k_fit = jax.random.split(key)
-        state, _ = search.anneal(problem, k_fit, state, FITTING, moves=search.DEVICES)
+        state, _ = search.anneal(problem, k_fit, state, FITTING, moves=FIT)
         budget -= FITTING
     if budget > 0:
         guided = fits(problem, float(state.best_cost.min()))
         gain = max(0.0, 1.0 - problem.lower_bound() / float(state.best_cost.min())) if guided else 0.0
         state, _ = search.anneal(problem, key, state, budget, hot=1e-2 * gain, cold=1e-3 * gain,
-                                 moves=GUIDED if guided else search.DEVICES)  # fmt: skip
+                                 moves=GUIDED if guided else FIT)  # fmt: skip
     assignment, cost = search.winner(state)
     return Result(assignment, cost, calls)
 

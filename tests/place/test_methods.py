@@ -162,6 +162,25 @@ def test_placeto_learns_something(chain):
     assert result.cost < chain.one_device()[0]
 
 
+@pytest.mark.parametrize("method", ["one-device", "heft", "polish"])
+def test_an_order_that_frees_memory_is_tried_where_the_fastest_does_not_fit(method):
+    """FFNN on one device, breadth before depth, holds nine times as much: a limit between fits in depth-first order alone."""
+    graph = workloads.ffnn(batch=512, features=8, hidden=1024).graph()
+    free = build(graph, hardware.p100_pcie())
+    alone = baselines.one_device(free)
+
+    def peak(problem, assignment):
+        device, order = (jnp.asarray(x)[None] for x in assignment)
+        return float(simulate.peak_memory(problem, device, simulate.judged(problem, device, order)[1]).max())
+
+    (deep,) = methods.frugal(free, [alone])
+    assert peak(free, deep) < 0.5 * peak(free, alone)
+    problem = free.restricted(1.05 * peak(free, deep))
+    result = methods.solve(problem, method, jax.random.key(0), 64)
+    assert peak(problem, result.assignment) <= problem.memory.min()
+    assert result.calls <= 64
+
+
 def test_memory_restricted_devices_get_a_fitting_assignment():
     work = workloads.chainmm()
     graph = work.graph()

@@ -21,11 +21,12 @@ from rlfx.place.pearl.crew import Channel, Crew, Part, Stopped, Versions
 from rlfx.place.pearl.hosts import Process
 from rlfx.training import latest, save
 from tests.place import pearl_systems
-from tests.place.pearl_systems import system
+from tests.place.pearl_systems import deep, system
 
 KEY = jax.random.key(1)
 APART = Composition(0, 1, 2, 3, 1e-3, 8e3)
 TOGETHER = Composition(0, 0, 0, 0, 1e-3, 8e3)
+IN_TURN = TOGETHER._replace(in_turn=True)
 HOST = pearl.HostEnvironment("tests.place.bad_envs:Bad-v0", {"how": "exits"})
 
 
@@ -50,16 +51,42 @@ def small():
 
 
 @pytest.mark.parametrize(
-    "given", [{"sub_batches": 4, "ahead": 2, "fanout": 3}, {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12}]
+    "given",
+    [
+        {"sub_batches": 4, "ahead": 2, "fanout": 3},
+        {"updates": 1, "ahead": 1, "capacity": 20, "warmup": 12},
+        {"updates": 5},
+    ],
+    ids=["sub-batches", "collisions", "many updates"],
 )
-def test_together_is_one_after_another(given):
+def test_together_is_one_after_another(monkeypatch, given):
     """Bit for bit, with sub-batches, actors ahead, a ring so small that insertions collide, and another fan-out."""
+    monkeypatch.setattr(do, "AT_ONCE", 2)
     s = system(**given)
     state = s.init(jax.random.key(0))
     assert state.manager.tree.fanout == given.get("fanout", 8)
-    found, report = run(s, state, 12)
-    assert_equal(found, pearl.reference(s, state, KEY, 12))
-    assert report.deferred if s.capacity == 20 else report.iterations == 12
+    wanted = pearl.reference(s, state, KEY, 12)
+    for composition, threads in ((APART, 4), (TOGETHER, 3), (IN_TURN, 1)):
+        found, report = run(s, state, 12, composition)
+        assert_equal(found, wanted)
+        assert report.deferred if s.capacity == 20 else report.iterations == 12
+        assert report.updates == s.updates * (12 - s.warm)
+        assert len(report.busy) == threads
+
+
+def test_one_program_for_all_updates_rounds_as_one_for_each_primitive():
+    """Sums of products that XLA would fuse from one primitive into another, for forty updates of two layers with RMSprop."""
+    s = deep(updates=4)
+    state = s.init(jax.random.key(0))
+    apart, _ = run(s, state, 12)
+    assert_equal(run(s, state, 12, TOGETHER)[0], apart)
+    assert_equal(pearl.reference(s, state, KEY, 12), apart)
+    assert s.updates * (12 - s.warm) == 40
+
+
+def test_nobody_is_in_turn_with_a_learner_elsewhere(small):
+    with pytest.raises(PlacementError, match="is in_turn, with replay on device 0 and the learner on 1"):
+        run(*small, 1, IN_TURN._replace(learner=1))
 
 
 # -- threads that act or train ---------------------------------------------------------------------------------------
@@ -123,6 +150,7 @@ def test_processes_are_stepped_by_whoever_acts(monkeypatch):
     scripted(monkeypatch, [Pools(1, 1, 0.5), Pools(2, 0, 0.0)])
     found, report = run(s, state, 14, reallocate_every=3)
     assert_equal(found, run(s, state, 14)[0])
+    assert_equal(found, run(s, state, 14, IN_TURN)[0])
     assert len(report.pools) == 3
 
 
@@ -248,6 +276,19 @@ def test_a_full_queue_holds_back_who_fills_it():
     assert (got, channel.peak) == (list(range(50)), 3)
 
 
+def test_who_takes_a_version_first_brings_it():
+    crew, brought = Crew(5.0), []
+    versions = Versions(crew, 2, {0: 0}, lambda weights: brought.append(weights) or -weights)
+    part = Part(crew, "reads")
+    versions.publish(1, 10)
+    assert [versions.take(part, n) for n in (0, 1, 1)] == [0, -10, -10]
+    versions.publish(2, 20)
+    versions.publish(3, 30)
+    assert [versions.take(part, n) for n in (3, 2, 3)] == [-30, -20, -30]
+    assert brought == [10, 30, 20]
+    assert versions.held == {2: -20, 3: -30}
+
+
 def test_versions_are_kept_as_long_as_they_may_be_read():
     crew = Crew(5.0)
     versions, read = Versions(crew, 2, {0: "w0"}), []
@@ -359,6 +400,12 @@ def raising(part, at):
     return system(policy=lambda w, obs, key, t: plain.policy(w, broken(obs), key, t))
 
 
+def test_an_environment_that_raises_in_turn_ends_the_run():
+    s = system(env=pearl.HostEnvironment("tests.place.bad_envs:Bad-v0", {"how": "raises"}))
+    with pytest.raises(PartError, match=r"'actors, replay and learner' raised RuntimeError: the motor is gone"):
+        run(s, s.init(jax.random.key(0)), 1000, IN_TURN)
+
+
 @pytest.mark.parametrize("part", ["learner", "actor"])
 def test_a_part_that_raises_ends_the_run(part):
     s = raising(part, 10)
@@ -396,12 +443,13 @@ def test_an_interrupt_stops_all_parts(small):
 # -- host environments -----------------------------------------------------------------------------------------------
 
 
-def test_gymnasium_in_processes_learns_from_what_it_says():
-    """CartPole in two processes: what replay holds follows gymnasium's dynamics, episode by episode."""
+@pytest.mark.parametrize("composition", [APART, IN_TURN], ids=["in processes", "in turn"])
+def test_gymnasium_in_processes_learns_from_what_it_says(composition):
+    """CartPole for two actors: what replay holds follows gymnasium's dynamics, episode by episode."""
     s = system(
         env=pearl.HostEnvironment("CartPole-v1", {"max_episode_steps": 9}), envs=2, length=3, capacity=120, warmup=12
     )
-    state, report = run(s, s.init(jax.random.key(0)), 10)
+    state, report = run(s, s.init(jax.random.key(0)), 10, composition)
     assert (report.transitions, int(state.manager.size)) == (120, 120)
     x = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(10, 2, 3, 2, *leaf.shape[1:]), state.memory)
     x = jax.tree.map(lambda leaf: np.moveaxis(leaf, 2, 1).reshape(30, 4, *leaf.shape[4:]), x)  # [time, environment]

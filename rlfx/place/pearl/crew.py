@@ -58,10 +58,14 @@ class Channel:
 
 
 class Versions:
-    """The newest ``keep`` versions of the weights by number: some are read while the next one is written."""
+    """The newest ``keep`` versions of the weights by number: some are read while the next one is written.
 
-    def __init__(self, crew: Crew, keep: int, held: dict[int, Any]):
-        self.keep, self.held = keep, dict(held)
+    What is published is ``brought`` to where it is read by who takes it first: who publishes goes on meanwhile.
+    """
+
+    def __init__(self, crew: Crew, keep: int, held: dict[int, Any], brought: Callable[[Any], Any] | None = None):
+        self.keep, self.held, self.brought = keep, dict(held), brought
+        self.away: set[int] = set()
         self.changed = crew.condition()
 
     def publish(self, number: int, weights: Any) -> None:
@@ -70,13 +74,22 @@ class Versions:
             self.held[number] = weights
             for old in [n for n in self.held if n <= number - self.keep]:
                 del self.held[old]
+            self.away = {n for n in (*self.away, number) if n in self.held} if self.brought else self.away
             self.changed.notify_all()
 
     def take(self, part: Part, number: int) -> Any:
         """That version, once it is there."""
         part.wait_for(self.changed, lambda: number in self.held, f"version {number} of the weights")
         with self.changed:
-            return self.held[number]
+            weights, away = self.held[number], number in self.away
+        if not away or self.brought is None:
+            return weights
+        weights = self.brought(weights)  # two who do so at once have equal ones
+        with self.changed:
+            if number in self.away:
+                self.held[number] = weights
+                self.away.discard(number)
+        return weights
 
 
 class Part:

@@ -92,9 +92,21 @@ class Timeline:
                     break
 
 
+def in_turn(costs: Costs, system: System, actors: int, replay: int) -> float:
+    """Seconds of an iteration in which one thread makes one part after another, replay and learner on one device."""
+    column = costs.columns[replay]
+    rest = column.whole or {name: column.together[name] for name in PRIMITIVES if name != "actors"}
+    sent = costs.sends("weights", replay, actors) + costs.sends("chunk", actors, replay)
+    return costs.columns[actors].together["actors"] + system.actors * costs.steps + sent + sum(rest.values())
+
+
 def predicted(costs: Costs, system: System, actors: int, replay: int, learner: int) -> float:
-    """Seconds of an iteration in the long run, replay warm: as `pearl.run` goes, without helpers."""
+    """Seconds of an iteration in the long run, replay warm: as `pearl.run` goes, without helpers.
+
+    The experience memory is on replay's device.
+    """
     together, parts = replay == learner, system.sub_batches
+    whole = costs.columns[replay].whole if together else {}
     manager, trainer = (c.together if together else c.apart for c in (costs.columns[replay], costs.columns[learner]))
     sample, train, update = (
         seconds[name] / system.updates
@@ -109,7 +121,6 @@ def predicted(costs: Costs, system: System, actors: int, replay: int, learner: i
     chunks = [Queue() for _ in range(system.actors)]
 
     def publish() -> Iterator[tuple]:
-        yield "work", learner, costs.sends("weights", learner, actors)
         for queue in tokens:
             yield "put", queue
 
@@ -120,7 +131,13 @@ def predicted(costs: Costs, system: System, actors: int, replay: int, learner: i
 
     def replay_thread() -> Iterator[tuple]:
         for _ in range(total):
-            for u in range(system.updates):
+            if whole:
+                yield "work", replay, whole["updates"]
+                yield from publish()
+                for queue in chunks:
+                    yield "get", queue
+                yield "work", replay, whole["close"]
+            for u in range(0 if whole else system.updates):
                 last = u == system.updates - 1
                 for _ in range(parts):
                     yield "work", replay, (sample + batch) / parts
@@ -150,10 +167,12 @@ def predicted(costs: Costs, system: System, actors: int, replay: int, learner: i
     def actor_thread(a: int) -> Iterator[tuple]:
         for _ in range(total):
             yield "get", tokens[a]
+            if a == 0:  # who is first brings them
+                yield "work", actors, costs.sends("weights", learner, actors)
             for _ in range(rounds):
                 yield "work", actors, act / rounds
                 if costs.steps:
-                    yield "work", ("process", a), costs.steps / rounds
+                    yield "work", ("process", a), costs.steps / rounds + 2 * costs.wakes  # a message there, and one back
             yield "work", actors, costs.sends("chunk", actors, replay) / system.actors
             yield "put", chunks[a]
 

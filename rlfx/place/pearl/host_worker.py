@@ -19,25 +19,37 @@ def step(env: Any, action: np.ndarray) -> tuple[Any, ...]:
     return obs, final, reward, terminated, truncated
 
 
+class Environments:
+    """Some environments of one name, each with its seed, stepped one after another."""
+
+    def __init__(self, name: str, kwargs: Any, seeds: Any, dtype: str):
+        import gymnasium
+
+        self.dtype, self.seeds = np.dtype(dtype), seeds
+        self.envs = [gymnasium.make(name, **kwargs) for _ in seeds]
+
+    def first(self) -> np.ndarray:
+        """Their first observations ``[B, ...]``."""
+        return np.stack([env.reset(seed=s)[0] for env, s in zip(self.envs, self.seeds, strict=True)]).astype(self.dtype)
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+        """``(obs, final_obs, reward, terminated, truncated)``, each ``[B, ...]``."""
+        obs, final, reward, terminated, truncated = zip(*map(step, self.envs, actions), strict=True)
+        return (
+            np.stack(obs).astype(self.dtype),
+            np.stack(final).astype(self.dtype),
+            np.asarray(reward, np.float32),
+            np.asarray(terminated, bool),
+            np.asarray(truncated, bool),
+        )
+
+
 def serve(pipe: Connection) -> None:
     """Make the environments, then step them until the pipe closes."""
-    import gymnasium
-
-    name, kwargs, seeds, dtype = pipe.recv()
-    envs = [gymnasium.make(name, **kwargs) for _ in seeds]
-    pipe.send(np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]).astype(dtype))
+    envs = Environments(*pipe.recv())
+    pipe.send(envs.first())
     while True:
-        actions = pipe.recv()
-        obs, final, reward, terminated, truncated = zip(*map(step, envs, actions), strict=True)
-        pipe.send(
-            (
-                np.stack(obs).astype(dtype),
-                np.stack(final).astype(dtype),
-                np.asarray(reward, np.float32),
-                np.asarray(terminated, bool),
-                np.asarray(truncated, bool),
-            )
-        )
+        pipe.send(envs.step(pipe.recv()))
 
 
 def main() -> int:

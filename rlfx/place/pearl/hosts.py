@@ -1,14 +1,15 @@
-"""Host environments: a spawned process for each actor, which steps all of its environments a message."""
+"""Host environments: a spawned process for each actor, which steps all of its environments a message; or none."""
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rlfx.envs.base import Spaces
 from rlfx.envs.spaces import Box, Discrete
 from rlfx.errors import PartError, PlacementError, located
 from rlfx.place.pearl.crew import Part
-from rlfx.place.pearl.host_worker import step
+from rlfx.place.pearl.host_worker import Environments, step
 
 WORKER = Path(__file__).with_name("host_worker.py")
 
@@ -103,6 +104,8 @@ class Process:
             },
         )
         theirs.close()  # so that its death ends the pipe
+        self.ready = select.poll()  # made once: `Connection.poll` makes a selector for each message
+        self.ready.register(self.pipe.fileno(), select.POLLIN)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -125,7 +128,7 @@ class Process:
         by.alive()
         try:
             self.pipe.send(message)
-            while not wait([self.pipe], 0.1):
+            while not self.ready.poll(100):
                 if by.crew.stopped:
                     by.alive()
             answer = self.pipe.recv()
@@ -146,3 +149,26 @@ class Process:
         fact = f"The part {self.part.name!r}: the process of its environments, {self.env.name}, {what}"
         fix = "Step the environment alone, in gymnasium, to see why."
         return PartError(located(fact, fix=fix), self.part.name)
+
+
+class Here:
+    """The environments of one actor in this process, stepped by the thread that acts, as long as the context is open."""
+
+    def __init__(self, part: Part, env: HostEnvironment, dtype: Any, seeds: Sequence[int]):
+        self.part, self.envs = part, Environments(env.name, dict(env.kwargs), seeds, np.dtype(dtype).str)
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for env in self.envs.envs:
+            env.close()
+
+    def first(self) -> np.ndarray:
+        """Their first observations ``[B, ...]``."""
+        return self.envs.first()
+
+    def step(self, actions: np.ndarray, by: Part) -> tuple[np.ndarray, ...]:
+        """``(obs, final_obs, reward, terminated, truncated)``, each ``[B, ...]``."""
+        by.alive()
+        return self.envs.step(actions)

@@ -1,4 +1,4 @@
-"""What each part does: environments of an actor, the replay manager with the experience memory, the learner."""
+"""What is between the parts of a run, and what two of them do: environments of an actor, the learner (replay: `manager`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.place.pearl import primitives as do
 from rlfx.place.pearl.crew import Channel, Crew, Part, Versions
-from rlfx.place.pearl.hosts import HostEnvironment, Process
+from rlfx.place.pearl.hosts import Here, HostEnvironment, Process
 from rlfx.place.pearl.plans import Plans, helpers
 from rlfx.place.pearl.system import State, System, Transition
 
@@ -99,11 +100,17 @@ class Wires:
     learners: Versions  # by update: what threads that train need
     orders: tuple[Channel, ...]  # to each thread of the host, sub-batches
     answers: tuple[Channel, ...]  # what it found in them
+    in_turn: bool  # one thread does everything, one thing after another
 
     @property
     def together(self) -> bool:
         """Whether replay and learner are on one device."""
         return self.places.replay == self.places.learner
+
+    @property
+    def whole(self) -> bool:
+        """Whether updates are made by one program: all that they need is on one device, and batches are of one piece."""
+        return self.together and self.places.memory == self.places.replay and self.system.sub_batches == 1
 
     def helpers(self, part: Part, i: int) -> list[int]:
         """The threads of the host that take the last sub-batches of an iteration's updates, in order."""
@@ -111,8 +118,9 @@ class Wires:
 
     @classmethod
     def of(
-        cls, crew: Crew, system: System, places: Places, keys: do.Keys, state: State, iterations: int, every: int | None
-    ) -> Wires:
+        cls, crew: Crew, system: System, places: Places, keys: do.Keys, state: State, iterations: int,
+        every: int | None, in_turn: bool,
+    ) -> Wires:  # fmt: skip
         """Those of a run that goes on from a state; plans change ``every`` so many iterations."""
         begin = int(state.iteration)
         newest = system.version(begin)
@@ -130,7 +138,7 @@ class Wires:
             begin,
             begin + iterations,
             jax.tree.map(lambda x: x.dtype, state.memory.obs),
-            Versions(crew, system.ahead + 2, versions),
+            Versions(crew, system.ahead + 2, versions, partial(moved, source=places.learner, target=places.actors)),
             channels("the transitions of", system.ahead + 1),
             Channel(crew, "sub-batches", system.sub_batches),
             Channel(crew, "errors", 1),
@@ -140,6 +148,7 @@ class Wires:
             Versions(crew, 2, {}),
             channels("sub-batches for", system.sub_batches),
             channels("gradients of", system.sub_batches),
+            in_turn,
         )
 
 
@@ -160,11 +169,6 @@ def moved(value: Any, source: Any, target: Any) -> Any:
     return value if source == target else put(value, target)
 
 
-@jax.jit
-def _copies(value: Any) -> Any:
-    return jax.tree.map(jnp.copy, value)
-
-
 Step = Callable[[Part, Any, Any, int], tuple[Any, Transition]]  # part, weights, states, iteration
 
 
@@ -175,7 +179,7 @@ def environments(wires: Wires, key: jax.Array, a: int, part: Part) -> AbstractCo
     """Those of an actor, as long as the context is open: what steps them for an iteration."""
     system = wires.system
     host = isinstance(system.env, HostEnvironment)
-    return _in_process(wires, key, a, part) if host else _on_device(system, key, a)
+    return _on_host(wires, key, a, part) if host else _on_device(system, key, a)
 
 
 @contextmanager
@@ -187,12 +191,12 @@ def _on_device(system: System, key: jax.Array, a: int) -> Iterator[Step]:
 
 
 @contextmanager
-def _in_process(wires: Wires, key: jax.Array, a: int, part: Part) -> Iterator[Step]:
-    """Host environments: a message each timestep."""
+def _on_host(wires: Wires, key: jax.Array, a: int, part: Part) -> Iterator[Step]:
+    """Host environments: a message each timestep, or a call where nothing is done at the same time."""
     system = wires.system
     words = np.asarray(jax.random.bits(jax.random.fold_in(key, a), (system.envs,), jnp.uint32))
     seeds = (words.astype(np.int64) + wires.begin) % 2**31  # environments begin anew where a run goes on
-    with Process(part, system.env, wires.obs, seeds.tolist()) as process:
+    with (Here if wires.in_turn else Process)(part, system.env, wires.obs, seeds.tolist()) as process:
         obs = process.first()
 
         def steps(by: Part, weights: Any, states: Any, i: int) -> tuple[Any, Transition]:
@@ -233,8 +237,19 @@ class Learner:
         self.state, weights, errors, metrics = self._updated(np.int32(update), threads, sub_batches)
         wires.plans.clock.add(i, "learn", 0, time.perf_counter() - begin - (self.part.waited - waited))
         if u == system.updates - 1:
-            wires.weights.publish(system.version(i + 1), moved(weights, places.learner, places.actors))
+            wires.weights.publish(system.version(i + 1), weights)
         return Learned(moved(errors, places.learner, places.replay), self.state, metrics)
+
+    def learn_all(self, i: int, manager: Any, memory: Any, keys: do.Keys) -> do.Updated:
+        """All updates of iteration ``i``, as few programs."""
+        system, made = self.wires.system, None
+        for made in do.all_updated(system, manager, memory, self.state, keys, system.update(i, 0)):
+            jax.block_until_ready((made.weights, made.errors))  # and with them all that the program made
+            self.part.alive()
+        assert made is not None
+        self.state = made.learner
+        self.wires.weights.publish(system.version(i + 1), made.weights)
+        return made
 
     def _updated(self, update: np.int32, threads: list[int], sub_batches: Iterator[SubBatch]) -> tuple:
         system = self.wires.system
@@ -269,92 +284,3 @@ def learner(wires: Wires, state: Any, part: Part) -> None:
     for i in range(max(wires.begin, wires.system.warm), wires.end):
         for u in range(wires.system.updates):
             wires.learned.put(part, learner.learn(i, u, sub_batches))
-
-
-# -- replay ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Replay:
-    """The replay manager and the experience memory: PEARL's protocol, an iteration at a time."""
-
-    wires: Wires
-    state: State
-    after: Callable[[Call], str | None] | None
-    account: Account
-
-    def __call__(self, part: Part) -> None:
-        """Make the iterations; ``state`` is what they lead to."""
-        wires, system, places = self.wires, self.wires.system, self.wires.places
-        self.part, self.key = part, put(wires.keys.draw, places.replay)
-        self.manager = _copies(put(self.state.manager, places.replay))  # what is given is not donated
-        self.memory = _copies(put(self.state.memory, places.memory))
-        # One device does one thing at a time: its learner needs no thread, and nobody to hand over to.
-        self.beside = Learner(wires, self.state.learner, part) if wires.together else None
-        self.learner, self.actors, self.metrics = self.state.learner, self.state.actors, None
-        reason, i, last = None, wires.begin, time.perf_counter()
-        while i < wires.end and reason is None:
-            wires.plans.go_on(i, system.warm)
-            self._iteration(i)
-            i += 1
-            now = time.perf_counter()
-            self.account.seconds.append(now - last)
-            last = now
-            if self.after is not None:
-                call = Call(i, wires.weights.take(part, system.version(i)), self.metrics)
-                with part.paused():
-                    reason = self.after(call)
-        self.account.reason = reason or "finished"
-        newest = system.version(i)
-        kept = [wires.weights.take(part, max(0, newest - age)) for age in range(system.ahead, -1, -1)]
-        self.state = State(jnp.int32(i), self.learner, tuple(kept), self.manager, self.memory, self.actors)
-
-    def _iteration(self, i: int) -> None:
-        system = self.wires.system
-        if i < system.warm:
-            self._insert(i)
-            return
-        for u in range(system.updates):
-            drawn = do.draw(system, self.manager, self.key, np.int32(system.update(i, u)))
-            learned = self._learning(i, u, drawn)
-            last = u == system.updates - 1
-            now = last and bool(drawn.free)
-            if now:  # while the learner learns
-                self._insert(i)
-            errors, self.learner, self.metrics = learned()
-            self.manager = do.reprioritise(system, self.manager, drawn.indices, errors)
-            if last and not now:
-                self._insert(i)
-                self.account.deferred += 1
-            self.account.updates += 1
-        jax.block_until_ready(self.manager)
-
-    def _read(self, drawn: do.Drawn, p: int, device: Any) -> SubBatch:
-        places = self.wires.places
-        batch = do.read(self.memory, moved(drawn.indices[p], places.replay, places.memory))
-        return SubBatch(moved(batch, places.memory, device), moved(drawn.weight[p], places.replay, device))
-
-    def _learning(self, i: int, u: int, drawn: do.Drawn) -> Callable[[], Learned]:
-        """Have the learner begin, and those who help it; what waits for its end."""
-        wires = self.wires
-        threads = wires.helpers(self.part, i)
-        own = wires.system.sub_batches - len(threads)
-        for p, thread in enumerate(threads, own):
-            wires.orders[thread].put(self.part, (p, self._read(drawn, p, wires.places.actors)))
-        sub_batches = (self._read(drawn, p, wires.places.learner) for p in range(own))
-        if self.beside is not None:
-            learned = self.beside.learn(i, u, sub_batches)
-            return lambda: learned
-        for sub_batch in sub_batches:
-            wires.batches.put(self.part, sub_batch)
-        return lambda: wires.learned.get(self.part)
-
-    def _insert(self, i: int) -> None:
-        system = self.wires.system
-        chunks: list[Chunk] = [channel.get(self.part) for channel in self.wires.chunks]
-        position = np.int32(i * system.collected % system.capacity)
-        self.memory = do.write(self.memory, position, tuple(c.transitions for c in chunks))
-        self.manager = do.admit(system, self.manager)
-        self.actors = tuple(c.states for c in chunks)
-        newest = system.version(i + 1)
-        self.account.ages.update((newest - c.version) * system.updates for c in chunks)

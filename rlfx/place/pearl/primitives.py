@@ -1,13 +1,16 @@
-"""The five primitives as compiled functions: each runs where its arguments are."""
+"""The five primitives as compiled functions: each runs where its arguments are; and an iteration's updates as one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx.place import replay as rp
 from rlfx.place.pearl.system import System, Transition
 
@@ -130,3 +133,73 @@ def train(system: System, learner: Any, batch: Any, weight: Any, key: jax.Array,
     """An update from a batch in one part: ``(learner, weights, errors, metrics)``."""
     total, errors, metrics = gradient(system, learner, batch, weight, key, update, jnp.int32(0))
     return *apply(system, learner, total), errors, metrics
+
+
+#: The most updates of one program: a run that is stopped waits for its end, and one that hangs is known by its length.
+AT_ONCE = 16
+
+
+class Updated(NamedTuple):
+    """What some updates lead to, but for the last one's priorities: an insertion may come before them.
+
+    Attributes:
+      manager: with the priorities of all updates but the last.
+      learner, weights: after the last.
+      drawn, errors, metrics: of the last.
+    """
+
+    manager: rp.Replay
+    learner: Any
+    weights: Any
+    drawn: Drawn
+    errors: jax.Array
+    metrics: Any
+
+
+# In one program XLA would compute parts of one primitive in loops of another, with other roundings.
+_drawn, _read, _trained = J.computed_once(draw, (0,)), J.computed_once(read), J.computed_once(train, (0,))
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def updated(
+    system: System, count: int, manager: rp.Replay, memory: Any, learner: Any, keys: Keys, update: Any
+) -> Updated:  # fmt: skip
+    """So many updates from number ``update`` on, each from a batch in one part, one after another."""
+    update = jnp.asarray(update, jnp.int32)
+
+    def once(manager: rp.Replay, learner: Any, u: Any) -> Updated:
+        drawn = _drawn(system, manager, keys.draw, update + u)
+        batch = _read(memory, drawn.indices[0])
+        learner, weights, errors, metrics = _trained(system, learner, batch, drawn.weight[0], keys.learn, update + u)
+        return Updated(manager, learner, weights, drawn, errors, metrics)
+
+    def whole(carry: tuple, u: Any) -> tuple[tuple, None]:
+        made = once(carry[0], carry[1], u)
+        return (reprioritise(system, made.manager, made.drawn.indices, (made.errors,)), made.learner), None
+
+    (manager, learner), _ = jax.lax.scan(whole, (manager, learner), jnp.arange(count - 1, dtype=jnp.int32))
+    return once(manager, learner, jnp.int32(count - 1))
+
+
+def all_updated(
+    system: System, manager: rp.Replay, memory: Any, learner: Any, keys: Keys, update: int
+) -> Iterator[Updated]:
+    """The updates of an iteration from number ``update`` on: what each program of some of them gives, the last one last."""
+    for u in range(0, system.updates, AT_ONCE):
+        count = min(AT_ONCE, system.updates - u)
+        made = updated(system, count, manager, memory, learner, keys, np.int32(update + u))
+        yield made
+        if u + count < system.updates:
+            manager = reprioritise(system, made.manager, made.drawn.indices, (made.errors,))
+            learner = made.learner
+
+
+@partial(jax.jit, static_argnums=(0, 7), donate_argnums=(1, 2))
+def closed(
+    system: System, manager: rp.Replay, memory: Any, position: Any, chunks: tuple, indices: jax.Array, errors: Any, first: bool
+) -> tuple[rp.Replay, Any]:  # fmt: skip
+    """The end of an iteration: what was collected, ``first`` or after the priorities of the last update."""
+    memory = write(memory, position, chunks)
+    manager = admit(system, manager) if first else manager
+    manager = reprioritise(system, manager, (indices,), (errors,))
+    return manager if first else admit(system, manager), memory

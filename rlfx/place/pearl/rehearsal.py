@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -28,11 +29,13 @@ class Column(NamedTuple):
       together: of each primitive, where the device has both replay and learner.
       apart: where it has one of them, and waits for the other between calls.
       sends: to hand over each of ``SENT`` to each other device, in the order in which they were given.
+      whole: where the updates are one program: of them (``"updates"``), and of insertion and last priorities (``"close"``).
     """
 
     together: dict[str, float]
     apart: dict[str, float]
     sends: dict[str, list[float]]
+    whole: Mapping[str, float] = MappingProxyType({})
 
 
 class Stopwatch:
@@ -67,11 +70,12 @@ def rehearsed(system: System, state: State, key: jax.Array, device: Any, others:
     keys, state = jax.device_put((do.Keys.of(key), state), device)
     stage = Stage(system, state, keys, device, tuple(others))
     together = _medians(stage, _together, repeats)
+    whole = _whole(stage, repeats) if system.sub_batches == 1 else {}
     if not others:
-        return Column(together, together, {what: [] for what in SENT})
+        return Column(together, together, {what: [] for what in SENT}, whole)
     pauses = [together[name] / system.updates for name in ("sample", "train", "update")]
     apart = _medians(stage, lambda *given: _apart(*given, learner=pauses[1], replay=pauses[0] + pauses[2]), repeats)
-    return Column(together, apart, {what: [apart[what, o] for o in range(len(others))] for what in SENT})
+    return Column(together, apart, {what: [apart[what, o] for o in range(len(others))] for what in SENT}, whole)
 
 
 def _medians(stage: Stage, iteration: Callable[..., tuple[Any, Any]], repeats: int) -> dict[Any, float]:
@@ -85,6 +89,24 @@ def _medians(stage: Stage, iteration: Callable[..., tuple[Any, Any]], repeats: i
         manager = watch("insert", do.admit, stage.system, manager)
         taken.append(watch.seconds)
     return {name: float(np.median([seconds[name] for seconds in taken[1:]])) for name in taken[0]}
+
+
+def _whole(stage: Stage, repeats: int) -> dict[str, float]:
+    """Seconds of an iteration whose updates are one program, acting not counted."""
+    system, learner = stage.system, stage.state.learner
+    manager, memory = jax.tree.map(jnp.copy, (stage.state.manager, stage.state.memory))
+    chunks = _acted(stage, Stopwatch())
+    taken = []
+    for _ in range(repeats + 1):
+        watch = Stopwatch()
+        made = watch(
+            "updates", lambda m, x: [*do.all_updated(system, m, x, learner, stage.keys, 0)][-1], manager, memory
+        )
+        manager, memory = watch(
+            "close", do.closed, system, made.manager, memory, UPDATE, chunks, made.drawn.indices[0], made.errors, True
+        )
+        taken.append(watch.seconds)
+    return {name: float(np.median([seconds[name] for seconds in taken[1:]])) for name in ("updates", "close")}
 
 
 def _together(stage: Stage, manager: Any, memory: Any, watch: Stopwatch) -> Any:
