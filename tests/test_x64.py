@@ -136,3 +136,16 @@ def test_wrappers_and_placement_compute_with_32_bits():
     assert jax.vmap(few.step)(keys, states, jnp.zeros(4, jnp.int32))[1].reward.dtype == jnp.float32
     problem = build(workloads.chainmm(size=16).graph(), hardware.p100_pcie())
     assert methods.solve(problem, "polish", jax.random.key(0), 16).cost >= problem.lower_bound() * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("promotion", ["strict", "standard"])
+def test_an_absolute_time_meets_the_end_of_an_episode(promotion):
+    """A time that is written as a number has the width of the clock."""
+
+    def program(p, c, t):
+        return p * rlfx.series(c, start=p, end=c)[1], c + 1.0
+
+    with jax.numpy_dtype_promotion(promotion):
+        fn = rlfx.compile(program, length=4, until=lambda c: c > 2.5)
+        loss, _ = fn(jnp.float32(2.0), jnp.float32(1.0))
+    np.testing.assert_allclose(loss, 2.0 * 2.0)

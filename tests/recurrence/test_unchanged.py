@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rlfx
+from rlfx.errors import ScheduleError
 from rlfx.recurrence.rewrite.unchanged import unchanged
 
 T, B = 6, 3
@@ -145,3 +146,22 @@ def test_what_is_returned_on_a_mesh_and_of_several_copies():
     assert [x.shape for x in copies] == [(2, T, B), (2, T, B), (2,), (2, *want[3].shape)]
     for a, b in zip(copies, want, strict=True):
         np.testing.assert_allclose(a[0], b, rtol=1e-6)
+
+
+def test_a_stream_returns_no_timesteps_of_environments_that_end():
+    """Where a state that does not change is returned, its zeros after an end are of every timestep."""
+
+    def program(p, carry, t):
+        held, count = carry
+        step = jax.lax.stop_gradient(jnp.tanh(count + held))
+        return (p * step) ** 2, (held, count + 1.0), held
+
+    plan, until = rlfx.Plan("stream", 2), lambda c: c[1] >= 4.0
+    run = jax.value_and_grad(lambda fn, p: fn(p, CARRY), argnums=1, has_aux=True)
+    (_, (_, aux)), _ = run(rlfx.compile(program, length=T, batch=B, plan=plan), jnp.float32(0.3))
+    np.testing.assert_array_equal(aux, np.broadcast_to(CARRY[0], (T, B)))
+    with pytest.raises(ScheduleError, match="aux is returned for every timestep"):
+        run(rlfx.compile(program, length=T, batch=B, plan=plan, until=until), jnp.float32(0.3))
+    (_, (_, aux, lengths)), _ = run(rlfx.compile(program, length=T, batch=B, until=until), jnp.float32(0.3))
+    counted = np.arange(T)[:, None] < np.asarray(lengths)
+    np.testing.assert_array_equal(aux, np.where(counted, np.asarray(CARRY[0]), 0.0))

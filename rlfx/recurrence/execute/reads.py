@@ -32,7 +32,7 @@ def beyond(index: Any, dims: frozenset, n: Any, sizes: Mapping[str, int]) -> Val
         known = isinstance(mask, np.ndarray | np.bool_)
         return None if known and not np.any(mask) else Value(jnp.asarray(mask), dims)
     both = dims | n.dims
-    i = expand(Value(jnp.asarray(index), dims), both, sizes).data
+    i = expand(Value(jnp.asarray(index, n.data.dtype), dims), both, sizes).data
     return Value(i >= expand(n, both, sizes).data, both)
 
 

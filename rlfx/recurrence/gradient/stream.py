@@ -48,9 +48,9 @@ def find_stream(learner: Learner) -> Stream | str:
     at = stages.index(loop)
     before = [e for s in stages[:at] if isinstance(s, Parallel) for e in s.equations]
     early = {*program.inputs, *(v for e in before for v in e.outputs)}
-    if program.domain.until:  # what is returned of a timestep is zero where the environment has ended
-        early = {v for v in early if "t" not in program.dims_of(v)}
-    if not all(v in early for v in program.aux if isinstance(v, Var)):
+    # What is returned of a timestep is zero where the environment has ended, also what is the same at all of them.
+    ends = program.domain.until and any("t" in dims for dims in program.aux_dims)
+    if ends or not all(v in early for v in program.aux if isinstance(v, Var)):
         return "aux is returned for every timestep"
     after = [e for s in stages[at + 1 :] if isinstance(s, Parallel) for e in s.equations]
     refused = next((why for e in after if (why := _refused(e, program))), None)
