@@ -195,7 +195,8 @@ LOOKUPS = [
     _look(
         "look_vmap2",
         "fif",
-        f"jax.vmap(jax.vmap(lambda k: @0[{_BACK.format('k')}] * k.astype(F)))(jnp.arange(4, dtype=jnp.int32).reshape(2, 2) + $1).sum()",
+        f"jax.vmap(jax.vmap(lambda k: @0[{_BACK.format('k')}] * k.astype(F)))"
+        "(jnp.arange(4, dtype=jnp.int32).reshape(2, 2) + $1).sum()",
         f"sum(@0({_WENT.format('(j + $1)')}, b) * (j + $1) for j in range(4))",
         feature="vmap of lookups",
     ),
