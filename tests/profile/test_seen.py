@@ -160,7 +160,8 @@ def test_a_package_s_own_thread_that_waits_is_no_line(made, tmp_path):
 
 @pytest.mark.skipif(ticks._libc is None, reason="clocks of threads are Linux's")
 def test_numpy_that_waits_for_an_array_of_jax_waits_for_the_device(tmp_path):
-    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 600, lambda i, x: jnp.tanh(x @ x), x))
+    # More than a second: what is sampled is known to 10 ms.
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 6000, lambda i, x: jnp.tanh(x @ x), x))
     x = jnp.ones((96, 96)) / 96
     np.any(slow(x))
     with capture(tmp_path) as session:
