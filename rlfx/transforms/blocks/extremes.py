@@ -30,24 +30,20 @@ _EXTREMES = {
 Makers = Mapping[Array, Equation]
 
 
-def placed(flat: Flat, dims: Mapping[Array, int]) -> Flat:
-    """The program with places where it compares computed values with their extremes; without such comparisons ``flat``.
-
-    Args:
-      dims: in which dimension values have the batch.
-    """
+def placed(flat: Flat) -> Flat:
+    """The program with places where it compares computed values with their extremes; without such comparisons ``flat``."""
     makers = {v: e for e in flat.equations for v in e.outs}
-    found = [new for e in flat.equations for new in _with_places(e, makers, dims)]
+    found = [new for e in flat.equations for new in _with_places(e, makers)]
     return flat if len(found) == len(flat.equations) else replace(flat, equations=tuple(found))
 
 
-def _with_places(e: Equation, makers: Makers, dims: Mapping[Array, int]) -> Iterator[Equation]:
+def _with_places(e: Equation, makers: Makers) -> Iterator[Equation]:
     """The equations in the place of one."""
     for x, other in (e.ins, e.ins[::-1]) if e.op is _EQUAL else ():
         if x in makers and jnp.issubdtype(x.aval.dtype, jnp.floating):  # what is given is not computed again
             reduction = _reduction_of(x, other, makers)
             if reduction is not None:
-                yield from _spliced(_attained(reduction, dims.get(x)), e, (x, other))
+                yield from _spliced(_attained(reduction), e, (x, other))
                 return
     yield e
 
@@ -83,10 +79,10 @@ def _stays(axes: tuple[int | None, ...], views: list[Equation], shape: tuple[int
     return len(axes) == len(shape) and all(axes[a] == a for a in kept)
 
 
-def _attained(reduction: Equation, dim: int | None) -> Callable[[Any, Any], Any]:
-    """``(x, extreme) -> x == extreme``, and where it is first attained; the batch, if it is in ``dim``, is searched last."""
+def _attained(reduction: Equation) -> Callable[[Any, Any], Any]:
+    """``(x, extreme) -> x == extreme``, and where it is first attained; the batch, mostly the first axis, is searched last."""
     extreme_of, place_of = _EXTREMES[reduction.op]
-    axes = sorted(reduction.params["axes"], key=lambda axis: axis == dim)
+    axes = sorted(reduction.params["axes"], reverse=True)
 
     def attained(x: Any, extreme: Any) -> Any:
         first, rest = extreme == extreme, x  # of what is not a number there is no place

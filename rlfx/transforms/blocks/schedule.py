@@ -16,10 +16,7 @@ from rlfx.transforms.blocks.plan import CHEAP, Analysis, Loop, Part, Plan, Slot,
 
 def make_plan(flat: Flat, axes: Sequence[Axis | None], n: int) -> Plan:
     """The plan of a program whose inputs have the batch (of size ``n``) at ``axes``."""
-    analysis = Analysis(flat, axes, n)
-    exact = placed(flat, {v: axis.dim for v, axis in analysis.axes.items() if axis is not None})
-    if exact is not flat:
-        analysis = Analysis(exact, axes, n)
+    analysis = Analysis(placed(flat), axes, n)
     deadlines: dict[Array, int] = {}
     keepers: dict[Equation, int] = {}
     while True:  # every round moves something to an earlier loop, or is the last

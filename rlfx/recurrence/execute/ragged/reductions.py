@@ -6,15 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
-
 from rlfx import _jaxpr as J
 from rlfx._axes import CUMULATIVE, REDUCTIONS, extreme_of
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.ragged.infinite import of_valid
 from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, align_contracted, replaced, without
-from rlfx.recurrence.execute.ragged.tree_reduction import EXTREMES, by_halves, extreme
-from rlfx.recurrence.execute.values import discounted_total
+from rlfx.recurrence.execute.ragged.tree_reduction import by_halves, extreme
+from rlfx.recurrence.execute.values import discounted_total, meaning
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.primitives import discounted_sum_p
 
@@ -32,11 +30,11 @@ def _only(part: Part, axes: Any, clean: bool = False) -> Part:
 def _reduce(point: Here, equation: Equation, operand: Part, *, identity: Callable[[Any], Any]) -> list[Part]:
     axes = equation.params["axes"]
     data = point.masked(_only(operand, axes), equation.inputs[0].shape, identity(operand.data.dtype))
-    if equation.op in EXTREMES and jnp.issubdtype(data.dtype, jnp.floating):
-        by = partial(extreme, equation.op) if point.halves and by_halves(equation.op, axes, data) else None
-        out = largest_or_smallest(equation.op.name.removeprefix("reduce_"), data, axes, reduced=by)
+    if point.halves and by_halves(equation.op, axes, data):
+        op = equation.op.name.removeprefix("reduce_")
+        out = largest_or_smallest(op, data, axes, reduced=partial(extreme, equation.op))
     else:
-        (out,) = J.bind(equation.op, dict(equation.params), data)
+        (out,) = meaning(equation.op, equation.params, data)
     return [Part(out, tuple(s for i, s in enumerate(operand.starts) if i not in axes), operand.clean)]
 
 
