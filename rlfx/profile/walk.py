@@ -275,7 +275,7 @@ class _Walker:
         if event.run is not None and self.contexts[after].device == CONTAINER:
             self.waiting[event.run] = event.line
 
-    def stated(self, c: Context, event: Event, started: int = -1) -> Context:
+    def stated(self, c: Context, event: Event, started: int) -> Context:
         """`started`: the context of the latest instruction that the same thread executed of the same run."""
         state = event.rule.value
         if self.lines[event.line].kind == "pool" and c.state is None:

@@ -88,6 +88,11 @@ def _medians(stage: Stage, iteration: Callable[..., tuple[Any, Any]], repeats: i
         memory = watch("insert", do.write, memory, UPDATE, chunks)
         manager = watch("insert", do.admit, stage.system, manager)
         taken.append(watch.seconds)
+    return _typical(taken)
+
+
+def _typical(taken: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    """Medians of iterations, the first one, which compiles, not counted."""
     return {name: float(np.median([seconds[name] for seconds in taken[1:]])) for name in taken[0]}
 
 
@@ -106,7 +111,8 @@ def _whole(stage: Stage, repeats: int) -> dict[str, float]:
             "close", do.closed, system, made.manager, memory, UPDATE, chunks, made.drawn.indices[0], made.errors, True
         )
         taken.append(watch.seconds)
-    return {name: float(np.median([seconds[name] for seconds in taken[1:]])) for name in ("updates", "close")}
+    typical = _typical(taken)
+    return {name: typical[name] for name in ("updates", "close")}
 
 
 def _together(stage: Stage, manager: Any, memory: Any, watch: Stopwatch) -> Any:
