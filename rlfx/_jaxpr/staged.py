@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,14 @@ from rlfx._jaxpr.rules import zero_tangent_like
 
 #: What a rule for linearization returns after its residuals, from jax 0.11 on.
 NO_STRUCTURED_RESIDUALS = (None,) if "structured_residuals" in private_ad.LinearizeTrace.__annotations__ else ()
+
+
+def linearizes(args: Sequence) -> bool:
+    """Whether an equation of these would be linearized at once: by ``jax.grad``, with nothing between that keeps a jaxpr."""
+    trace = core.trace_ctx.trace
+    return isinstance(trace, private_ad.LinearizeTrace) and any(
+        isinstance(x, private_ad.LinearizeTracer) and x._trace.tag is trace.tag for x in args
+    )
 
 
 def mapped(fn: Callable, added: tuple) -> Callable:

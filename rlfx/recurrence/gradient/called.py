@@ -43,8 +43,13 @@ class Call:
 
 
 def called(rule: Any, forward: Callable, differentiable: Callable[[], Callable], *args: Any) -> Any:
-    """``forward(*args)`` as one equation, with the derivative of ``differentiable()``: the same function, with its own rule."""
+    """``forward(*args)`` as one equation, with the derivative of ``differentiable()``: the same function, with its own rule.
+
+    An eager derivative needs no equation, whose forward pass would be traced for nothing.
+    """
     leaves, structure = jax.tree.flatten(args)
+    if J.linearizes(leaves):
+        return differentiable()(*args)
 
     def fn(*leaves: Any) -> list:
         return jax.tree.leaves(differentiable()(*jax.tree.unflatten(structure, leaves)))
