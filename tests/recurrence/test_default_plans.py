@@ -8,10 +8,11 @@ import numpy as np
 
 import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
+from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import ROWS, cache_block
+from rlfx.recurrence.plan.choose import ROWS, ROWS_OF_BLOCK, cache_block
 from rlfx.recurrence.plan.planner import Options
-from rlfx.recurrence.schedule.learner import activation_bytes
+from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
 T, B, WIDTH = 16, 4, 131
 CPU = rlfx.target("cpu")
@@ -25,7 +26,15 @@ X = jax.random.normal(KEYS[3], (T, B, 5))
 
 
 def with_room(**room):
-    return replace(CPU, room=replace(CPU.room, **room))
+    """The CPU with other caches; behind a core's small one is none that is larger, if nothing is said of it."""
+    cache = {"cache": room["tile"]} if "tile" in room else {}
+    return replace(CPU, room=replace(CPU.room, **cache | room))
+
+
+def learner_of(f, params, carry, length=T):
+    program = rlfx.trace(f, params, carry, KEYS[0], length=length, batch=B)
+    perturbed = frozenset(v for v, x in zip(program.params, jax.tree.leaves(params), strict=True) if x is not X)
+    return GradientRule(program, Options(), CPU).learner(perturbed)
 
 
 def acts(p, x, t):
@@ -108,7 +117,7 @@ def test_kept_products_give_way_to_a_budget():
 
 def test_acting_on_data_runs_in_blocks_that_fit_the_cache():
     small, last = with_room(tile=2**14, cache=2**15, unmapped=0), jnp.ones(B)
-    roomy = with_room(tile=2**14, unmapped=0)  # the values of all stay in the machine's cache
+    roomy = with_room(tile=2**14, cache=CPU.room.cache, unmapped=0)  # the values of all stay in the machine's cache
 
     def gradient(make, **options):
         fn = make(off_policy, length=T, batch=B, **options)
@@ -153,13 +162,58 @@ def test_one_timestep_that_reads_beyond_the_end_is_not_cut():
 
 
 def test_copies_of_a_program_have_rows_enough():
-    """One copy's blocks fit the cache of a core; with several, each still multiplies enough rows at a time."""
-    program = rlfx.trace(acts, PARAMS, jnp.ones((B, 5)), KEYS[0], length=1024, batch=B)
-    learner = GradientRule(program, Options(), CPU).learner(frozenset(program.params))
+    """Blocks of several copies are shorter, but each copy still multiplies enough rows at a time."""
+    learner = learner_of(acts, PARAMS, jnp.ones((B, 5)), 1024)
     step = activation_bytes(learner, B)
     target = with_room(tile=8 * step, cache=80 * step)
-    blocks = {copies: cache_block(learner, B, target, 1024, copies) for copies in (1, 2, 4, 8, 80)}
-    assert blocks == {1: 8, 2: ROWS // B, 4: ROWS // B, 8: 8, 80: 1}
+    blocks = {copies: cache_block(learner, B, target, 1024, copies) for copies in (2, 4, 8, 80)}
+    assert blocks == {2: ROWS // B, 4: ROWS // B, 8: 8, 80: 1}
+
+
+def test_blocks_have_rows_enough_for_their_weights():
+    """Each block reads all weights, and adds to their gradients."""
+    step = activation_bytes(learner := learner_of(acts, PARAMS, jnp.ones((B, 5)), 1024), B)
+    needed = ROWS_OF_BLOCK // B  # every weight multiplies a row for each environment
+    for cache, block in ((2**30, needed), (2 * 20 * step, 20), (8 * step, 8)):
+        found = cache_block(learner, B, with_room(tile=8 * step, cache=cache), 1024)
+        assert found == divisor_near(1024, block), cache
+    looped = learner_of(remembers, PARAMS, (jnp.ones((B, 5)), jnp.zeros((B, WIDTH))), 1024)
+    step = activation_bytes(looped, B)  # a recurrence does so at every timestep anyway
+    assert cache_block(looped, B, with_room(tile=8 * step, cache=2**30), 1024) == 8
+
+
+def test_a_convolution_multiplies_its_weights_with_a_row_for_each_position():
+    def filters(p, x, t):
+        out = jax.lax.conv(x[None, None], p, (1, 1), "VALID")
+        return jnp.sum(out**2), jax.lax.stop_gradient(x)
+
+    learner = learner_of(filters, jnp.ones((2, 1, 3, 3)), jnp.ones((B, 10, 10)), 1024)
+    step = activation_bytes(learner, B)
+    assert cache_block(learner, B, with_room(tile=step, cache=2**30), 1024) == 1
+
+
+def predicts(params, h, t):
+    """A recurrence over data: nothing acts."""
+    p, data = params
+    h = jnp.tanh(h @ p["hidden"] + rlfx.inputs(data)[t] @ p["in"])
+    return jnp.sum(h @ p["pi"]) ** 2, h
+
+
+def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memory_for_them():
+    h = jnp.zeros((B, WIDTH))
+
+    def plan(f, target, params, carry):
+        wrt = {"wrt": (True, False)} if isinstance(params, tuple) else {"key": KEYS[0]}
+        return rlfx.compile(f, length=T, batch=B, target=target).plan(params, carry, **wrt)
+
+    learner = learner_of(predicts, (PARAMS, X), h)
+    small, needed = activation_bytes(learner, B), temporaries(rlfx.Plan("one pass"), learner, B)
+    assert needed >= T * small
+    for unmapped, form in ((needed, "one pass"), (needed - 1, "blocks"), (None, "blocks")):
+        assert plan(predicts, with_room(tile=small, unmapped=unmapped), (PARAMS, X), h).form == form
+    # What acts is computed once by acting and once by the learner, in blocks or not.
+    carry = jnp.ones((B, 5)), h
+    assert plan(remembers, with_room(tile=small), PARAMS, carry).form == "blocks"
 
 
 def test_the_cache_of_a_core_is_within_bounds():
@@ -218,9 +272,18 @@ def windowed(n):
     return loss
 
 
+def test_streams_that_hold_much_of_the_rollout_are_for_what_would_not_fit():
+    def form(n, unmapped):
+        fn = rlfx.compile(windowed(n), length=100, batch=B, target=with_room(tile=2**6, unmapped=unmapped))
+        return fn.plan(PARAMS, jnp.ones((B, 5)), KEYS[0]).form
+
+    assert [form(n, CPU.room.unmapped) for n in (2, 5, 12, 24)] == ["stream", "stream", "blocks", "blocks"]
+    assert [form(n, 2**6) for n in (2, 5, 12, 24)] == ["stream"] * 4
+
+
 def test_chunks_of_a_stream_make_up_for_the_buffers_that_every_chunk_copies():
     def chunk(n, tile):
-        fn = rlfx.compile(windowed(n), length=100, batch=B, target=with_room(tile=tile))
+        fn = rlfx.compile(windowed(n), length=100, batch=B, target=with_room(tile=tile, unmapped=0))
         found = fn.plan(PARAMS, jnp.ones((B, 5)), KEYS[0])
         assert found.form == "stream"
         return found.block

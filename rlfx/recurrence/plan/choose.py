@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.analysis.cost import bytes_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
+from rlfx.recurrence.cpu.convolution import CONVOLUTION
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.gradient.stream import Stream, find_stream
 from rlfx.recurrence.gradient.table import FORMS
@@ -15,7 +17,7 @@ from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.language.index import Lookup
 from rlfx.recurrence.language.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.bands import is_window
-from rlfx.recurrence.schedule.learner import Learner, activation_bytes
+from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 
 #: Rows of a product that a CPU computes about as fast as many.
@@ -23,6 +25,12 @@ ROWS = 64
 
 #: In how many blocks, at least, values are fetched from the host.
 HOST_BLOCKS = 8
+
+#: How much of the rollout a stream holds at a time where blocks could store it.
+OF_ROLLOUT = 1 / 8
+
+#: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
+ROWS_OF_BLOCK = 256
 
 
 def why_not(form: str, learner: Learner) -> str | None:
@@ -106,18 +114,54 @@ def choose(
             if asked or environments
             else Plan(environments=resident_environments(learner, order, batch, target, copies))
         )
+    if not asked and environments is None and _once(learner, batch * copies, target):
+        return Plan("one pass")
     block = asked or cache_block(learner, environments or batch, target, length, copies)
-    stream = find_stream(learner) if why_not("stream", learner) is None else None  # stores nothing for all timesteps
-    if isinstance(stream, Stream):
-        room = length - stream.delay
-        chunk = asked or _chunk(stream, learner, cache_block(learner, environments or batch, target, room, copies))
-        if chunk < room and block < length:
-            return checked(Plan("stream", chunk, environments), learner, order, batch, target)
+    chunk = _streamed(learner, batch, block, target, copies)
+    if chunk is not None:
+        return checked(Plan("stream", chunk, environments), learner, order, batch, target)
     if hosted(learner, program.directives.offload):  # only a block of what is on the host is fetched at a time
         return Plan("blocks", min(block, max(1, length // HOST_BLOCKS)), environments)
     if block < length or environments is not None:
         return checked(Plan("blocks", block, environments), learner, order, batch, target)
     return Plan()
+
+
+def _once(learner: Learner, batch: int, target: Target) -> bool:
+    """Whether a recurrence over data runs forward once, all its activations kept: where calls have that memory again.
+
+    Nothing acts there, so that blocks would run it twice, which takes longer than to write activations and to read them.
+    """
+    acted = {v for loop in learner.acting.loops for e in loop.body for v in e.outputs}
+    if not learner.region.loops or not acted.isdisjoint({*learner.stored, *learner.beyond}):
+        return False
+    return _roomy(Plan("one pass"), learner, batch, target) and why_not("one pass", learner) is None
+
+
+def _roomy(plan: Plan, learner: Learner, batch: int, target: Target) -> bool:
+    """Whether the temporaries of a plan are within what calls have again."""
+    room = target.room.unmapped
+    return room is not None and temporaries(plan, learner, batch) <= room
+
+
+def _streamed(learner: Learner, batch: int, block: int, target: Target, copies: int) -> int | None:
+    """Timesteps at a time of a stream, which stores nothing for all of them; None if a ``block`` of what is stored is better.
+
+    What waits to be learned from is copied from chunk to chunk. Where that is much of the rollout, and what blocks store is
+    memory that calls have again, blocks are faster by a tenth and more.
+    """
+    program, length = learner.program, learner.program.domain.length
+    asked, environments = program.directives.timesteps, program.directives.environments
+    stream = find_stream(learner) if why_not("stream", learner) is None else None
+    if not isinstance(stream, Stream) or block >= length:
+        return None
+    room = length - stream.delay
+    chunk = asked or _chunk(stream, learner, cache_block(learner, environments or batch, target, room, copies))
+    held = (2 * stream.delay + chunk) / length
+    stores = (
+        not asked and held > OF_ROLLOUT and _roomy(Plan("blocks", block, environments), learner, batch * copies, target)
+    )
+    return None if chunk >= room or stores else chunk
 
 
 def _chunk(stream: Stream, learner: Learner, fitting: int) -> int:
@@ -157,15 +201,36 @@ def resident_environments(
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:
     """Timesteps in a block: the divisor of ``length`` whose activations come closest to a core's own cache.
 
-    Each copy of the program has products of its own, for which a block has rows enough as far as the machine's cache allows.
+    Every block reads all weights, and adds to their gradients: it has rows enough to make up for that, as far as half of the
+    machine's cache allows. (A recurrence does so at every timestep anyway.) So have copies of the program, each of which has
+    weights of its own.
     """
     room = target.room.tile
     if room is None:
         return length
     step = max(activation_bytes(learner, batch) * copies, 1)
     fitting = max(1, int(room // step))
-    if copies > 1:
+    if copies == 1 and not learner.region.loops:
+        fitting = max(
+            fitting, min(int(target.room.cache // (2 * step)), math.ceil(ROWS_OF_BLOCK / _rows(learner, batch)))
+        )
+    elif copies > 1:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     if fitting >= length:
         return length
     return divisor_near(length, fitting)
+
+
+def _rows(learner: Learner, batch: int) -> float:
+    """How many rows a timestep multiplies its weights with, in the mean over them; infinite without weights.
+
+    With convolutions, too: they have a row for each position, and activations that longer blocks move through a slower cache.
+    """
+    program = learner.program
+    domain, params = program.domain, set(program.params)
+    if any(e.op is CONVOLUTION for e in learner.active):
+        return math.inf
+    read = {v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params}
+    products = (e for e in learner.region.equations if e.op in PRODUCTS and e in learner.active)
+    flops = sum(flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) for e in products)
+    return flops / (2 * elements) if (elements := sum(math.prod(v.shape) for v in read)) and flops else math.inf

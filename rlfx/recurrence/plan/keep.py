@@ -11,10 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlfx._target import Target
-from rlfx.recurrence.analysis.cost import bytes_in_all
-from rlfx.recurrence.ir.atoms import Var
 from rlfx.recurrence.rewrite.caching import is_wide, sums_that_know
-from rlfx.recurrence.schedule.learner import Learner, activation_bytes
+from rlfx.recurrence.schedule.learner import Learner, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 
 #: What is mapped anew in each call may grow so much.
@@ -32,16 +30,6 @@ def keeping(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
     if wide <= recurrent:
         return plan
     kept = [v for one in sums_that_know(program, wide).values() for v in one.outputs]
-    before, after = (_temporaries(plan, learner, values, batch) for values in ([], kept))
+    before, after = (temporaries(plan, learner, batch, values) for values in ([], kept))
     fits = after <= room or (room < before and after <= MORE * before)
     return replace(plan, cached=True) if fits else plan
-
-
-def _temporaries(plan: Plan, learner: Learner, kept: list[Var], batch: int) -> float:
-    """About how many bytes a plan takes that keeps these values, too: what is stored, and the activations of a tile."""
-    program, domain = learner.program, learner.program.domain
-    length, environments = plan.block or domain.length, plan.environments or batch
-    values = {*learner.stored, *kept}
-    stored = sum(bytes_in_all(v, program, batch) for v in values)
-    held = length / domain.length if plan.form == "stream" else 1.0
-    return stored * held + activation_bytes(learner, environments) * length

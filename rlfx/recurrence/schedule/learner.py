@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_of
+from rlfx.recurrence.analysis.cost import bytes_in_all, bytes_of
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
@@ -19,6 +19,7 @@ from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.fusion import bytes_of_products
+from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
 
@@ -180,3 +181,12 @@ def activation_bytes(learner: Learner, batch: int, *, slices: bool = True) -> in
         for v in e.outputs
         if is_float(v) and "t" in program.dims_of(v) and (slices or not J.symbolic_axes(v.shape))
     )
+
+
+def temporaries(plan: Plan, learner: Learner, batch: int, kept: Iterable[Var] = ()) -> float:
+    """About how many bytes a plan takes: what is stored, with values that are ``kept``, too, and the activations of a tile."""
+    program, domain = learner.program, learner.program.domain
+    length, environments = plan.block or domain.length, plan.environments or batch
+    stored = sum(bytes_in_all(v, program, batch) for v in {*learner.stored, *kept})
+    held = length / domain.length if plan.form == "stream" else 1.0
+    return stored * held + activation_bytes(learner, environments) * length
