@@ -1,5 +1,7 @@
 """What recipes compute at a timestep, or of a transition, against the same by hand: rollouts, errors, targets, goals, ranks."""
 
+import dataclasses
+
 import dqn_family
 import es
 import grpo
@@ -11,9 +13,12 @@ import numpy as np
 import ppo_continuous
 import pytest
 import sac
+import tasks
 import td3
 
 import rlfx
+import rlfx.envs
+from rlfx.envs.spaces import Box
 
 pytestmark = pytest.mark.usefixtures("lenient")
 KEY = jax.random.key(0)
@@ -55,7 +60,61 @@ def test_ppos_rollout_by_hand():
     assert np.abs(advantage[5] - (scaled[5] + task.gamma * np.float64(last) - value[5])).max() < 0.5
 
 
-def test_in_sac_each_part_learns_from_its_own_loss():
+@dataclasses.dataclass(frozen=True)
+class Rail(rlfx.envs.Environment):
+    """A point in (-1, 1) moves by what the action says; beyond it is the end, and after seven steps it is cut."""
+
+    name = "Rail"
+    observation_space = Box(-1.0, 1.0, (1,))
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, key):
+        return jax.random.uniform(key, (1,), minval=-0.1, maxval=0.1), jnp.int32(0)
+
+    def observe(self, state):
+        return state[0]
+
+    def transition(self, key, state, action):
+        place, time = state[0] + 0.5 * action, state[1] + 1
+        out = jnp.abs(place[0]) > 1.0
+        return (place, time), rlfx.envs.Step(place[0], out, ~out & (time >= 7), place)
+
+
+def test_what_sac_remembers_is_what_happened(monkeypatch):
+    """What follows is the episode's own last observation, not the next one's first; a cut is no end."""
+    monkeypatch.setattr(sac, "SAMPLES", 2)
+    monkeypatch.setattr(sac.Task, "make", lambda self: tasks.made(Rail()))
+    task = dataclasses.replace(sac.PENDULUM, capacity=60, explore=60)
+    recipe = sac.make(task, length=60, envs=3, hidden=(4,))
+    agent, _ = jax.jit(lambda key: recipe.update(recipe.init(key), key))(KEY)
+    x = jax.tree.map(np.asarray, agent.carry.memory.data)
+    np.testing.assert_allclose(x.next_obs, x.obs + 0.5 * x.action, atol=1e-6)
+    np.testing.assert_allclose(x.reward, task.scale * x.next_obs[..., 0], atol=1e-6)
+    np.testing.assert_array_equal(x.terminated, np.abs(x.next_obs[..., 0]) > 1)
+
+    for env in range(3):
+        begins = [0]
+        for t in range(59):
+            ended, cut = bool(x.terminated[env, t]), t - begins[-1] == 6
+            if ended or cut:
+                begins.append(t + 1)
+                assert np.abs(x.obs[env, t + 1]) <= 0.1
+            else:
+                np.testing.assert_array_equal(x.obs[env, t + 1], x.next_obs[env, t])
+    assert 0 < x.terminated.sum() < 20
+
+
+def rectified(layers, x):
+    """What a layer gives has mean 0 and deviation 1 before the rectifier."""
+    *hidden, (w_out, b_out) = layers
+    for w, b in hidden:
+        x = x @ w + b
+        x = jnp.maximum((x - x.mean()) / jnp.sqrt(((x - x.mean()) ** 2).mean() + 1e-5), 0.0)
+    return x @ w_out + b_out
+
+
+@pytest.mark.parametrize(("network", "layers"), [(sac.PLAIN.network, sac.mlp), (sac.STEADY.network, rectified)])
+def test_in_sac_each_part_learns_from_its_own_loss(network, layers):
     """Against the three losses written apart, with what is constant in each taken out of it; also where the task ended."""
     params, target, _ = sac.make(length=3, envs=2, updates=4, hidden=(8,)).init(KEY).carry.learner.value
     target = jax.tree.map(lambda x: 0.5 * x, target)
@@ -64,7 +123,7 @@ def test_in_sac_each_part_learns_from_its_own_loss():
 
     def value(critics, obs, action):
         each = [jax.tree.map(lambda w: w[i], critics) for i in (0, 1)]
-        return jnp.stack([sac.mlp(one, jnp.concatenate([obs, action]))[0] for one in each])
+        return jnp.stack([layers(one, jnp.concatenate([obs, action]))[0] for one in each])
 
     def by_hand(x):
         policy = sac.actor(params.actor, x.next_obs)
@@ -88,7 +147,7 @@ def test_in_sac_each_part_learns_from_its_own_loss():
     def both():
         obs, action, next_obs = jnp.array([0.3, -0.9, 2.0]), jnp.array([0.4]), jnp.array([0.5, -0.8, 1.0])
         ends = [sac.Transition(obs, action, jnp.float32(-0.3), np.bool_(end), next_obs) for end in (False, True)]
-        return [(tuple(jax.grad(sac.sac_loss)(params, target, x, KEY)), by_hand(x)) for x in ends]
+        return [(tuple(jax.grad(sac.sac_loss)(params, target, x, KEY, network)), by_hand(x)) for x in ends]
 
     for got, expected in both():
         jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-5), got, expected)
