@@ -190,23 +190,24 @@ def sparing(problem: Problem, rng: np.random.Generator, spread: float = 0.0) -> 
     waiting, readers = (np.array([len(near) for near in nears]) for nears in (problem.preds, problem.succs))
     free, finish, factor = np.zeros(len(memory)), np.zeros(V), np.exp(spread * rng.standard_normal(V))
     ready = set(np.flatnonzero(waiting == 0).tolist())
+
+    def option(v: int) -> tuple[tuple, int, int, float, float]:
+        """The best device for a ready task: how good it is, the task, the device, bytes it needs there, seconds it begins at."""
+        preds, blocks = problem.preds[v], problem.input_preds[v]
+        need = nbytes[v] + nbytes[preds] @ ~there[preds] + inputs[blocks] @ ~loaded[blocks]
+        sent = problem.transfer_time[preds, device[preds]] + finish[preds, None]
+        start = np.maximum(free, sent.max(axis=0, initial=0.0))
+        lacks = np.maximum((held + need) / memory - 1.0, 0.0)
+        d = int(np.lexsort((start, lacks))[0])
+        freed = nbytes[preds[readers[preds] == 1]].sum()
+        rank = lacks[d], factor[v] * (need[d] - freed), -problem.to_exit[0][v], v
+        return rank, v, d, need[d], start[d]
+
     for position in range(V):
-        chosen = None
-        for v in sorted(ready):
-            preds, blocks = problem.preds[v], problem.input_preds[v]
-            need = nbytes[v] + nbytes[preds] @ ~there[preds] + inputs[blocks] @ ~loaded[blocks]
-            last = preds[readers[preds] == 1]
-            freed = nbytes[last].sum()
-            sent = problem.transfer_time[preds, device[preds]] + finish[preds, None]
-            start = np.maximum(free, sent.max(axis=0, initial=0.0))
-            lacks = np.maximum((held + need) / memory - 1.0, 0.0)
-            d = int(np.lexsort((start, lacks))[0])
-            rank = (lacks[d], factor[v] * (need[d] - freed), -problem.to_exit[0][v])
-            if chosen is None or rank < chosen[0]:
-                chosen = rank, v, d, need[d], last, start[d]
-        _, v, d, need_d, last, begin = chosen
+        _, v, d, need, begin = min(map(option, ready))
+        last = problem.preds[v][readers[problem.preds[v]] == 1]
         device[v], order[v], finish[v] = d, position, begin + problem.exec_time[v, d]
-        free[d], held[d] = finish[v], held[d] + need_d
+        free[d], held[d] = finish[v], held[d] + need
         preds = problem.preds[v]
         there[preds, d] = there[v, d] = loaded[problem.input_preds[v], d] = True
         readers[preds] -= 1
