@@ -94,7 +94,8 @@ def called(made, iterations):
     program, held = jax.jit(step, donate_argnums=0), [state]
 
     def run(seed):
-        inputs = [(jnp.int32(i), key) for i, key in enumerate(jax.random.split(jax.random.key(seed), iterations))]
+        keys = jax.random.split(jax.random.key(seed), iterations)
+        inputs = jax.block_until_ready([(jnp.int32(i), key) for i, key in enumerate(keys)])
         begin = now()
         for i in inputs:
             held[0], total = program(held[0], i)
@@ -144,8 +145,8 @@ def main():
     parser.add_argument("--how", nargs="+", default=["calls", "loop"])
     parser.add_argument("--filled", nargs="+", default=["few", "full"])
     parser.add_argument("--fanouts", nargs="+", type=int, default=[4, 8, 16, 32])
-    parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--cores", type=int, default=1)
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])

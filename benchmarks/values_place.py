@@ -191,6 +191,14 @@ def grid_predicted(what: str, together: bool) -> tuple[str, str]:
     return f"{sum(0.8 <= r <= 1.2 for r in ratios)} of {len(ratios)}", f"{statistics.median(ratios):.2f}"
 
 
+def grid_beside() -> str:
+    """Actors alone on a device: how many are within 20%, and the median of measured / predicted."""
+    every = [a for r in rows("place_pearl_grid") for a in r["assignments"]]
+    ratios = [a["median_ms"] / a["predicted_ms"] for a in every if a["replay_on"] == a["learner_on"] != a["actors_on"]]
+    within = sum(0.8 <= r <= 1.2 for r in ratios)
+    return f"{within} of {len(ratios)} within 20%, median of measured / predicted {statistics.median(ratios):.2f}"
+
+
 def grid_first() -> str:
     """At how many points the assignment with the shortest prediction, untried, is within 5% of the fastest."""
     found = rows("place_pearl_grid")
@@ -244,6 +252,7 @@ VALUES = {
     "place-grid-spread": grid_spread,
     "place-grid-near": lambda: grid_chosen(1.05),
     "place-grid-first": grid_first,
+    "place-grid-beside": grid_beside,
     "place-grid-together": lambda: grid_predicted("predicted_ms", True)[0],
     "place-grid-apart": lambda: grid_predicted("predicted_ms", False)[0],
     "place-grid-times": lambda: grid_predicted("predicted_ms", False)[1],

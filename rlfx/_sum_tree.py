@@ -25,32 +25,33 @@ class SumTree:
     """Sums of non-negative priorities.
 
     Attributes:
-      levels: float32 ``[1]``, ``[K]``, ...; the last holds the leaves. Each but the first is padded with zeros to a multiple
+      levels: float32, from the nodes below the root, ``TOP`` at most, to the leaves. Each is padded with zeros to a multiple
         of K. Arrays of their own: XLA copies what is read and written at once, and in one array the sums of a level would be.
       capacity: how many leaves there are, the padding not counted.
+      fanout: K.
     """
 
     levels: tuple[Array, ...]
     capacity: int = dataclasses.field(metadata={"static": True})
+    fanout: int = dataclasses.field(metadata={"static": True})
 
     @property
     def total(self) -> Array:
         """Sum of all priorities, float32 scalar."""
-        return self.levels[0][0]
+        return _row_sums(self.levels[0][None])[0]
 
     @property
     def leaves(self) -> Array:
         """The priorities, float32 ``[capacity]``."""
         return self.levels[-1][: self.capacity]
 
-    @property
-    def fanout(self) -> int:
-        """K."""
-        return self.levels[1].shape[0]
-
 
 #: What is fastest on a core of a CPU, of 4, 8, 16 and 32, from 2^14 to 2^20 leaves: ``benchmarks/replay_peer.py``.
 FANOUT = 8
+
+#: Children that the root may have. A call takes a microsecond for each array of a tree, and as much for its kernels in each
+#: of three functions; comparing a target with more children takes less.
+TOP = 64
 
 
 def make_tree(capacity: int, fanout: int = FANOUT) -> SumTree:
@@ -61,14 +62,14 @@ def make_tree(capacity: int, fanout: int = FANOUT) -> SumTree:
 
     Example:
       >>> [level.shape[0] for level in make_tree(100, fanout=8).levels]
-      [1, 8, 16, 104]
+      [16, 104]
     """
     capacity = expect("capacity", capacity, POSITIVE, ProgramError, of="replay")
     fanout = expect("fanout", fanout, integer(2, INT32), ProgramError, of="replay")
     sizes = [-(-capacity // fanout) * fanout]
-    while sizes[-1] > fanout:
+    while sizes[-1] > max(fanout, TOP):
         sizes.append(-(-sizes[-1] // fanout**2) * fanout)
-    return SumTree(tuple(jnp.zeros(n, jnp.float32) for n in (1, *reversed(sizes))), capacity)
+    return SumTree(tuple(jnp.zeros(n, jnp.float32) for n in reversed(sizes)), capacity, fanout)
 
 
 INTEGERS, REALS = integers(1, "[B]"), reals(1, "[B]")
@@ -163,7 +164,7 @@ def added_up(tree: SumTree, leaves: Array, changed: Array) -> SumTree:
             levels.append(jnp.pad(sums, (0, level.shape[0] - sums.shape[0])))
         else:
             levels.append(level.at[nodes].set(_row_sums(children[nodes])))
-    return SumTree(tuple(reversed(levels)), tree.capacity)
+    return dataclasses.replace(tree, levels=tuple(reversed(levels)))
 
 
 def _row_sums(x: Array) -> Array:
@@ -190,17 +191,23 @@ def find(tree: SumTree, targets: Array) -> Array:
     no more than the target before it, and before the first positive one there is exactly zero.
     """
     K = tree.fanout
-    node, rest = jnp.zeros(1, jnp.int32), targets  # the root is that of all
-    slots = jnp.arange(K, dtype=jnp.int32)[None, :]
-    earlier = jnp.triu(jnp.ones((K, K), jnp.float32), 1)
+    node, rest = _descended(tree.levels[0][None], targets)  # the root is that of all
     for level in tree.levels[1:]:
-        children = level.reshape(-1, K)[node]
-        before = jnp.matmul(children, earlier, precision="highest")  # a cumulative sum is slower, everywhere
-        fits = (children > 0.0) & (before <= rest[:, None])
-        child = jnp.max(jnp.where(fits, slots, 0), axis=1)
-        rest = jnp.maximum(rest - jnp.sum(jnp.where(slots == child[:, None], before, 0.0), axis=1), 0.0)
+        child, rest = _descended(level.reshape(-1, K)[node], rest)
         node = node * K + child
     return node
+
+
+def _descended(children: Array, targets: Array) -> tuple[Array, Array]:
+    """Of each row of children the one in which its target is, and what of the target is left there."""
+    n = children.shape[1]
+    slots = jnp.arange(n, dtype=jnp.int32)[None, :]
+    earlier = jnp.triu(jnp.ones((n, n), jnp.float32), 1)
+    before = jnp.matmul(children, earlier, precision="highest")  # a cumulative sum is slower, everywhere
+    fits = (children > 0.0) & (before <= targets[:, None])
+    child = jnp.max(jnp.where(fits, slots, 0), axis=1)
+    rest = targets - jnp.sum(jnp.where(slots == child[:, None], before, 0.0), axis=1)
+    return child, jnp.maximum(rest, 0.0)
 
 
 def sample_indices(tree: SumTree, key: Array, batch: int) -> tuple[Array, Array]:

@@ -175,6 +175,51 @@ def roomy(problem: Problem, rng: np.random.Generator, greedy: float = 1.0) -> As
     return Assignment(device, run_order(problem, "critical-path"))
 
 
+def sparing(problem: Problem, rng: np.random.Generator, spread: float = 0.0) -> Assignment:
+    """A list schedule by least memory first: what frees most, and needs least, where it fits and may start earliest.
+
+    Memory is counted in the order of selection: a result is there from its task on, on each device that reads it, until its last
+    reader was selected. The order of the result is that order. ``spread`` is the standard deviation of a factor on what tasks
+    need (lognormal), for schedules that differ.
+    """
+    V, memory = problem.tasks, problem.memory.astype(np.float64)
+    held = np.broadcast_to(problem.held, memory.shape).astype(np.float64)
+    nbytes, inputs = problem.nbytes.astype(np.float64), problem.input_bytes.astype(np.float64)
+    device, order = np.zeros(V, np.int32), np.zeros(V, np.int32)
+    there, loaded = np.zeros((V, len(memory)), bool), np.zeros((len(inputs), len(memory)), bool)
+    waiting, readers = (np.array([len(near) for near in nears]) for nears in (problem.preds, problem.succs))
+    free, finish, factor = np.zeros(len(memory)), np.zeros(V), np.exp(spread * rng.standard_normal(V))
+    ready = set(np.flatnonzero(waiting == 0).tolist())
+
+    def option(v: int) -> tuple[tuple, int, int, float, float]:
+        """The best device for a ready task: how good it is, the task, the device, bytes it needs there, seconds it begins at."""
+        preds, blocks = problem.preds[v], problem.input_preds[v]
+        need = nbytes[v] + nbytes[preds] @ ~there[preds] + inputs[blocks] @ ~loaded[blocks]
+        sent = problem.transfer_time[preds, device[preds]] + finish[preds, None]
+        start = np.maximum(free, sent.max(axis=0, initial=0.0))
+        lacks = np.maximum((held + need) / memory - 1.0, 0.0)
+        d = int(np.lexsort((start, lacks))[0])
+        freed = nbytes[preds[readers[preds] == 1]].sum()
+        rank = lacks[d], factor[v] * (need[d] - freed), -problem.to_exit[0][v], v
+        return rank, v, d, need[d], start[d]
+
+    for position in range(V):
+        _, v, d, need, begin = min(map(option, ready))
+        last = problem.preds[v][readers[problem.preds[v]] == 1]
+        device[v], order[v], finish[v] = d, position, begin + problem.exec_time[v, d]
+        free[d], held[d] = finish[v], held[d] + need
+        preds = problem.preds[v]
+        there[preds, d] = there[v, d] = loaded[problem.input_preds[v], d] = True
+        readers[preds] -= 1
+        held -= nbytes[last] @ there[last]
+        ready.discard(v)
+        for w in problem.succs[v]:
+            waiting[w] -= 1
+            if waiting[w] == 0:
+                ready.add(int(w))
+    return Assignment(device, order)
+
+
 def topological_order(problem: Problem) -> np.ndarray:
     """Tasks in the function's own order, int32 ``[V]``."""
     return ranks(np.arange(problem.tasks, dtype=np.float64))

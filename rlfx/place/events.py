@@ -17,6 +17,7 @@ from jax import Array
 from rlfx.place.problem import Problem
 
 WIDTH = 4  # readers told in a step
+LANES = 16  # numbers that a minimum takes at once
 INSIDE = "promise_in_bounds"
 
 
@@ -44,6 +45,7 @@ def layout(device: Array, priority: Array, D: int) -> Layout:
     B, V = device.shape
     W = block_size(V)
     N = -(-V // W) + D + 1  # the last one is empty: what is told to nobody goes there
+    N += -N % LANES
     lanes = jnp.arange(B)[:, None]
     number = jnp.broadcast_to(jnp.arange(V, dtype=jnp.int32), (B, V))
     on, _, by_place = jax.lax.sort((device, priority, number), dimension=1, num_keys=3)
@@ -117,6 +119,20 @@ def sources(problem: Problem, device: Array) -> tuple[Array, Array]:
     return jnp.zeros((B, V), jnp.float32).at[:, reader].max(when), link
 
 
+def least(numbers: Array) -> Array:
+    """Minima of rows, halves at a time: on CPUs, XLA makes vectors of these, and none of a reduction."""
+    while numbers.shape[1] > LANES:
+        half = -(-numbers.shape[1] // 2)
+        numbers = jnp.minimum(numbers[:, :half], numbers[:, -half:])
+    return jnp.min(numbers, axis=1)
+
+
+def soonest(times: Array) -> Array:
+    """Minima of rows of times. None is negative, so that their bits as integers are in their order, and integers are not NaN."""
+    least_bits = least(jax.lax.bitcast_convert_type(times, jnp.int32))
+    return jax.lax.bitcast_convert_type(least_bits, jnp.float32)
+
+
 def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise: Any, transfer_noise: Any, *,
         recorded: bool) -> tuple[Array, Array]:  # fmt: skip
     """Makespans ``[B]``, and if ``recorded`` start, finish, D times sent and D times arrived of each task, ``[B, V, 2 + 2 D]``.
@@ -157,17 +173,17 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
         arrival, pending, first, free, link, making, there, at, end, record = carry
         telling = at < end  # [B]: a task has readers left to tell
         ready = jnp.maximum(first, free)  # [B, N]
-        now = jnp.min(ready, axis=1)
-        b = jnp.min(jnp.where(ready == now[:, None], block, N - 1), axis=1)
+        now = soonest(ready)
+        b = least(jnp.where(ready == now[:, None], block, N - 1))
         if fifo:
             tied = (ready == now[:, None]) & (owner == owner[lanes, b][:, None])
-            soonest = jnp.where(tied, first, jnp.inf)
-            b = jnp.min(jnp.where(soonest == jnp.min(soonest, axis=1)[:, None], block, N - 1), axis=1)
+            came = jnp.where(tied, first, jnp.inf)
+            b = least(jnp.where(came == soonest(came)[:, None], block, N - 1))
         row_at = lanes * N + b
         row = jnp.where(rows(pending, row_at) == 0, rows(arrival, row_at), jnp.inf)  # [B, W]
         start = row if fifo else jnp.maximum(row, free.reshape(-1).at[row_at].get(mode=INSIDE)[:, None])
         earliest = first.reshape(-1).at[row_at].get(mode=INSIDE) if fifo else now  # the least of them
-        j = jnp.min(jnp.where(start == earliest[:, None], within, W - 1), axis=1)
+        j = least(jnp.where(start == earliest[:, None], within, W - 1))
         v = jnp.where(telling, making, tasks.at[row_at * W + j].get(mode=INSIDE))
         lane_v = lanes * V + v
         d = flat_device.at[lane_v].get(mode=INSIDE)
@@ -182,7 +198,7 @@ def run(problem: Problem, device: Array, priority: Array, fifo: bool, exec_noise
             landed = following = sent + cost
         there = jnp.where(telling[:, None], there, jnp.where(every == d[:, None], done[:, None], landed))
         free = jnp.where((owner == d[:, None]) & ~telling[:, None], done[:, None], free)
-        rest = jnp.min(jnp.where(within == j[:, None], jnp.inf, row), axis=1)
+        rest = soonest(jnp.where(within == j[:, None], jnp.inf, row))
         first = jnp.where((block == b[:, None]) & ~telling[:, None], rest[:, None], first)
         at, end = jnp.where(telling, at, begin[v]), jnp.where(telling, end, stop[v])
         # The task leaves (its count goes below zero), and a run of its readers hears of it.

@@ -54,25 +54,42 @@ def _fixed(make: Callable[[Problem], Assignment]) -> Method:
     return method
 
 
+def _generator(key: jax.Array) -> np.random.Generator:
+    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
+
+
+def sparing(problem: Problem, rng: np.random.Generator, count: int) -> list[Assignment]:
+    """Schedules by least memory, the first as it is, the others ever more at random."""
+    return [baselines.sparing(problem, rng, spread=i / count) for i in range(count)]
+
+
 def critical_path(problem: Problem, key: jax.Array, budget: int) -> Result:
-    """Best of 50 randomised critical-path schedules, or of the budget if that is smaller."""
+    """Best of 50 randomised critical-path schedules, or of the budget if that is smaller.
+
+    Where none of them fits into memory, of as many schedules by least memory.
+    """
     runs = min(50, budget)
-    assignment, cost = baselines.critical_path(problem, key, runs)
-    return Result(assignment, cost, runs)
+    found = baselines.critical_path(problem, key, runs)
+    more = min(runs, budget - runs)
+    if more < 1 or fits(problem, found[1]):
+        return Result(*found, runs)
+    spare = baselines.best(problem, sparing(problem, _generator(jax.random.fold_in(key, 1)), more))
+    return Result(*min(found, spare, key=lambda one: one[1]), runs + more)
 
 
 def heuristic_starts(problem: Problem, key: jax.Array, budget: int) -> tuple[list[Assignment], np.ndarray]:
     """Critical path (up to 50), HEFT, EnumerativeOptimizer and one device, with their costs: where searches start.
 
     Those spread time evenly. Where memory may bind, as many that spread memory instead, every second in depth-first order, and
-    the first three in that order, too.
+    the first three in that order, too, and half as many schedules by least memory.
     """
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
+    rng = _generator(key)
     fixed = [baselines.heft(problem), baselines.enumerative(problem), baselines.one_device(problem)]
     paths = [baselines.list_schedule(problem, rng) for _ in range(max(0, min(50, budget // 8)))]
     if problem.memory_may_bind:
         room = [baselines.roomy(problem, rng, greedy=1.0 - i / (len(paths) + 1)) for i in range(len(paths) + 1)]
-        paths += [*room[::2], *frugal(problem, [*fixed, *room[1::2]])]
+        spare = sparing(problem, rng, len(room) // 2)
+        paths += [*room[::2], *frugal(problem, [*fixed, *room[1::2]]), *spare]
     starts = [*fixed, *paths][: max(1, budget)]
     return starts, baselines.evaluate(problem, starts)
 
@@ -222,7 +239,7 @@ def solve(problem: Problem, method: str, key: jax.Array, budget: int) -> Result:
         raise PlacementError(
             located(
                 f"No assignment that {method} found in {result.calls} simulator calls fits into memory: the best one "
-                f"exceeds a device's {problem.memory.min() / 1e9:.3f} GB by {100 * over:.1f}%.",
+                f"lacks {100 * over:.1f}% of a device's {problem.memory.min() / 1e9:.3f} GB, devices added up.",
                 fix="Split the largest operations into more parts, use more devices, or raise the budget.",
             )
         )

@@ -259,7 +259,8 @@ def judged(
     schedules = _run(problem, assignment, priority, fifo, None, None)
     if not limited:
         return schedules.makespan, schedules
-    over = jnp.max(peak_memory(problem, assignment, schedules) / jnp.asarray(problem.memory)[None] - 1.0, axis=1)
+    lacks = peak_memory(problem, assignment, schedules) / jnp.asarray(problem.memory)[None] - 1.0
+    over = jnp.sum(jnp.maximum(lacks, 0.0), axis=1)
     worst = 10.0 * jnp.max(jnp.sum(jnp.asarray(problem.exec_time), axis=0))
     return jnp.where(over > 0.0, worst * (1.0 + over), schedules.makespan), schedules
 
@@ -274,8 +275,8 @@ def objective(
 ) -> jax.Array:
     """What searches and policies minimise, float32 ``[B]``: the makespan, in seconds, of assignments that fit.
 
-    ``limited`` turns the memory check on (``problem.memory_may_bind``). An assignment that overflows by a fraction f of
-    a device costs ten times the one-device time, times 1 + f: worse than any that fits, and a search still sees which
-    way is better.
+    ``limited`` turns the memory check on (``problem.memory_may_bind``). An assignment that lacks a fraction f of a device's
+    memory, added up over devices, costs ten times the one-device time, times 1 + f: worse than any that fits, and a search
+    still sees which way is better, on whichever device.
     """
     return _judge(bucketed(problem), assignment, priority, fifo=fifo, limited=limited)

@@ -21,9 +21,11 @@ find = jax.jit(rp.find)
 @given(seed=st.integers(0, 10**6), fanout=st.sampled_from([2, 16]))
 def test_tree_equals_an_array_of_leaves(seed, fanout):
     rng = np.random.default_rng(seed)
-    tree, leaves = rp.make_tree(40, fanout), np.zeros(40, np.float32)
+    capacity = int(rng.choice([40, 64, 65, 700]))  # a root alone, and levels under it
+    tree, leaves = rp.make_tree(capacity, fanout), np.zeros(capacity, np.float32)
+    assert len(tree.levels) == (1 if capacity <= 64 else {2: 1 + int(np.ceil(np.log2(capacity / 64))), 16: 2}[fanout])
     for _ in range(4):
-        indices = rng.integers(0, 40, 8).astype(np.int32)
+        indices = (rng.integers(0, 20, 8) * (capacity // 20)).astype(np.int32)  # some of them twice
         values = np.where(rng.random(8) < 0.3, 0.0, rng.random(8)).astype(np.float32)
         tree = set_priorities(tree, indices, values)
         for i, p in zip(indices, values, strict=True):
@@ -33,7 +35,7 @@ def test_tree_equals_an_array_of_leaves(seed, fanout):
         sums = np.asarray(lower).reshape(-1, fanout).sum(axis=1)
         np.testing.assert_allclose(upper[: len(sums)], sums, rtol=1e-6)
         assert not upper[len(sums) :].any()
-    assert tree.levels[0][0] == tree.total
+    np.testing.assert_allclose(tree.total, leaves.sum(), rtol=1e-6)
     if leaves.sum() > 0:
         targets = (rng.random(8) * leaves.sum() * 0.999).astype(np.float32)
         got = np.asarray(find(tree, targets))
@@ -69,11 +71,12 @@ def test_infinite_priorities_stay_finite_and_are_drawn():
     indices, probability = rp.sample_indices(tree, jax.random.key(0), 64)
     assert set(indices.tolist()) == {3, 4}
     np.testing.assert_allclose(probability, 0.5)
-    every = set_priorities(rp.make_tree(5, 2), jnp.arange(5), jnp.full(5, jnp.inf))
-    np.testing.assert_allclose(rp.sample_indices(every, jax.random.key(0), 64)[1], 0.2, rtol=1e-6)
+    for count in (5, 500):  # without and with levels under the root
+        every = set_priorities(rp.make_tree(count, 2), jnp.arange(count), jnp.full(count, jnp.inf))
+        np.testing.assert_allclose(rp.sample_indices(every, jax.random.key(0), 64)[1], 1 / count, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("capacity", "fanout"), met([1, 5, 10, 30], [2, 3, 8]))
+@pytest.mark.parametrize(("capacity", "fanout"), met([1, 5, 30, 300], [2, 3, 8]))
 def test_what_is_inserted_is_added_up_everywhere(capacity, fanout):
     """Runs of every length from every place of the ring, round its end; some of them hold no transition."""
     insert = jax.jit(rp.insert)
@@ -93,11 +96,11 @@ def test_what_is_inserted_is_added_up_everywhere(capacity, fanout):
 
 def test_the_last_of_many_equal_indices_counts():
     rng = np.random.default_rng(0)
-    indices, values = rng.integers(0, 50, 3000).astype(np.int32), rng.random(3000).astype(np.float32)
-    expected = np.zeros(64, np.float32)
+    indices, values = rng.integers(0, 150, 3000).astype(np.int32), rng.random(3000).astype(np.float32)
+    expected = np.zeros(200, np.float32)
     for i, p in zip(indices, values, strict=True):
         expected[i] = p
-    tree = set_priorities(rp.make_tree(64, 4), indices, values)
+    tree = set_priorities(rp.make_tree(200, 4), indices, values)
     np.testing.assert_array_equal(tree.levels[-1], expected)
     assert tree.total == pytest.approx(expected.sum(), rel=1e-6)
 
