@@ -61,7 +61,10 @@ RECIPES = {
     "sac": (soft, sac.make),
     "recurrent_ppo": (lambda: recurrent_ppo.make(length=5, envs=4, updates=4, hidden=4), recurrent_ppo.make),
     "grpo": (lambda: grpo.make(updates=4, prompts=2, group=3, width=4, pretrain=2), grpo.make),
-    "pqn": (lambda: pqn.make(length=4, envs=8, updates=4, hidden=(8,)), pqn.make),
+    "pqn": (
+        lambda: pqn.FAMILY["cartpole"](length=4, envs=8, updates=4, hidden=(8,)),
+        pqn.FAMILY["cartpole"],
+    ),
     "distributional_dqn": (lambda: pair(dqn_family.FAMILY["distributional"]), dqn_family.FAMILY["distributional"]),
     "td3": (lambda: pair(td3.FAMILY["td3"]), td3.FAMILY["td3"]),
     "a2c": (lambda: a2c.make(length=4, envs=4, updates=4, hidden=(4,)), a2c.make),
@@ -97,6 +100,7 @@ OTHERS = {
     "ppo_acrobot": lambda: small_ppo(ppo.FAMILY["acrobot"]),
     "ppo_breakout": lambda: ppo.FAMILY["breakout"](length=4, envs=4, updates=4, hidden=(2, 4)),
     "ppo_cartpole": lambda: small_ppo(ppo.FAMILY["cartpole"]),
+    "pqn_breakout": lambda: pqn.FAMILY["breakout"](length=4, envs=16, updates=4, hidden=(2, 4)),
     "ppo_mountain_car": lambda: small_ppo(ppo.FAMILY["mountain_car"]),
     "sac_mountain_car": lambda: sac.FAMILY["mountain_car"](length=3, envs=2, updates=4, hidden=(8,)),
 }
@@ -110,6 +114,7 @@ LEARNED |= {
     "ppo_cartpole": ppo.FAMILY["cartpole"],
     "ppo_inverted_pendulum": ppo_continuous.FAMILY["inverted_pendulum"],
     "ppo_mountain_car": ppo.FAMILY["mountain_car"],
+    "pqn_breakout": pqn.FAMILY["breakout"],
     "sac_mountain_car": sac.FAMILY["mountain_car"],
 }
 
