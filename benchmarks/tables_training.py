@@ -1,4 +1,4 @@
-"""Tables of docs/training.md: what callbacks, and going on, cost beside the training of two recipes; the first trained policy."""
+"""Tables of docs/training.md: what callbacks, and going on, cost; the first trained policy; DQN and SAC beside rejax."""
 
 from __future__ import annotations
 
@@ -59,4 +59,25 @@ def first_policy() -> str:
     return markdown(["seed", "imported, and begun", "bar reached", "end", "mean return at the end"], body)
 
 
-TABLES = {"training-overhead": overhead, "first-policy": first_policy}
+def peer() -> str:
+    """A row for each algorithm: how far the areas under its curves are apart, and steps a second of both."""
+    body = []
+    for name, r in read("rejax_peer")["results"].items():
+        apart = [f"{100 * x:+.0f}%" for x in (r["difference"], *r["interval"])]
+        ours, theirs = (r["steps a second"][arm] for arm in ("rlfx", "rejax"))
+        about = f"{r['settings']['env']}, {r['settings']['steps']:,} steps, {r['seeds']} seeds"
+        body.append(
+            [
+                name.upper(),
+                about,
+                f"{apart[0]} ({apart[1]} to {apart[2]})",
+                f"{ours:,.0f}",
+                f"{theirs:,.0f}",
+                f"{ours / theirs:.2f}",
+            ]
+        )
+    areas = "area under the curve, beside rejax's (95%)"
+    return markdown(["algorithm", "task", areas, "steps a second, rlfx", "rejax", "ratio"], body)
+
+
+TABLES = {"training-overhead": overhead, "first-policy": first_policy, "rejax-peer": peer}
