@@ -1,4 +1,4 @@
-"""The table of docs/training.md: what callbacks, and going on, cost beside the training of two recipes."""
+"""Tables of docs/training.md: what callbacks, and going on, cost; the first trained policy; DQN and SAC beside rejax."""
 
 from __future__ import annotations
 
@@ -46,4 +46,38 @@ def overhead() -> str:
     return markdown(header, body)
 
 
-TABLES = {"training-overhead": overhead}
+def first_policy() -> str:
+    """A row for each seed: seconds since its process was started, to the bar and to the end, with what was reached."""
+    body = []
+    for r in read("first_policy")["results"]:
+        there = next((row for row in r["rows"] if row[2] >= r["bar"]), None)
+        reached = f"{there[0]:.1f} s, {there[1]:,} steps" if there else "never"
+        seconds, steps, score = r["rows"][-1]
+        body.append(
+            [str(r["seed"]), f"{r['began']:.1f} s", reached, f"{seconds:.1f} s, {steps:,} steps", f"{score:.1f}"]
+        )
+    return markdown(["seed", "imported, and begun", "bar reached", "end", "mean return at the end"], body)
+
+
+def peer() -> str:
+    """A row for each algorithm: how far the areas under its curves are apart, and steps a second of both."""
+    body = []
+    for name, r in read("rejax_peer")["results"].items():
+        apart = [f"{100 * x:+.0f}%" for x in (r["difference"], *r["interval"])]
+        ours, theirs = (r["steps a second"][arm] for arm in ("rlfx", "rejax"))
+        about = f"{r['settings']['env']}, {r['settings']['steps']:,} steps, {r['seeds']} seeds"
+        body.append(
+            [
+                name.upper(),
+                about,
+                f"{apart[0]} ({apart[1]} to {apart[2]})",
+                f"{ours:,.0f}",
+                f"{theirs:,.0f}",
+                f"{ours / theirs:.2f}",
+            ]
+        )
+    areas = "area under the curve, beside rejax's (95%)"
+    return markdown(["algorithm", "task", areas, "steps a second, rlfx", "rejax", "ratio"], body)
+
+
+TABLES = {"training-overhead": overhead, "first-policy": first_policy, "rejax-peer": peer}

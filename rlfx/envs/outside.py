@@ -92,13 +92,15 @@ def names(package: str, read: Callable[[], Iterable[str]]) -> tuple[str, ...]:
         return tuple(sorted(read()))
 
 
-def built(family: str, name: str, available: tuple[str, ...], build: Callable[..., Any], kwargs: dict) -> Any:
-    """What the package makes of the name and the parameters.
+def built(
+    family: str, name: str, available: tuple[str, ...], build: Callable[..., Any], kwargs: dict, package: str = ""
+) -> Any:
+    """What the package, named as the family if nothing else is said, makes of the name and the parameters.
 
     Raises:
       EnvError: the package is not installed, has no such environment, or does not take the parameters.
     """
-    installed(f"{family}/{name}", family, family, EnvError)
+    installed(f"{family}/{name}", package or family, family, EnvError)
     if name not in available:
         raise no_such(f"{family} has no environment {name!r}.", name, available, f"It has {', '.join(available)}.")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlfx._checks import BOOLEAN, expect
-from rlfx.envs import brax, episodes, gymnasium, gymnax, jaxmarl, jumanji
+from rlfx.envs import brax, episodes, gymnasium, gymnax, jaxmarl, jumanji, playground
 from rlfx.envs.acrobot import Acrobot
 from rlfx.envs.base import Environment, no_such
 from rlfx.envs.breakout import Breakout
@@ -32,10 +32,10 @@ _OWN: dict[str, Callable[..., Environment]] = {
 
 _FAMILIES = {
     "gymnax": gymnax, "brax": brax, "gymnasium": gymnasium,
-    "jumanji": jumanji, "jaxmarl": jaxmarl,
+    "jumanji": jumanji, "jaxmarl": jaxmarl, "playground": playground,
 }  # fmt: skip
 #: Those whose names always begin with theirs: that their package is missing explains no other name.
-_BY_PREFIX = ("jumanji", "jaxmarl")
+_BY_PREFIX = ("jumanji", "jaxmarl", "playground")
 #: What installs a family's package, where the extra has another name.
 _EXTRAS = {"gymnax": "envs", "brax": "envs"}
 

@@ -117,7 +117,10 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
         refuse(f"step returns {type(step).__name__} beside the state.", "Return (state, rlfx.envs.Step(...)).")
     if jax.tree.structure(after) != jax.tree.structure(state):
         refuse("step returns a state of another structure than reset.", "Return the same pytree from both.")
-    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), s) for s in (state, after)]
+    kinds = [
+        {jax.tree_util.keystr(path): (x.shape, x.dtype, x.weak_type) for path, x in jax.tree.leaves_with_path(s)}
+        for s in (state, after)
+    ]
     if kinds[0] != kinds[1]:
         refuse(f"the state's types differ: reset {kinds[0]}, step {kinds[1]}.", "Cast with astype in reset or step.")
     for field, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):

@@ -24,7 +24,7 @@ from rlfx.training.loop import After, Call, Callback, Loop, owned
 
 tree = jax.tree_util
 
-_FORMAT = 1
+_FORMAT = 2
 #: What reading a file raises that is not what was written.
 _BROKEN = (OSError, ValueError, KeyError, TypeError)
 
@@ -135,11 +135,11 @@ def latest(directory: str | os.PathLike[str], like: Any, key: jax.Array | None =
     with _manager(path, None) as manager:
         for step in sorted(manager.all_steps(), reverse=True):
             try:
-                about, leaves = _read(manager, step)
+                about, arrays = _read(manager, step)
             except _BROKEN as error:
                 broken.append(f"{step} ({_first_line(error)})")
                 continue
-            agent = _as(like, key, about, leaves, path / str(step))
+            agent = _as(like, key, about, arrays, path / str(step))
             if broken:
                 warnings.warn(f"{path}: broken checkpoints {', '.join(broken)}; going on from {step}.", stacklevel=2)
             return agent, about["done"]
@@ -156,12 +156,15 @@ def _path(directory: Any) -> Path:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _orbax() -> Any:
+def _orbax() -> tuple[Any, Any]:
+    """orbax, and what it writes our arrays by."""
     try:
         import orbax.checkpoint
+
+        from rlfx.training import arrays
     except ImportError as error:
         raise missing("orbax-checkpoint", "Checkpoints") from error
-    return orbax.checkpoint
+    return orbax.checkpoint, arrays
 
 
 @contextmanager
@@ -178,7 +181,7 @@ def _files(path: Path) -> Iterator[None]:
 @contextmanager
 def _manager(path: Path, keep: int | None) -> Iterator[Any]:
     """orbax's manager of a directory, closed when everything is written."""
-    ocp = _orbax()
+    ocp, _ = _orbax()
     with _files(path):
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=keep is not None)
         manager = ocp.CheckpointManager(path, options=options)
@@ -190,42 +193,34 @@ def _manager(path: Path, keep: int | None) -> Iterator[Any]:
 
 
 def _save(manager: Any, done: int, agent: Any, key: jax.Array) -> None:
-    ocp = _orbax()
-    leaves = [_host(leaf) for leaf in tree.tree_leaves(agent)]
-    about = {
-        "format": _FORMAT,
-        "jax": jax.__version__,
-        "done": done,
-        "key": _key_text(key),
-        "leaves": [
-            {"name": n, "type": _type(x), "crc": _crc(h)} for (n, x), h in zip(_named(agent), leaves, strict=True)
-        ],
-    }
-    # Empty arrays are nothing to write.
-    arrays = {str(i): leaf for i, leaf in enumerate(leaves) if leaf.size} | {"about": np.zeros(1, np.int8)}
-    save = ocp.args.Composite(agent=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about))
+    ocp, written = _orbax()
+    arrays = [_host(leaf) for leaf in tree.tree_leaves(agent)]
+    leaves = [
+        {"name": name, "type": _type(leaf), "bytes": array.nbytes, "crc": _crc(array)}
+        for (name, leaf), array in zip(_named(agent), arrays, strict=True)
+    ]
+    about = {"format": _FORMAT, "jax": jax.__version__, "done": done, "key": _key_text(key), "leaves": leaves}
+    save = ocp.args.Composite(agent=written.Save(arrays), about=ocp.args.JsonSave(about))
     with _files(Path(manager.directory)):
         manager.save(done, args=save, force=True)
 
 
 def _read(manager: Any, step: int) -> tuple[dict, list[np.ndarray]]:
-    """What a checkpoint says of itself, and its arrays; raises one of ``_BROKEN`` if they are not what was saved."""
-    ocp = _orbax()
+    """What a checkpoint says of itself, and the bytes of its arrays; raises one of ``_BROKEN`` if they are not what was saved."""
+    ocp, written = _orbax()
     about = manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore())).about
     if about["format"] != _FORMAT:
         fact = f"Checkpoint {step} has format {about['format']}, this rlfx reads {_FORMAT}."
         raise TrainingError(located(fact, fix="Read it with the rlfx that wrote it, or give another directory."))
-    arrays = manager.restore(step, args=ocp.args.Composite(agent=ocp.args.StandardRestore())).agent
-    leaves = []
-    for i, leaf in enumerate(about["leaves"]):
-        array = np.asarray(arrays[str(i)]) if str(i) in arrays else np.zeros(0, np.uint8)
+    sizes = [leaf["bytes"] for leaf in about["leaves"]]
+    arrays = manager.restore(step, args=ocp.args.Composite(agent=written.Restore(sizes))).agent
+    for array, leaf in zip(arrays, about["leaves"], strict=True):
         if _crc(array) != leaf["crc"]:
             raise ValueError(f"{leaf['name']} is not what was saved")
-        leaves.append(array)
-    return about, leaves
+    return about, arrays
 
 
-def _as(like: Any, key: jax.Array | None, about: dict, leaves: list[np.ndarray], path: Path) -> Any:
+def _as(like: Any, key: jax.Array | None, about: dict, arrays: list[np.ndarray], path: Path) -> Any:
     """The agent, if it is one like ``like`` and of a run with this key."""
     saved = {leaf["name"]: leaf["type"] for leaf in about["leaves"]}
     given = {name: _type(leaf) for name, leaf in _named(like)}
@@ -237,7 +232,7 @@ def _as(like: Any, key: jax.Array | None, about: dict, leaves: list[np.ndarray],
     if key is not None and about["key"] != _key_text(key):
         fact = f"{path} was written by a run with another key."
         raise TrainingError(located(fact, where=J.here(), fix="Give the same key, or another directory."))
-    return tree.tree_unflatten(tree.tree_structure(like), map(_placed, leaves, tree.tree_leaves(like)))
+    return tree.tree_unflatten(tree.tree_structure(like), map(_placed, arrays, tree.tree_leaves(like)))
 
 
 def _named(agent: Any) -> list[tuple[str, Any]]:
@@ -253,9 +248,9 @@ def _host(leaf: jax.Array) -> np.ndarray:
 
 
 def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-    """On the devices of ``like``; on none in particular if it is."""
+    """Bytes as an array like ``like``, on its devices; on none in particular if it is."""
     data = jax.random.key_data(like) if J.is_key(like) else like
-    array = array if like.size else np.zeros(data.shape, data.dtype)
+    array = array.view(data.dtype).reshape(data.shape)
     if not data.is_fully_addressable:  # each process gives the parts of its own devices
         placed = jax.make_array_from_callback(array.shape, data.sharding, lambda part: array[part])
     else:
@@ -272,7 +267,7 @@ def _key_text(key: jax.Array) -> str:
 
 
 def _crc(array: np.ndarray) -> int:
-    return zlib.crc32(array.tobytes())
+    return zlib.crc32(array.reshape(-1).view(np.uint8))
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,6 +20,9 @@ tree = jax.tree_util
 
 SMALL = 1 << 20  # bytes of a leaf
 
+#: NumPy has these, too: where the device's memory is the host's nothing has to be compiled.
+_OF_NUMPY = ((jnp.isnan, np.isnan), (jnp.isinf, np.isinf))
+
 
 @dataclasses.dataclass(frozen=True)
 class NaNGuard(Callback):
@@ -31,7 +34,8 @@ class NaNGuard(Callback):
 
     Args:
       bad: ``bad(x) -> bool[...]``, of each number by itself (small arrays are looked at as one, flat);
-        ``lambda x: ~jnp.isfinite(x)`` refuses infinities too.
+        ``lambda x: ~jnp.isfinite(x)`` refuses infinities too. It is compiled, but for ``jnp.isnan`` and ``jnp.isinf``
+        of what lies in the host's memory.
 
     Raises:
       NotFiniteError: with the ``agent`` before, and how many updates were ``done``. It names the first part that is bad.
@@ -43,12 +47,12 @@ class NaNGuard(Callback):
 
     @contextmanager
     def opened(self, loop: Loop) -> Iterator[After]:
-        any_bad = jax.jit(lambda agent: [self.bad(x).any() for x in _joined(agent)])
+        any_bad = _looking(self.bad, loop.agent)
         good, done = owned(loop.agent), loop.done
 
         def after(call: Call) -> None:
             nonlocal good, done
-            if np.any(any_bad(call.agent)):
+            if any_bad(call.agent):
                 raise self._found(loop, good, range(done, call.done), any_bad)
             good, done = owned(call.agent), call.done
 
@@ -60,7 +64,7 @@ class NaNGuard(Callback):
         where, first = J.function_source(loop.update), agent
         for done in updates:
             after = step(agent, jnp.uint32(done))
-            if np.any(any_bad(after)):
+            if any_bad(after):
                 break
             agent = after
         else:
@@ -80,6 +84,17 @@ class NaNGuard(Callback):
 def _floats(agent: Any) -> list[tuple[str, jax.Array]]:
     leaves = tree.tree_flatten_with_path(agent)[0]
     return [(tree.keystr(path), leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+
+def _looking(bad: Callable[[Any], Any], like: Any) -> Callable[[Any], bool]:
+    """``any_bad(agent)``, of agents that lie where ``like`` does."""
+    look = next((of_numpy for of_jax, of_numpy in _OF_NUMPY if of_jax is bad), None)
+    leaves = [leaf for _, leaf in _floats(like)]
+    here = all(x.is_fully_addressable and {d.platform for d in x.devices()} == {"cpu"} for x in leaves)
+    if look is not None and here:
+        return lambda agent: any(look(part.data).any() for _, x in _floats(agent) for part in x.addressable_shards)
+    compiled = jax.jit(lambda agent: [bad(x).any() for x in _joined(agent)])
+    return lambda agent: bool(np.any(compiled(agent)))
 
 
 def _joined(agent: Any) -> list[jax.Array]:

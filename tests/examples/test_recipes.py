@@ -1,6 +1,8 @@
 """Recipes, tiny: an update is what it says, and training of them lasts; their learning curves are behind ``slow``."""
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 
 import a2c
@@ -31,6 +33,7 @@ from networks import one_each
 
 import rlfx.envs
 from rlfx.training import Checkpoints, NaNGuard, run
+from rlfx.training.loop import _call, owned
 
 pytestmark = pytest.mark.usefixtures("lenient")
 KEY = jax.random.key(0)
@@ -58,7 +61,10 @@ RECIPES = {
     "sac": (soft, sac.make),
     "recurrent_ppo": (lambda: recurrent_ppo.make(length=5, envs=4, updates=4, hidden=4), recurrent_ppo.make),
     "grpo": (lambda: grpo.make(updates=4, prompts=2, group=3, width=4, pretrain=2), grpo.make),
-    "pqn": (lambda: pqn.make(length=4, envs=8, updates=4, hidden=(8,)), pqn.make),
+    "pqn": (
+        lambda: pqn.FAMILY["cartpole"](length=4, envs=8, updates=4, hidden=(8,)),
+        pqn.FAMILY["cartpole"],
+    ),
     "distributional_dqn": (lambda: pair(dqn_family.FAMILY["distributional"]), dqn_family.FAMILY["distributional"]),
     "td3": (lambda: pair(td3.FAMILY["td3"]), td3.FAMILY["td3"]),
     "a2c": (lambda: a2c.make(length=4, envs=4, updates=4, hidden=(4,)), a2c.make),
@@ -83,7 +89,21 @@ RECIPES = {
     ),
     "search": (lambda: search.make(length=4, envs=4, updates=4, hidden=(4,)), search.make),
 }
-#: Those that differ from one of the above by a part, or a task, alone.
+#: Those that differ from one of the above by a part, or a task, alone: they are compiled here, and not trained.
+OTHERS = {
+    make.args[-1]: partial(pair, make)
+    for module in (dqn_family, td3)
+    for make in module.FAMILY.values()
+    if make.args[-1] not in RECIPES
+} | {
+    "ippo": lambda: small_ppo(multi_agent.FAMILY["independent"]),
+    "ppo_acrobot": lambda: small_ppo(ppo.FAMILY["acrobot"]),
+    "ppo_breakout": lambda: ppo.FAMILY["breakout"](length=4, envs=4, updates=4, hidden=(2, 4)),
+    "ppo_cartpole": lambda: small_ppo(ppo.FAMILY["cartpole"]),
+    "pqn_breakout": lambda: pqn.FAMILY["breakout"](length=4, envs=16, updates=4, hidden=(2, 4)),
+    "ppo_mountain_car": lambda: small_ppo(ppo.FAMILY["mountain_car"]),
+    "sac_mountain_car": lambda: sac.FAMILY["mountain_car"](length=3, envs=2, updates=4, hidden=(8,)),
+}
 LEARNED = {name: make for name, (_, make) in RECIPES.items()} | {
     make.args[-1]: make for module in (dqn_family, td3) for make in module.FAMILY.values()
 }
@@ -94,6 +114,7 @@ LEARNED |= {
     "ppo_cartpole": ppo.FAMILY["cartpole"],
     "ppo_inverted_pendulum": ppo_continuous.FAMILY["inverted_pendulum"],
     "ppo_mountain_car": ppo.FAMILY["mountain_car"],
+    "pqn_breakout": pqn.FAMILY["breakout"],
     "sac_mountain_car": sac.FAMILY["mountain_car"],
 }
 
@@ -118,13 +139,41 @@ def equal(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(plain(x), plain(y)), a, b)
 
 
+def check_donation(call, update, agents, keys):
+    """Two updates, compiled: each array of the agents is written where it was before, and nowhere else."""
+    compiled = call.lower(update, 2, agents, keys, jax.ShapeDtypeStruct((), jnp.uint32)).compile()
+    text = compiled.as_text()
+    pairs = re.findall(r"\{(\d*)\}: \((\d+), \{\}", text[: text.index("\n")])  # output, input
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(agents)[0]]
+    aliases = {int(output or 0): int(given) for output, given in pairs}
+    assert [path for i, path in enumerate(paths) if aliases.get(i) != i] == []
+    plain = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    arrays = jax.tree.leaves(jax.eval_shape(lambda agents: jax.tree.map(plain, agents), agents))
+    assert compiled.memory_analysis().alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in arrays)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", OTHERS)
+def test_agents_and_buffers_are_donated(name):
+    """Of the others when they are trained, below."""
+    recipe, keys = OTHERS[name](), jax.random.split(KEY)
+    check_donation(_call, jax.vmap(recipe.update), jax.eval_shape(jax.vmap(recipe.init), keys), keys)
+
+
+def test_agents_that_are_not_donated_are_seen():
+    kept = jax.jit(_call.__wrapped__, static_argnums=(0, 1))
+    with pytest.raises(AssertionError, match=r"\['x'\]"):
+        check_donation(kept, lambda agent, key: ({"x": agent["x"] + 1}, None), {"x": jnp.zeros(2)}, KEY)
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains_goes_on_and_is_evaluated(name, tmp_path):
-    """Two seeds, everything saved after two updates, and on to the fourth: as if never stopped. All buffers are donated."""
+    """Two seeds, everything saved after two updates, and on to the fourth: as if never stopped."""
     recipe = RECIPES[name][0]()
     agents = one_each(jax.jit(recipe.init), jax.random.split(KEY))
     keys, update = jax.random.split(jax.random.key(1)), jax.vmap(recipe.update)
+    check_donation(_call, update, owned(agents), keys)  # the program that trains below
 
     def train(updates, *callbacks):
         return run(update, agents, keys, updates=updates, per_call=2, callbacks=[NaNGuard(), *callbacks]).agent

@@ -1,4 +1,7 @@
-"""Runs to be killed, with arrays that take a while to save: ``resumed.py AGENT DIRECTORY UPDATES``."""
+"""Runs to be killed, with arrays that take a while to save: ``resumed.py AGENT DIRECTORY UPDATES``.
+
+What they compile is kept beside the directory: only the first one waits for it.
+"""
 
 import sys
 
@@ -8,6 +11,7 @@ import numpy as np
 
 import rlfx
 from rlfx.training import Checkpoints, run
+from rlfx.training.cache import kept_programs
 
 LENGTH, BATCH, CAPACITY, WIDTH, AGENTS = 4, 2, 64, 2048, 2
 
@@ -63,8 +67,9 @@ RUNS = {"replay": (update, start_replay), "walk": (walk, start_walk)}
 
 def main(name, directory, updates):
     update, start = RUNS[name]
-    agent, key = start()
-    run(update, agent, key, updates=updates, per_call=2, callbacks=[Checkpoints(directory, every=1)])
+    with kept_programs(f"{directory}-programs"):
+        agent, key = start()
+        run(update, agent, key, updates=updates, per_call=2, callbacks=[Checkpoints(directory, every=1)])
 
 
 def leaves(agent):

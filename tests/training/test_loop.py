@@ -220,9 +220,10 @@ def test_the_guard_of_infinities_and_of_nothing():
     assert run(walk, start(), KEY, updates=5, per_call=2, callbacks=[NaNGuard()]).done == 5
 
 
+@pytest.mark.parametrize("bad", [jnp.isnan, lambda x: jnp.isnan(x)], ids=["numpy", "compiled"])
 @pytest.mark.parametrize("part", ["a", "b", "half", "large", "count"])
-def test_the_guard_looks_at_every_part(part):
-    """Small parts together, of each dtype, and large ones alone."""
+def test_the_guard_looks_at_every_part(part, bad):
+    """Small parts together, of each dtype, and large ones alone, where it is compiled."""
     first = {
         "a": jnp.zeros(1), "b": jnp.zeros((3, 2)), "count": jnp.int32(0), "empty": jnp.zeros((0, 2)),
         "half": jnp.zeros(4, jnp.bfloat16), "large": jnp.zeros((600, 600)), "key": KEY,
@@ -234,13 +235,29 @@ def test_the_guard_looks_at_every_part(part):
         agent = jax.lax.cond(agent["count"] == 2, lambda: broken, lambda: agent)
         return {**agent, "count": agent["count"] + 1}, None
 
-    train = partial(run, update, first, KEY, updates=6, per_call=2, callbacks=[NaNGuard()])
+    train = partial(run, update, first, KEY, updates=6, per_call=2, callbacks=[NaNGuard(bad)])
     if part == "count":
         assert train().done == 6
         return
     with pytest.raises(NotFiniteError, match=rf"agent\['{part}'\] became nan in update 3\.") as error:
         train()
     assert (error.value.done, int(error.value.agent["count"])) == (2, 2)
+
+
+def test_the_guard_compiles_nothing_where_numpy_looks(monkeypatch):
+    monkeypatch.setattr(guard, "_joined", None)
+    assert run(walk, start(), KEY, updates=4, per_call=2, callbacks=[NaNGuard(), NaNGuard(jnp.isinf)]).done == 4
+    with pytest.raises(TypeError, match="not callable"):
+        run(walk, start(), KEY, updates=4, per_call=2, callbacks=[NaNGuard(lambda x: jnp.isnan(x))])
+
+
+def test_the_guard_on_a_mesh():
+    """Each device's part is looked at."""
+    mesh = jax.make_mesh((2,), ("b",))
+    x = jax.device_put(jnp.arange(4.0), jax.NamedSharding(mesh, jax.P("b")))
+    update = lambda agent, key: ({"x": jnp.sqrt(2.5 - agent["x"]), "n": agent["n"] + 1}, None)  # noqa: E731
+    with pytest.raises(NotFiniteError, match=r"agent\['x'\] became nan in update 1\."):
+        run(update, {"x": x, "n": jnp.int32(0)}, KEY, updates=2, callbacks=[NaNGuard()])
 
 
 def test_the_guard_compiles_one_reduction_for_small_parts():
