@@ -112,13 +112,17 @@ def minibatch_epochs(
 
     with jax.named_scope("minibatch_epochs"):
         keys = jax.random.split(unrolled(key), epochs)
-        indices = jax.eval_shape(lambda k: ordered(k)[0], keys[0]) if pays.packed and mesh is None else None
+        pack = pays.packed and mesh is None and epochs * minibatches >= STEPS
+        indices = jax.eval_shape(lambda k: ordered(k)[0], keys[0]) if pack else None
         alike = None if indices is None else packed(one, carry, indices, pays.packed)
         if alike is None:
             return jax.lax.scan(lambda c, k: jax.lax.scan(one, c, ordered(k)), carry, keys)
         state, aux = jax.lax.scan(lambda c, k: jax.lax.scan(alike, c, ordered(k)), alike.pack(carry), keys)
         return alike.unpack(state), aux
 
+
+#: From so many steps on they gain more than it takes to put arrays into vectors before the first, and to cut them after the last.
+STEPS = 4
 
 #: Devices, or a description of some that are not here: ``rlfx.target("h200:8").mesh("b")``.
 _MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", "rlfx.use_all_cores()"))

@@ -198,3 +198,11 @@ def test_gradients_go_through(request):
 def test_what_update_must_return_is_still_said(launching):
     with pytest.raises(ProgramError, match=r"update returned .*, not \(carry, aux\)"):
         epochs(lambda c, x: c, network(), numbers(5, 8, 4, 3))
+
+
+def test_few_steps_are_not_packed(launching):
+    update, init = CASES["adam"]
+    run = lambda c: rlfx.minibatch_epochs(  # noqa: E731
+        update, c, numbers(5, 8, 4, 3), epochs=1, minibatches=2, key=jax.random.key(3)
+    )
+    assert f"f32[{sum(v.size for v in network().values())}]" not in str(jax.make_jaxpr(run)(init()))
