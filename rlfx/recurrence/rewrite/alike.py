@@ -10,7 +10,7 @@ from rlfx import _jaxpr as J
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class Work:
     """An equation; or a sum of sums.
 
     Attributes:
@@ -25,7 +25,7 @@ class Node:
     terms: tuple[Any, ...] = ()
 
 
-def nodes(jaxpr: Any, small: set[tuple[int, ...]]) -> list[Node]:
+def nodes(jaxpr: Any, small: set[tuple[int, ...]]) -> list[Work]:
     """The equations of a jaxpr, sums of the sums of several arrays as one.
 
     Args:
@@ -40,11 +40,11 @@ def nodes(jaxpr: Any, small: set[tuple[int, ...]]) -> list[Node]:
         root = inside.get(id(e))
         if root is None:
             key = None if before.issuperset(e.outvars) else keys[id(e)]
-            found.append(Node(variables(e.invars), tuple(e.outvars), e, key))
+            found.append(Work(variables(e.invars), tuple(e.outvars), e, key))
         elif root == id(e):
             made = {v for part in sums[root] for v in part.outvars}
             outer = [v for part in sums[root] for v in variables(part.invars) if v not in made]
-            found.append(Node(tuple(dict.fromkeys(outer)), tuple(e.outvars), e, terms=tuple(sums[root])))
+            found.append(Work(tuple(dict.fromkeys(outer)), tuple(e.outvars), e, terms=tuple(sums[root])))
     return found
 
 

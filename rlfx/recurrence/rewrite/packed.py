@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.interpret import inlined
-from rlfx.recurrence.rewrite.alike import Node, nodes, variables
+from rlfx.recurrence.rewrite.alike import Work, nodes, variables
 
 tree = jax.tree_util
 
@@ -128,7 +128,7 @@ def packed(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, x: Any, most: 
 # -- what runs when
 
 
-def _evaluated(closed: Any, nodes: Sequence[Node], arguments: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
+def _evaluated(closed: Any, nodes: Sequence[Work], arguments: Sequence[tuple[Any, int]]) -> list[tuple[Any, int]]:
     """The outputs, each an array or one of a pack: equations that are alike wait until nothing else can run.
 
     Then the first of them runs, with all that are like it.
@@ -174,7 +174,7 @@ def _evaluated(closed: Any, nodes: Sequence[Node], arguments: Sequence[tuple[Any
     return [(v.val, 0) if J.is_literal(v) else env[v] for v in jaxpr.outvars]
 
 
-def _aligned(group: Sequence[int], nodes: Sequence[Node], env: dict) -> list[list[int]]:
+def _aligned(group: Sequence[int], nodes: Sequence[Work], env: dict) -> list[list[int]]:
     """Parts of a group that use the same packs."""
     parts: dict[Any, list[int]] = {}
     for i in group:
@@ -187,7 +187,7 @@ def _aligned(group: Sequence[int], nodes: Sequence[Node], env: dict) -> list[lis
     return list(parts.values())
 
 
-def _one(node: Node, env: dict) -> list[tuple[Any, int]]:
+def _one(node: Work, env: dict) -> list[tuple[Any, int]]:
     if not node.terms:
         operands = [_read(v, env) for v in node.eqn.invars]
         return [(x, 0) for x in _bound(node.eqn, operands)]
@@ -208,7 +208,7 @@ def _one(node: Node, env: dict) -> list[tuple[Any, int]]:
     return [(total, 0)]
 
 
-def _together(group: Sequence[Node], env: dict) -> list[list[tuple[Any, int]]]:
+def _together(group: Sequence[Work], env: dict) -> list[list[tuple[Any, int]]]:
     """Alike equations as one."""
     first = group[0].eqn
     if len(group) == 1:
