@@ -96,7 +96,51 @@ def fits_images() -> str:
     )
 
 
+def fits_budgets() -> str:
+    """A row for each program, a column for each budget."""
+    found: dict[str, dict[int, dict]] = {}
+    for r in rows("fits_budgets"):
+        found.setdefault(r["program"], {})[r["part"]] = r
+
+    def met(r):
+        if r is None:
+            return ""
+        if "refused" in r:
+            return "no plan fits"
+        return f"{r['temp_bytes'] / 1e6:,.1f} of {r['budget'] / 1e6:,.1f}"
+
+    parts = sorted({r["part"] for r in rows("fits_budgets")})
+    body = [
+        [
+            name, f"{next(iter(of.values()))['at_once_bytes'] / 1e6:,.1f}", *[met(of.get(part)) for part in parts],
+            str(max(r["compiled_plans"] for r in of.values())),
+        ]
+        for name, of in found.items()
+    ]  # fmt: skip
+    return markdown(["program", "at once, MB", *[f"1/{part}" for part in parts], "plans compiled, at most"], body)
+
+
+def kernel_limits() -> str:
+    """A row for each network, columns for each machine."""
+    found: dict[str, dict[str, dict]] = {}
+    for r in rows("kernel_limits"):
+        found.setdefault(r["network"], {})[r["target"]] = r
+    machines = list(dict.fromkeys(r["target"] for r in rows("kernel_limits")))
+
+    def cells(r):
+        if r is None:
+            return ["", "", ""]
+        if "refused" in r:
+            return [r["refused"], "", ""]
+        return [str(r["registers"]), f"{r['shared_bytes'] / 1024:,.0f}", f"{r['spill_bytes']:,}"]
+
+    columns = ("registers", "shared KiB", "spilled bytes")
+    header = [what if i else f"{m}: {what}" for m in machines for i, what in enumerate(columns)]
+    body = [[name, *[c for m in machines for c in cells(of.get(m))]] for name, of in found.items()]
+    return markdown(["policy", *header], body)
+
+
 TABLES = {
     "launches": launches, "launches-elsewhere": launches_elsewhere, "meshes": meshes, "fits-grid": fits_grid,
-    "fits-images": fits_images,
+    "fits-images": fits_images, "fits-budgets": fits_budgets, "kernel-limits": kernel_limits,
 }  # fmt: skip

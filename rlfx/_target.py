@@ -89,6 +89,8 @@ class Rewrites:
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
         (``rewrite/reals.py``); 0: never.
       unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
+      packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
+        (``rewrite/packed.py``); 0: never.
       inside: products that a loop over time could be given for all timesteps are computed in it, if they would leave the cache
         (``Room.tile``; ``schedule/fusion.py``).
     """
@@ -106,6 +108,7 @@ class Rewrites:
     inside: bool = False
     reals: int = 0
     unrolled: int = 0
+    packed: int = 0
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,7 @@ def _cpu() -> Target:
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
     rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
-    return Target(name, "gpu", rates, room, _ACCELERATOR, machine=MACHINES.get(name))
+    return Target(name, "gpu", rates, room, replace(_ACCELERATOR, packed=1 << 16), machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:

@@ -18,6 +18,7 @@ from rlfx.recurrence.cpu.contractions import FAST
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.language.operands import as_key, same_type, type_of
 from rlfx.recurrence.language.shuffle import shuffle as keyed_shuffle
+from rlfx.recurrence.rewrite.packed import packed
 from rlfx.recurrence.rewrite.picks import picking
 from rlfx.threefry import unrolled
 
@@ -98,22 +99,30 @@ def minibatch_epochs(
     rules = {**(FAST if pays.contractions else {}), **(picking(pays.picks) if pays.picks else {})}
     update, given = rewritten(update, rules), update
 
-    def epoch(carry, epoch_key):
-        order = _permutation(shuffle(epoch_key, sequences), sequences, shuffle).reshape(minibatches, size)
+    def ordered(epoch_key):
+        return _permutation(shuffle(epoch_key, sequences), sequences, shuffle).reshape(minibatches, size)
 
-        def one(carry, indices):
-            indices = place(mesh_axis)(indices)
-            batch = tree.tree_map(lambda x: jnp.take(x, indices, axis=lead, unique_indices=True, mode="clip"), rows)
-            batch = tree.tree_map(place(*(None,) * lead, mesh_axis), batch)
-            with jax.named_scope(getattr(given, "__name__", "update")):  # so that profiles know it
-                result = update(carry, batch)
-            return _updated(result, carry, given)
-
-        return jax.lax.scan(one, carry, order)
+    def one(carry, indices):
+        indices = place(mesh_axis)(indices)
+        batch = tree.tree_map(lambda x: jnp.take(x, indices, axis=lead, unique_indices=True, mode="clip"), rows)
+        batch = tree.tree_map(place(*(None,) * lead, mesh_axis), batch)
+        with jax.named_scope(getattr(given, "__name__", "update")):  # so that profiles know it
+            result = update(carry, batch)
+        return _updated(result, carry, given)
 
     with jax.named_scope("minibatch_epochs"):
-        return jax.lax.scan(epoch, carry, jax.random.split(unrolled(key), epochs))
+        keys = jax.random.split(unrolled(key), epochs)
+        pack = pays.packed and mesh is None and epochs * minibatches >= STEPS
+        indices = jax.eval_shape(lambda k: ordered(k)[0], keys[0]) if pack else None
+        alike = None if indices is None else packed(one, carry, indices, pays.packed)
+        if alike is None:
+            return jax.lax.scan(lambda c, k: jax.lax.scan(one, c, ordered(k)), carry, keys)
+        state, aux = jax.lax.scan(lambda c, k: jax.lax.scan(alike, c, ordered(k)), alike.pack(carry), keys)
+        return alike.unpack(state), aux
 
+
+#: From so many steps on they gain more than it takes to put arrays into vectors before the first, and to cut them after the last.
+STEPS = 4
 
 #: Devices, or a description of some that are not here: ``rlfx.target("h200:8").mesh("b")``.
 _MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", "rlfx.use_all_cores()"))

@@ -21,6 +21,7 @@ AT_A_TIME = 32
 
 
 def main(folder: str) -> None:
+    end_with_the_parent()
     with open(os.path.join(folder, "request.json")) as file:
         request = json.load(file)
     dump = os.path.join(folder, "dump")
@@ -63,6 +64,18 @@ def main(folder: str) -> None:
     with open(partial, "w") as file:
         json.dump(answer, file)
     os.replace(partial, os.path.join(folder, "answer.json"))
+
+
+def end_with_the_parent() -> None:
+    """Do not go on if whoever waits for the answer is killed: a compilation that never ends takes all memory (Linux)."""
+    import ctypes
+    import signal
+
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it was killed meanwhile
+            sys.exit("whoever asked is gone")
 
 
 def devices_of(jax, request: dict) -> list:

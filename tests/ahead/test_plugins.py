@@ -132,6 +132,40 @@ def test_acting_and_advantages_take_fifteen_launches(name, script):
     assert found.launches <= 15
 
 
+@pytest.mark.parametrize("name", ["a100", slow("h200")])
+def test_a_wide_state_that_is_turned_drawn_and_stored(name):
+    """48 numbers: XLA once moved the transposition of what is stored through its random numbers, along each of 2^20 paths."""
+
+    def act(w, x, t):
+        y = jnp.tanh(x @ w)
+        new = 0.9 * x + 0.1 * jnp.roll(x, 1) + 0.1 * jax.random.normal(t.key, x.shape) + y[0]
+        return new, (jnp.mean(new**2), x)
+
+    rollout = rlfx.unroll(act, length=50, batch=512, transform=rlfx.fuse_steps)
+    found = there(name).compile(rollout, S((48, 64), jnp.float32), S((512, 48), jnp.float32), KEY)
+    (kernel,) = (k for k in found.kernels if k.name == "rlfx_acting")
+    assert (found.loops, kernel.spill_bytes) == ((), 0)
+    assert found.launches < 10
+
+
+@pytest.mark.parametrize("name", ["h200", slow("a100")])
+def test_an_optimiser_takes_few_launches(name, script):
+    """A minibatch step of the demo, with 12 arrays of weights; it was 57 kernels."""
+    launches = script("launches")
+    fn, arguments = launches.full(64)[launches.KERNEL]
+    (outer,) = there(name).compile(fn, *arguments).loops
+    (inner,) = outer.loops
+    assert (outer.trips, inner.trips) == (4, 4)
+    assert inner.kernels <= 46
+
+
+@pytest.mark.slow
+def test_an_epoch_takes_a_tenth_of_the_launches_by_hand(script):
+    launches = script("launches")
+    fn, arguments = launches.one_epoch()[launches.KERNEL]
+    assert there("h200").compile(fn, *arguments).launches <= 580
+
+
 @pytest.mark.parametrize("name", ["v5e", "v6e"])
 def test_fused_steps_are_one_kernel_of_a_tpu(name):
     env = rlfx.envs.make("CartPole-v1")

@@ -229,6 +229,28 @@ def test_a_process_that_hangs_is_ended_with_what_it_started(monkeypatch, tmp_pat
     assert not _runs(pid)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="how a process ends with its parent")
+def test_a_process_ends_with_whoever_waits_for_it(tmp_path):
+    """A compilation that takes all memory does not stay behind when its parent is killed."""
+    loaded = f"import runpy; runpy.run_path({str(process.WORKER)!r})['end_with_the_parent']()"
+    child = f"{loaded}; print('ready', flush=True); import time; time.sleep(600)"
+    parent = (
+        f"import subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\nprint(child.pid, flush=True)\ntime.sleep(600)"
+    )
+    waiting = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    pid = int(waiting.stdout.readline())
+    assert _runs(pid)
+    waiting.kill()
+    waiting.wait()
+    waiting.stdout.close()
+    for _ in range(100):
+        if not _runs(pid):
+            break
+        time.sleep(0.1)
+    assert not _runs(pid)
+
+
 def _runs(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().split(")")[-1].split()[0] not in ("Z", "X")

@@ -15,6 +15,7 @@ from rlfx import _jaxpr as J
 from rlfx.envs import fast_prng
 from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_steps, supported
 from rlfx.transforms.steps import pallas, tiled
+from rlfx.transforms.steps.moved import moved
 from rlfx.transforms.steps.program import trace_step
 from tests.sampling import slow
 from tests.transforms.test_fuse_steps import walk
@@ -193,6 +194,48 @@ def test_operations_on_tiles(names):
     assert_same(*both(body, 3, weights(2, w=(20, 20), g=(20,)), carry), atol=2e-2 if "16 bits" in names else 1e-5)
 
 
+def turned(p, t, b, carry, x):
+    """Vectors that are wider than what is taken apart, cut and put together; booleans too."""
+    h, n = carry
+    both = jnp.concatenate([jnp.tanh(h @ p["w"])[:60], h[:20] + n])
+    moved = jnp.roll(both, 7) + jnp.concatenate([h[70:], n[None], both[1:70]])
+    done = jnp.roll(both > 0.1, -9)
+    return (jnp.where(done, moved / 3, both), n + 1), (moved.mean(), done.any())
+
+
+def test_wide_vectors_that_are_cut_and_joined():
+    n = 6
+    assert_same(*both(turned, 3, weights(0, w=(80, 80)), (numbers(2, n, 80), numbers(3, n))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "bool", "bfloat16", "float16", "int8"])
+def test_moved_rows_keep_every_bit(dtype):
+    bits = np.random.default_rng(0).integers(0, 2**32, (32, 16), np.uint32)
+    x = bits.view(np.float32) if dtype == "float32" else jnp.asarray(bits % 2**31).astype(dtype)
+    x = jnp.asarray(x).at[3, 5].set(jnp.ones((), dtype)).at[4].set(jnp.zeros((), dtype))
+    if dtype == "float32":
+        x = x.at[7].set(jnp.nan).at[8].set(-jnp.inf).at[9].set(-0.0)
+    y = jnp.flip(x, 1)
+    with jax.default_matmul_precision("bfloat16"):
+        found = moved([(x, [(0, 3, 29), (8, 32, -8)]), (y, [(4, 6, 1)])], 32)
+    expected = jnp.concatenate([x[29:], jnp.zeros_like(x[:1]), y[5:7], jnp.zeros_like(x[:2]), x[:24]])
+    view = {1: np.uint8, 2: np.uint16, 4: np.uint32}[found.dtype.itemsize]
+    assert found.dtype == x.dtype
+    np.testing.assert_array_equal(np.asarray(found).view(view), np.asarray(expected).view(view))
+
+
+def test_a_tile_is_stored_without_a_transposition():
+    """XLA moves one through all that it is made of, once for each path: random numbers would never be compiled."""
+
+    def body(p, t, b, carry, x):
+        return jnp.tanh(carry @ p["w"]), carry
+
+    run = fuse_scan(body, 2, backend="interpret")
+    text = str(jax.make_jaxpr(run)(weights(0, w=(20, 20)), numbers(1, 16, 20)))
+    assert "pallas_call[" in text
+    assert "transpose[" not in text
+
+
 # -- what is refused
 
 
@@ -211,12 +254,6 @@ def in_a_long_loop(p, t, b, carry, x):
     return (m, jax.lax.fori_loop(0, 100, lambda i, h: jnp.tanh(h @ p["w"]), h)), None
 
 
-def joined(p, t, b, carry, x):
-    m, h = carry
-    both = jnp.concatenate([jnp.tanh(h @ p["w"])[:60], h[:20]])
-    return (m, both / jnp.roll(both, 7)), None
-
-
 def by_hand(p, t, b, carry, x):
     m, h = carry
     return (m, (p["w"] * h[:, None]).sum(0) + jnp.tanh(h @ p["w"])), None
@@ -230,7 +267,6 @@ REFUSED = {
     ),
     "sums along a vector": (summed_up, "is 80 numbers wide, and is used one by one; a kernel takes at most 64 apart"),
     "long loops": (in_a_long_loop, "runs 100 iterations on a value that is a tile"),
-    "what would be put together": (joined, r"(puts|cuts) \d+ numbers"),
 }
 
 

@@ -16,9 +16,10 @@ from rlfx._axes import REDUCTIONS
 from rlfx.transforms.steps import keys as F
 from rlfx.transforms.steps import rules as R
 from rlfx.transforms.steps.control import CONTROL_RULES
+from rlfx.transforms.steps.products import Product, Weights
 from rlfx.transforms.steps.random import RANDOM_RULES, threefry_block
 from rlfx.transforms.steps.scalarize import Interpreter, array_of, is_known, unsupported, words_of
-from rlfx.transforms.steps.tiles import WIDE, Counted, Mapped, Product, Stacked, Tile, View, Weights
+from rlfx.transforms.steps.tiles import WIDE, Counted, Mapped, Stacked, Tile, View
 
 #: A structural operation gives a tile of so many pieces at most.
 PIECES = 16

@@ -19,10 +19,11 @@ from jax.experimental import pallas as pl
 from rlfx import _jaxpr as J
 from rlfx.transforms.steps import keys as F
 from rlfx.transforms.steps.pallas import Backend, counted, cut, loaded, to_store
+from rlfx.transforms.steps.products import Weights
 from rlfx.transforms.steps.program import Layout, StepProgram
 from rlfx.transforms.steps.scalarize import Target, UnsupportedPrimitive, cell, keys_of
 from rlfx.transforms.steps.tile_rules import TileInterpreter
-from rlfx.transforms.steps.tiles import WIDE, Held, Tile, Weights, chunks, padded
+from rlfx.transforms.steps.tiles import WIDE, Held, Tile, chunks, padded
 
 #: Bytes of matrices that are kept near the processor for all timesteps: a part of the shared memory.
 NEAR = 64 * 1024
@@ -291,17 +292,16 @@ def _loaded(layout: Layout, wide: frozenset[int], refs: Sequence[Any], at: tuple
     """From memory to registers."""
     found = []
     for r, dtype, tile, parts in _places(layout, wide, refs, at):
-        found += [r[part].T if tile else loaded(r[part], dtype) for part in parts]
+        found += [r[part] if tile else loaded(r[part], dtype) for part in parts]
     return found
 
 
 def _store(layout: Layout, wide: frozenset[int], refs: Sequence[Any], at: tuple, values: Sequence[jax.Array]) -> None:
     """From registers to memory."""
     arrays = iter(values)
-    for r, _, tile, parts in _places(layout, wide, refs, at):
+    for r, _, _, parts in _places(layout, wide, refs, at):
         for part in parts:
-            x = next(arrays)
-            r[part] = to_store(x.T if tile else x, r.dtype)
+            r[part] = to_store(next(arrays), r.dtype)
 
 
 def _places(layout: Layout, wide: frozenset[int], refs: Sequence[Any], at: tuple) -> Iterator[tuple]:
@@ -309,8 +309,20 @@ def _places(layout: Layout, wide: frozenset[int], refs: Sequence[Any], at: tuple
     rest = iter(refs)
     for shape, dtype, tile in _leaves(layout, wide):
         if size := math.prod(shape):
-            columns = [pl.ds(start, padded(n)) for start, n in chunks(0, size)] if tile else range(size)
-            yield next(rest), dtype, tile, [(*at, i) for i in columns] if shape else [at]
+            places = [_across(at, *part) for part in chunks(0, size)] if tile else [(*at, i) for i in range(size)]
+            yield next(rest), dtype, tile, places if shape else [at]
+
+
+def _across(at: tuple, start: int, size: int) -> tuple:
+    """Where a part of a tile is, number by number: ``[rows, environments]``, though memory has environments first.
+
+    The alternative, to transpose what is loaded or stored, does not compile: XLA moves a transposition through all that a tile
+    is made of, once for each path to it (``TritonXLAFoldTransposePass``), and random numbers have 2^20 paths.
+    """
+    *lead, here = at
+    shape = (padded(size), here.size)
+    numbers = here.start + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    return *lead, numbers, np.int32(start) + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
 
 
 def _values(layout: Layout, wide: frozenset[int], arrays: Sequence[jax.Array]) -> list[Any]:

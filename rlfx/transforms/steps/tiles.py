@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx.transforms.steps.moved import can_move, moved
 from rlfx.transforms.steps.scalarize import array_of, unsupported
 
 #: Vectors of so many numbers are tiles: the least that a product of a kernel takes.
@@ -49,6 +50,7 @@ class Tile:
         self.shape, self.eqn = tuple(shape), eqn
         self.size = math.prod(self.shape)
         self._known: dict[tuple[int, int], jax.Array] = {}
+        self._taken: dict[int, Any] = {}
 
     def rows(self, start: int, size: int) -> jax.Array:
         """``[padded(size), block]``, or ``[padded(size), 1]`` where all environments share it."""
@@ -64,14 +66,28 @@ class Tile:
         """Ranges that are there without cutting."""
         return chunks(0, self.size)
 
+    def cuts(self, start: int, size: int) -> bool:
+        """Whether rows have to be moved to have this range."""
+        return False
+
     def element(self, i: int) -> jax.Array:
         """One row, ``[block]``."""
+        if i not in self._taken:
+            self._taken[i] = self.taken(i)
+        return self._taken[i]
+
+    def taken(self, i: int) -> jax.Array:
+        """The row, taken for the first time."""
         start, size = next((s, n) for s, n in self.parts() if s <= i < s + n)
         x = self.rows(start, size)
         here = _at(x) == i - start
         word = x.astype(jnp.int32) if x.dtype == bool else x
         taken = jnp.where(here, word, jnp.zeros_like(word)).sum(0, dtype=word.dtype)
         return taken != 0 if x.dtype == bool else taken
+
+    def uncut(self, parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """These ranges; those of all tiles, if rows have to be moved for one of them."""
+        return chunks(0, self.size) if any(self.cuts(*part) for part in parts) else parts
 
     def elements(self) -> np.ndarray:
         """All rows as scalars."""
@@ -90,7 +106,7 @@ def _at(x: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
 
 
-def _row(scalar: Any) -> jax.Array:
+def row(scalar: Any) -> jax.Array:
     """A scalar, ``[block]`` or ``[]`` where all environments share it, as one row."""
     x = jnp.asarray(scalar)
     return x[None, :] if x.ndim else x[None, None]
@@ -104,9 +120,10 @@ class Held(Tile):
         self._known.update(zip(chunks(0, self.size), arrays, strict=True))
 
     def made(self, start: int, size: int) -> jax.Array:
-        if size > FEW:
-            raise unsupported(self.eqn, f"cuts {size} numbers out of a state of {self.size}, which a kernel can't")
-        return Stacked([self.element(i) for i in range(start, start + size)], (size,)).rows(0, size)
+        return joined([(self, start, size)], size, self.eqn)
+
+    def cuts(self, start: int, size: int) -> bool:
+        return (start, size) not in self._known
 
 
 class Mapped(Tile):
@@ -117,15 +134,18 @@ class Mapped(Tile):
         self.fn, self.operands = fn, operands
 
     def made(self, start: int, size: int) -> jax.Array:
-        found = [x.rows(start, size) if isinstance(x, Tile) else _row(x) for x in self.operands]
+        found = [x.rows(start, size) if isinstance(x, Tile) else row(x) for x in self.operands]
         shape = (padded(size), max(x.shape[1] for x in found))
         return self.fn(*[jnp.broadcast_to(x, shape) for x in found])
 
     def parts(self) -> list[tuple[int, int]]:
         """Those of its operands, put together."""
-        cuts = {s for x in self.operands if isinstance(x, Tile) for s, _ in x.parts()} | {self.size}
-        ordered = sorted(cuts | {0})
-        return [(a, b - a) for a, b in zip(ordered, ordered[1:], strict=False)]
+        ends = {s for x in self.operands if isinstance(x, Tile) for s, _ in x.parts()} | {self.size}
+        ordered = sorted(ends | {0})
+        return self.uncut([(a, b - a) for a, b in zip(ordered, ordered[1:], strict=False)])
+
+    def cuts(self, start: int, size: int) -> bool:
+        return any(x.cuts(start, size) for x in self.operands if isinstance(x, Tile))
 
 
 class Counted(Tile):
@@ -151,7 +171,7 @@ class Stacked(Tile):
         self.scalars = scalars
 
     def made(self, start: int, size: int) -> jax.Array:
-        here = [_row(x) for x in self.scalars[start : start + size]]
+        here = [row(x) for x in self.scalars[start : start + size]]
         rows = (padded(size), max(x.shape[1] for x in here))
         at = jax.lax.broadcasted_iota(jnp.int32, rows, 0)
         full = [jnp.broadcast_to(x, rows) for x in here]
@@ -170,12 +190,24 @@ class View(Tile):
         self.starts = np.cumsum([0, *(size for *_, size in pieces)]).tolist()
 
     def made(self, start: int, size: int) -> jax.Array:
+        pieces = self.within(start, size)
+        if len(pieces) == 1:
+            (tile, first, length) = pieces[0]
+            return tile.rows(first, length)
+        return joined(pieces, size, self.eqn)
+
+    def within(self, start: int, size: int) -> list[tuple[Tile, int, int]]:
+        """Of which pieces these rows are."""
+        found = []
         for (tile, first, length), at in zip(self.pieces, self.starts, strict=False):
-            if at <= start and start + size <= at + length:
-                return tile.rows(first + start - at, size)
-        if size > FEW:
-            raise unsupported(self.eqn, f"puts {size} numbers together as one operand, which a kernel can't", JOIN)
-        return Stacked([self.element(i) for i in range(start, start + size)], (size,)).rows(0, size)
+            low, high = max(start, at), min(start + size, at + length)
+            if low < high:
+                found.append((tile, first + low - at, high - low))
+        return found
+
+    def cuts(self, start: int, size: int) -> bool:
+        pieces = self.within(start, size)
+        return len(pieces) > 1 or pieces[0][0].cuts(*pieces[0][1:])
 
     def parts(self) -> list[tuple[int, int]]:
         """Of each piece those that lie in it."""
@@ -183,7 +215,7 @@ class View(Tile):
         for (tile, first, length), at in zip(self.pieces, self.starts, strict=False):
             inside = [(max(s, first), min(s + n, first + length)) for s, n in tile.parts()]
             found += [(a - first + at, b - a) for a, b in inside if a < b]
-        return found
+        return self.uncut(found)
 
     def element(self, i: int) -> jax.Array:
         for (tile, first, length), at in zip(self.pieces, self.starts, strict=False):
@@ -199,6 +231,37 @@ class View(Tile):
         return None
 
 
+def joined(pieces: Sequence[tuple[Tile, int, int]], size: int, eqn: Any) -> jax.Array:
+    """Ranges of tiles, one after another, as one array: scalars are put into it, other rows moved to where they belong."""
+    starts = np.cumsum([0, *(n for *_, n in pieces)]).tolist()
+    few: list[tuple[int, Any]] = []
+    arrays: dict[int, tuple[jax.Array, list]] = {}
+    for (tile, first, n), at in zip(pieces, starts, strict=False):
+        scalars = scalars_of(tile, first, n) or ([tile.element(first + i) for i in range(n)] if n <= APART else None)
+        if scalars is not None:
+            few += enumerate(scalars, at)
+            continue
+        for s, m in tile.parts():
+            low, high = max(s, first), min(s + m, first + n)
+            if low < high:
+                x = tile.rows(s, m)
+                arrays.setdefault(id(x), (x, []))[1].append((low - first + at, high - first + at, first - at - s))
+    operands = list(arrays.values())
+    width = max([x.shape[1] for x, _ in operands] + [row(x).shape[1] for _, x in few])
+    if operands and (width == 1 or not all(can_move(x.dtype) for x, _ in operands)):
+        if size > FEW:
+            raise unsupported(eqn, f"puts {size} numbers together as one operand, which a kernel can't", JOIN)
+        few, operands = list(enumerate(t.element(f + i) for t, f, n in pieces for i in range(n))), []
+    rows = (padded(size), width)
+    wide = [(jnp.broadcast_to(x, (x.shape[0], width)), ranges) for x, ranges in operands]
+    start = moved(wide, rows[0]) if wide else jnp.broadcast_to(row(few[0][1]), rows)
+    at = jax.lax.broadcasted_iota(jnp.int32, rows, 0)
+    return functools.reduce(lambda tile, e: jnp.where(at == e[0], jnp.broadcast_to(row(e[1]), rows), tile), few, start)
+
+
+#: So many rows, at most, are taken out of a tile one by one rather than moved by a product.
+APART = 2
+
 JOIN = "Multiply the parts with their own weights, and add: x @ w[:n] + y @ w[n:]."
 
 
@@ -207,72 +270,3 @@ def scalars_of(tile: Tile, start: int, size: int) -> list | None:
     if isinstance(tile, Stacked):
         return list(tile.scalars[start : start + size])
     return tile.scalars(start, size) if isinstance(tile, View) else None
-
-
-class Weights(Tile):
-    """What all environments share, in memory: parts are loaded as they are asked for.
-
-    Attributes:
-      load: ``load(index)`` gives a part: for each axis ``(start, size)`` or a number.
-      outer: the array, as a function of the kernel's shared arguments.
-    """
-
-    def __init__(self, load: Callable[[tuple], jax.Array], outer: Callable[[Sequence[Any]], Any], aval: Any):
-        super().__init__(aval.shape)
-        self.load, self.outer, self.dtype = load, outer, aval.dtype
-
-    def made(self, start: int, size: int) -> jax.Array:
-        assert len(self.shape) == 1
-        return self.load(((start, padded(size)),))[:, None]
-
-    def element(self, i: int) -> jax.Array:
-        return self.load(tuple(int(k) for k in np.unravel_index(i, self.shape)))
-
-    def elements(self) -> np.ndarray:
-        return array_of([self.element(i) for i in range(self.size)], self.shape)
-
-    def matrix(self, contracted: int, ins: tuple[int, int], outs: tuple[int, int]) -> jax.Array:
-        """A part of a matrix, ``[padded, padded]``, its axes in their order in memory."""
-        ranges = [(s, padded(n)) for s, n in (ins, outs)]
-        return self.load(tuple(ranges if contracted == 0 else ranges[::-1]))
-
-    def line(self, contracted: int, ins: Any, outs: Any) -> jax.Array:
-        """A part of one row or column: one of ``ins`` and ``outs`` is a number."""
-        index = [x if isinstance(x, int) else (x[0], padded(x[1])) for x in (ins, outs)]
-        return self.load(tuple(index if contracted == 0 else index[::-1]))
-
-
-class Product(Tile):
-    """A vector times a matrix that all environments share."""
-
-    def __init__(self, x: Tile, weights: Weights, contracted: int, precision: Any, dtype: Any, eqn: Any):
-        super().__init__((weights.shape[1 - contracted],), eqn)
-        self.x, self.weights, self.contracted, self.precision, self.dtype = x, weights, contracted, precision, dtype
-
-    def made(self, start: int, size: int) -> jax.Array:
-        terms = []
-        for first, many in self.x.parts():
-            few = scalars_of(self.x, first, many)
-            if few is not None and many < WIDE:
-                lines = [self.weights.line(self.contracted, first + i, (start, size)) for i in range(many)]
-                terms += [line[:, None] * _row(e) for line, e in zip(lines, few, strict=True)]
-                continue
-            for ins in [(first, many)] if many <= CHUNK else chunks(first, many):
-                w, x = self.weights.matrix(self.contracted, ins, (start, size)), self.x.masked(*ins, 0)
-                dims = (((self.contracted,), (0,)), ((), ()))
-                terms.append(jax.lax.dot_general(w, x, dims, self.precision, self.dtype))
-        return functools.reduce(jnp.add, terms).astype(self.dtype)
-
-    def element(self, i: int) -> jax.Array:
-        """By a sum over rows, for outputs too few to be a tile."""
-        if self.size >= WIDE:
-            return super().element(i)
-        terms = []
-        for ins in self.x.parts():
-            few = scalars_of(self.x, *ins)
-            if few is not None:
-                terms += [self.weights.line(self.contracted, ins[0] + k, i) * e for k, e in enumerate(few)]
-                continue
-            line = self.weights.line(self.contracted, ins, i)
-            terms.append((line[:, None] * self.x.masked(*ins, 0)).sum(0))
-        return functools.reduce(jnp.add, terms).astype(self.dtype)
