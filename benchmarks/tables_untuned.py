@@ -85,14 +85,17 @@ def plans() -> str:
     )
 
 
-def within() -> str:
+def within(sets: tuple[str, ...]) -> str:
     """How many programs run by a plan within 10% of the fastest, of how many."""
     kept = read("plan_choice")
-    lost = [r["lost"] for rows in kept["sets"].values() for r in rows.values()]
+    lost = [r["lost"] for name in sets for r in kept["sets"][name].values()]
     return f"{sum(x <= kept['within'] for x in lost)} of {len(lost)}"
 
 
-VALUES = {"plans-within": within}
+VALUES = {
+    "plans-within": functools.partial(within, ("fresh",)),
+    "plans-elsewhere": functools.partial(within, ("held-out", "unseen")),
+}
 TABLES = {
     "plan-choice": plans,
     "untuned-unseen": unseen,

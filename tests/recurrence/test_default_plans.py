@@ -10,7 +10,7 @@ import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import ROWS, ROWS_OF_BLOCK, cache_block
+from rlfx.recurrence.plan.choose import LOOPED, ROWS, ROWS_OF_BLOCK, cache_block
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
@@ -177,9 +177,14 @@ def test_blocks_have_rows_enough_for_their_weights():
     for cache, block in ((2**30, needed), (2 * 20 * step, 20), (8 * step, 8)):
         found = cache_block(learner, B, with_room(tile=8 * step, cache=cache), 1024)
         assert found == divisor_near(1024, block), cache
+
+
+def test_blocks_of_a_recurrence_are_one_timestep_or_long_enough_for_their_loops():
+    """It reads its weights at every timestep anyway, but blocks of more than one timestep have loops to start."""
     looped = learner_of(remembers, PARAMS, (jnp.ones((B, 5)), jnp.zeros((B, WIDTH))), 1024)
-    step = activation_bytes(looped, B)  # a recurrence does so at every timestep anyway
-    assert cache_block(looped, B, with_room(tile=8 * step, cache=2**30), 1024) == 8
+    step = activation_bytes(looped, B)
+    for tile, cache, block in ((1, 2**20, 1), (2, 2**20, LOOPED), (2, 8, 4), (16, 2**20, 16)):
+        assert cache_block(looped, B, with_room(tile=tile * step, cache=cache * step), 1024) == block
 
 
 def test_a_convolution_multiplies_its_weights_with_a_row_for_each_position():

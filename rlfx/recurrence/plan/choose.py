@@ -29,6 +29,9 @@ HOST_BLOCKS = 8
 #: How much of the rollout a stream holds at a time where blocks could store it.
 OF_ROLLOUT = 1 / 8
 
+#: Timesteps of a recurrence in a block, if it is not one: every block starts loops, forward and backward.
+LOOPED = 8
+
 #: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
 ROWS_OF_BLOCK = 256
 
@@ -202,19 +205,19 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     """Timesteps in a block: the divisor of ``length`` whose activations come closest to a core's own cache.
 
     Every block reads all weights, and adds to their gradients: it has rows enough to make up for that, as far as half of the
-    machine's cache allows. (A recurrence does so at every timestep anyway.) So have copies of the program, each of which has
-    weights of its own.
+    machine's cache allows. So have copies of the program, each of which has weights of its own. A recurrence reads them at
+    every timestep anyway, but starts its loops in every block: none of one timestep, which has no loops, or ``LOOPED``.
     """
-    room = target.room.tile
-    if room is None:
+    if target.room.tile is None:
         return length
     step = max(activation_bytes(learner, batch) * copies, 1)
-    fitting = max(1, int(room // step))
-    if copies == 1 and not learner.region.loops:
-        fitting = max(
-            fitting, min(int(target.room.cache // (2 * step)), math.ceil(ROWS_OF_BLOCK / _rows(learner, batch)))
-        )
-    elif copies > 1:
+    fitting = max(1, int(target.room.tile // step))
+    room = int(target.room.cache // (2 * step))
+    if copies == 1 and learner.region.loops:
+        fitting = max(fitting, min(room, LOOPED)) if fitting > 1 else 1
+    elif copies == 1:
+        fitting = max(fitting, min(room, math.ceil(ROWS_OF_BLOCK / _rows(learner, batch))))
+    else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     if fitting >= length:
         return length
