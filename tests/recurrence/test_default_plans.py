@@ -1,6 +1,7 @@
 """Default plans on a CPU: wide products kept where memory allows it, data in blocks that fit a core's cache while acting, too."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -207,15 +208,17 @@ def predicts(params, h, t):
 def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memory_for_them():
     h = jnp.zeros((B, WIDTH))
 
-    def plan(f, target, params, carry):
+    def plan(f, target, params, carry, **options):
         wrt = {"wrt": (True, False)} if isinstance(params, tuple) else {"key": KEYS[0]}
-        return rlfx.compile(f, length=T, batch=B, target=target).plan(params, carry, **wrt)
+        return rlfx.compile(f, length=T, batch=B, target=target, **options).plan(params, carry, **wrt)
 
     learner = learner_of(predicts, (PARAMS, X), h)
     small, needed = activation_bytes(learner, B), temporaries(rlfx.Plan("one pass"), learner, B)
     assert needed >= T * small
     for unmapped, form in ((needed, "one pass"), (needed - 1, "blocks"), (None, "blocks")):
         assert plan(predicts, with_room(tile=small, unmapped=unmapped), (PARAMS, X), h).form == form
+    for asks in (partial(rlfx.offload, min_bytes=1), partial(rlfx.fuse_steps, backend="scan")):  # for another way
+        assert plan(predicts, with_room(tile=small), (PARAMS, X), h, transform=asks).form == "blocks"
     # What acts is computed once by acting and once by the learner, in blocks or not.
     carry = jnp.ones((B, 5)), h
     assert plan(remembers, with_room(tile=small), PARAMS, carry).form == "blocks"

@@ -134,7 +134,11 @@ def _once(learner: Learner, batch: int, target: Target) -> bool:
     """Whether a recurrence over data runs forward once, all its activations kept: where calls have that memory again.
 
     Nothing acts there, so that blocks would run it twice, which takes longer than to write activations and to read them.
+    Not if a transform asks for loops of its own, which acting runs, or for data on the host, of which blocks are fetched.
     """
+    asked = learner.program.directives
+    if asked.loops is not None or asked.offload:
+        return False
     acted = {v for loop in learner.acting.loops for e in loop.body for v in e.outputs}
     if not learner.region.loops or not acted.isdisjoint({*learner.stored, *learner.beyond}):
         return False
