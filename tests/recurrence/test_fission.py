@@ -79,10 +79,11 @@ def nested(fn, pass_="acting"):
 
 @pytest.mark.parametrize(("f", "inside"), [(lookahead, 0), (trained, 0), (planning, 2), (branching, 1)])
 def test_a_nested_loop_leaves_if_no_recurrence_needs_it(f, inside):
-    fn = compiled(f)
+    fn = compiled(f, plan=rlfx.Plan())
     assert nested(fn) == inside
     if f is not branching:
         assert nested(fn, "learning") == inside
+        assert nested(compiled(f, plan=rlfx.Plan("one pass"))) == inside
 
 
 def test_it_stays_where_all_timesteps_do_not_fit_or_a_loop_may_end_early():
@@ -112,7 +113,8 @@ def test_nothing_is_evaluated_twice():
 
 def test_what_the_learner_differentiates_after_the_loop_is_not_evaluated_in_it():
     """Not even for the maximum of the softmax, which is not differentiated and small: the loop is the recurrence alone."""
-    (loop,) = (n for n in compiled(told).physical(PARAMS, CARRY).learning.nodes if isinstance(n, Repeated))
+    passes = compiled(told, plan=rlfx.Plan()).physical(PARAMS, CARRY)
+    (loop,) = (n for n in passes.learning.nodes if isinstance(n, Repeated))
     assert [e.op.name for e in loop.equations].count("dot_general") == 1
 
 
