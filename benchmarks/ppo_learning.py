@@ -25,7 +25,7 @@ import numpy as np
 import purejaxrl
 import recorded
 from ppo_full import make_train
-from scipy import stats
+from welch import relative
 
 import rlfx.envs
 
@@ -79,16 +79,11 @@ def compare(first, second):
     """Areas under the curves, and the 95% interval of their relative difference."""
     start = int(max(np.isnan(first).sum(1).max(), np.isnan(second).sum(1).max()))
     a, b = (np.mean(c[:, start:], 1) for c in (first, second))
-    test = stats.ttest_ind(a, b, equal_var=False)
-    low, high = test.confidence_interval(0.95)
-    scale = abs(b.mean())
     return {
         "area": [float(a.mean()), float(b.mean())],
         "area_std": [float(a.std(ddof=1)), float(b.std(ddof=1))],
         "final": [float(c[:, -10:].mean()) for c in (first, second)],
-        "difference": float((a.mean() - b.mean()) / scale),
-        "interval": [float(low / scale), float(high / scale)],
-        "p_value": float(test.pvalue),
+        **relative(a, b),
         "areas": [np.round(a, 2).tolist(), np.round(b, 2).tolist()],
         "mean_curves": [np.round(c.mean(0)[:: max(1, c.shape[1] // 100)], 2).tolist() for c in (first, second)],
     }

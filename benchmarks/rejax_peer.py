@@ -183,16 +183,12 @@ def child(arm, algorithm, seeds, rounds, what):
 
 def compared(curves):
     import numpy as np
-    from scipy import stats
+    from welch import relative
 
     areas = {arm: np.asarray(returns).mean(0) for arm, returns in curves.items()}
-    ours, theirs = areas["rlfx"], areas["rejax"]
-    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
-    relative = [float(x / abs(theirs.mean())) for x in (ours.mean() - theirs.mean(), interval.low, interval.high)]
     return {
         "areas": {a: np.round(x, 1).tolist() for a, x in areas.items()},
-        "difference": relative[0],
-        "interval": relative[1:],
+        **relative(areas["rlfx"], areas["rejax"]),
     }
 
 

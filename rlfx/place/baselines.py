@@ -46,6 +46,20 @@ def one_device(problem: Problem) -> Assignment:
     return Assignment(device, run_order(problem, "critical-path"))
 
 
+def generator(key: jax.Array) -> np.random.Generator:
+    """NumPy's generator, by a key."""
+    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
+
+
+def _took(problem: Problem, v: int, waiting: np.ndarray, ready: set[int]) -> None:
+    """A task leaves those that are ready, and those that waited for it alone join them."""
+    ready.discard(v)
+    for w in problem.succs[v]:
+        waiting[w] -= 1
+        if waiting[w] == 0:
+            ready.add(int(w))
+
+
 def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.0) -> Assignment:
     """Critical path: repeatedly take the ready task with the longest path to an exit, put it where it starts earliest.
 
@@ -77,17 +91,13 @@ def list_schedule(problem: Problem, rng: np.random.Generator, greedy: float = 1.
         device[v], order[v] = d, position
         finish[v] = start[d] + problem.exec_time[v, d]
         free[d] = present[v, d] = finish[v]
-        ready.discard(v)
-        for w in problem.succs[v]:
-            waiting[w] -= 1
-            if waiting[w] == 0:
-                ready.add(int(w))
+        _took(problem, v, waiting, ready)
     return Assignment(device, order)
 
 
 def critical_path(problem: Problem, key: jax.Array, runs: int = 50) -> tuple[Assignment, float]:
     """The best of ``runs`` randomised critical-path schedules (the paper's baseline), ``runs`` simulator calls."""
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
+    rng = generator(key)
     return best(problem, [list_schedule(problem, rng) for _ in range(runs)])
 
 
@@ -205,18 +215,14 @@ def sparing(problem: Problem, rng: np.random.Generator, spread: float = 0.0) -> 
 
     for position in range(V):
         _, v, d, need, begin = min(map(option, ready))
-        last = problem.preds[v][readers[problem.preds[v]] == 1]
+        preds = problem.preds[v]
+        last = preds[readers[preds] == 1]
         device[v], order[v], finish[v] = d, position, begin + problem.exec_time[v, d]
         free[d], held[d] = finish[v], held[d] + need
-        preds = problem.preds[v]
         there[preds, d] = there[v, d] = loaded[problem.input_preds[v], d] = True
         readers[preds] -= 1
         held -= nbytes[last] @ there[last]
-        ready.discard(v)
-        for w in problem.succs[v]:
-            waiting[w] -= 1
-            if waiting[w] == 0:
-                ready.add(int(w))
+        _took(problem, v, waiting, ready)
     return Assignment(device, order)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rlfx._checks import KEY, POSITIVE, expect, installed, one_of
@@ -54,10 +53,6 @@ def _fixed(make: Callable[[Problem], Assignment]) -> Method:
     return method
 
 
-def _generator(key: jax.Array) -> np.random.Generator:
-    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), jnp.uint32)).tolist())
-
-
 def sparing(problem: Problem, rng: np.random.Generator, count: int) -> list[Assignment]:
     """Schedules by least memory, the first as it is, the others ever more at random."""
     return [baselines.sparing(problem, rng, spread=i / count) for i in range(count)]
@@ -73,7 +68,7 @@ def critical_path(problem: Problem, key: jax.Array, budget: int) -> Result:
     more = min(runs, budget - runs)
     if more < 1 or fits(problem, found[1]):
         return Result(*found, runs)
-    spare = baselines.best(problem, sparing(problem, _generator(jax.random.fold_in(key, 1)), more))
+    spare = baselines.best(problem, sparing(problem, baselines.generator(jax.random.fold_in(key, 1)), more))
     return Result(*min(found, spare, key=lambda one: one[1]), runs + more)
 
 
@@ -83,7 +78,7 @@ def heuristic_starts(problem: Problem, key: jax.Array, budget: int) -> tuple[lis
     Those spread time evenly. Where memory may bind, as many that spread memory instead, every second in depth-first order, and
     the first three in that order, too, and half as many schedules by least memory.
     """
-    rng = _generator(key)
+    rng = baselines.generator(key)
     fixed = [baselines.heft(problem), baselines.enumerative(problem), baselines.one_device(problem)]
     paths = [baselines.list_schedule(problem, rng) for _ in range(max(0, min(50, budget // 8)))]
     if problem.memory_may_bind:

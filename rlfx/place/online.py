@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from rlfx.place.baselines import Assignment
+from rlfx.place.baselines import Assignment, generator
 from rlfx.place.problem import Problem
 
 REPEATS = 3
@@ -48,7 +48,7 @@ def descend(
       key: used once.
       calls: executions at most, those among them that compile: the first, and the first of each neighbour.
     """
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key, (4,), np.uint32)).tolist())
+    rng = generator(key)
     seconds(start)
     best, left = start, calls - 1
     while left >= 2 * REPEATS + 1:

@@ -23,7 +23,7 @@ class Handler(ocp.AsyncCheckpointHandler):
         if jax.process_index() == 0:
             with (directory / _FILE).open("wb") as file:
                 for array in arrays:
-                    file.write(bytes_of(array))
+                    file.write(array)
 
     async def async_save(self, directory: Any, args: Save) -> list[future.Future]:
         return [future.CommitFutureAwaitingContractedSignals(self._write(directory, args.arrays), name="arrays")]
@@ -41,7 +41,7 @@ class Handler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(Handler, for_save=True)
 @dataclasses.dataclass
 class Save(ocp.args.CheckpointArgs):
-    """What to write: nobody else may write to these arrays until it is done."""
+    """What to write, arrays of bytes: nobody else may write to them until it is done."""
 
     arrays: Sequence[np.ndarray]
 
@@ -52,8 +52,3 @@ class Restore(ocp.args.CheckpointArgs):
     """How many bytes each array has."""
 
     sizes: Sequence[int]
-
-
-def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Those of a contiguous array, without a copy."""
-    return array.reshape(-1).view(np.uint8)

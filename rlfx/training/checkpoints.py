@@ -194,9 +194,9 @@ def _manager(path: Path, keep: int | None) -> Iterator[Any]:
 
 def _save(manager: Any, done: int, agent: Any, key: jax.Array) -> None:
     ocp, written = _orbax()
-    arrays = [_host(leaf) for leaf in tree.tree_leaves(agent)]
+    arrays = [_bytes(leaf) for leaf in tree.tree_leaves(agent)]
     leaves = [
-        {"name": name, "type": _type(leaf), "bytes": array.nbytes, "crc": _crc(array)}
+        {"name": name, "type": _type(leaf), "bytes": array.nbytes, "crc": zlib.crc32(array)}
         for (name, leaf), array in zip(_named(agent), arrays, strict=True)
     ]
     about = {"format": _FORMAT, "jax": jax.__version__, "done": done, "key": _key_text(key), "leaves": leaves}
@@ -215,7 +215,7 @@ def _read(manager: Any, step: int) -> tuple[dict, list[np.ndarray]]:
     sizes = [leaf["bytes"] for leaf in about["leaves"]]
     arrays = manager.restore(step, args=ocp.args.Composite(agent=written.Restore(sizes))).agent
     for array, leaf in zip(arrays, about["leaves"], strict=True):
-        if _crc(array) != leaf["crc"]:
+        if zlib.crc32(array) != leaf["crc"]:
             raise ValueError(f"{leaf['name']} is not what was saved")
     return about, arrays
 
@@ -239,12 +239,12 @@ def _named(agent: Any) -> list[tuple[str, Any]]:
     return [(tree.keystr(path), leaf) for path, leaf in tree.tree_flatten_with_path(agent)[0]]
 
 
-def _host(leaf: jax.Array) -> np.ndarray:
-    """A copy, whole on every process: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
+def _bytes(leaf: jax.Array) -> np.ndarray:
+    """A copy, uint8, whole on every process: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
     data = jax.random.key_data(leaf) if J.is_key(leaf) else leaf
     if not data.is_fully_addressable:
         data = multihost_utils.process_allgather(data, tiled=True)
-    return np.array(data, copy=True, order="C")
+    return np.array(data, copy=True, order="C").reshape(-1).view(np.uint8)
 
 
 def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
@@ -264,10 +264,6 @@ def _type(leaf: Any) -> str:
 
 def _key_text(key: jax.Array) -> str:
     return f"{jax.random.key_impl(key)} {np.asarray(jax.random.key_data(key)).tolist()}"
-
-
-def _crc(array: np.ndarray) -> int:
-    return zlib.crc32(array.reshape(-1).view(np.uint8))
 
 
 def _first_line(error: BaseException) -> str:

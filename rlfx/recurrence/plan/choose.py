@@ -240,4 +240,5 @@ def _rows(learner: Learner, batch: int) -> float:
     read = {v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params}
     products = (e for e in learner.region.equations if e.op in PRODUCTS and e in learner.active)
     flops = sum(flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) for e in products)
-    return flops / (2 * elements) if (elements := sum(math.prod(v.shape) for v in read)) and flops else math.inf
+    elements = sum(math.prod(v.shape) for v in read)
+    return flops / (2 * elements) if elements and flops else math.inf

@@ -52,24 +52,26 @@ class Packed:
     structure: Any
     run: Callable[[Sequence[Any], Any], tuple[list, Any]]
 
+    @property
+    def inside(self) -> frozenset[int]:
+        """Leaves that are in some vector."""
+        return frozenset(i for group in self.groups for i in group)
+
     def pack(self, carry: Any) -> tuple[list, list]:
         """A carry as vectors, and what is not in them."""
-        leaves, inside = tree.tree_leaves(carry), {i for group in self.groups for i in group}
+        leaves, inside = tree.tree_leaves(carry), self.inside
         vectors = [_joined([leaves[i] for i in group]) for group in self.groups]
         return vectors, [x for i, x in enumerate(leaves) if i not in inside]
 
     def unpack(self, state: tuple[list, list]) -> Any:
         """The inverse of :meth:`pack`."""
-        found = self._read(state)
-        leaves = [x.array(i) if isinstance(x, Pack) else x for x, i in found]
-        return tree.tree_unflatten(self.structure, leaves)
+        return tree.tree_unflatten(self.structure, [_array(*value) for value in self._read(state)])
 
     def __call__(self, state: tuple[list, list], x: Any) -> tuple[tuple[list, list], Any]:
         new, y = self.run(self._read(state), x)
-        inside = {i for group in self.groups for i in group}
-        vectors = [_vector([new[i] for i in group]) for group in self.groups]
-        rest = [value.array(k) if isinstance(value, Pack) else value for value, k in new]
-        return (vectors, [v for i, v in enumerate(rest) if i not in inside]), y
+        inside, vectors = self.inside, [_vector([new[i] for i in group]) for group in self.groups]
+        rest = [_array(*value) for i, value in enumerate(new) if i not in inside]
+        return (vectors, rest), y
 
     def _read(self, state: tuple[list, list]) -> list[tuple[Any, int]]:
         vectors, rest = state
@@ -107,7 +109,7 @@ def packed(fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any, x: Any, most: 
     def run(given: Sequence[tuple[Any, int]], x: Any) -> tuple[list, Any]:
         arguments = [*given, *((leaf, 0) for leaf in tree.tree_leaves(x))]
         found = _evaluated(closed, listed, arguments)
-        ys = [v.array(k) if isinstance(v, Pack) else v for v, k in found[len(leaves) :]]
+        ys = [_array(*value) for value in found[len(leaves) :]]
         return found[: len(leaves)], tree.tree_unflatten(last, ys)
 
     groups: list[tuple[int, ...]] = []
@@ -241,7 +243,11 @@ def _whole(atoms: Sequence[Any], env: dict) -> Pack | None:
 def _read(atom: Any, env: dict) -> Any:
     if J.is_literal(atom):
         return atom.val
-    value, k = env[atom]
+    return _array(*env[atom])
+
+
+def _array(value: Any, k: int) -> Any:
+    """A value that is an array, or one of a pack."""
     return value.array(k) if isinstance(value, Pack) else value
 
 
@@ -253,7 +259,7 @@ def _vector(values: Sequence[tuple[Any, int]]) -> jax.Array:
     pack = values[0][0]
     if isinstance(pack, Pack) and all(v is pack and k == i for i, (v, k) in enumerate(values)):
         return pack.vector
-    return _joined([v.array(k) if isinstance(v, Pack) else v for v, k in values])
+    return _joined([_array(*value) for value in values])
 
 
 def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:
