@@ -149,8 +149,22 @@ def acts(width, batch, length=64, observations=4, actions=2):
     return loss, w, 0.1 * jnp.ones((batch, observations)), length, batch
 
 
+def compares(width, batch, length=64):
+    """A loss over all pairs of quantiles and targets."""
+
+    def loss(w, x, t):
+        seen = rlfx.inputs(w["data"])[t]
+        error = jax.lax.stop_gradient(jnp.cos(seen @ w["target"]))[None, :] - (seen @ w["found"])[:, None]
+        size = jnp.abs(error)
+        huber = jnp.where(size <= 1.0, 0.5 * error**2, size - 0.5)
+        return (jnp.where(error < 0, 0.3, 0.7) * huber).mean(1).sum(), x
+
+    w = {"found": normal(16, width), "target": normal(16, width), "data": normal(length, batch, 16)}
+    return loss, w, jnp.zeros((batch,)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
-BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096}
+BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1}
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
@@ -161,6 +175,7 @@ CASES = {
     "inside": (fed, [(64, 4), (64, 16), (64, 64), (128, 16), (128, 64), (256, 16), (256, 64)], False, False),
     "reals": (turned, [(16, 1), (8, 16), (16, 16), (64, 4), (64, 16), (256, 16)], True, 0),
     "unrolled": (planned, [(16, 4), (16, 64), (64, 16), (64, 64), (256, 16)], True, 0),
+    "pairs": (compares, [(8, 16), (16, 1), (16, 16), (16, 128), (32, 16), (64, 1), (64, 16), (200, 16)], True, 0),
     "narrow": (acts, [(8, 64), (16, 64), (16, 512), (16, 4096), (32, 64), (32, 512), (64, 512), (64, 4096)], True, 0),
 }
 

@@ -89,6 +89,7 @@ class Rewrites:
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
         (``rewrite/reals.py``); 0: never.
       unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
+      pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
       inside: products that a loop over time could be given for all timesteps are computed in it, if they would leave the cache
@@ -108,6 +109,7 @@ class Rewrites:
     inside: bool = False
     reals: int = 0
     unrolled: int = 0
+    pairs: int = 0
     packed: int = 0
 
 
@@ -235,6 +237,7 @@ def _cpu() -> Target:
             inside=True,
             reals=256,
             unrolled=256,
+            pairs=64,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

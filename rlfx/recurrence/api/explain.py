@@ -97,6 +97,11 @@ class Explanation:
         return self.forward is not None
 
     @property
+    def cut(self) -> Learner:
+        """What the plan makes of acting and learning."""
+        return self.learner.under(self.plan)
+
+    @property
     def timeline(self) -> Timeline:
         return self.evaluator.timeline(self.plan)
 
@@ -124,7 +129,7 @@ class Explanation:
 
     @property
     def stages(self) -> tuple[StageSummary, ...]:
-        return tuple(_stages(self.passes, self.program, None if self.values_only else self.learner, self.on_host))
+        return tuple(_stages(self.passes, self.program, None if self.values_only else self.cut, self.on_host))
 
     @property
     def passes(self) -> Passes:
@@ -136,13 +141,13 @@ class Explanation:
     @property
     def on_host(self) -> frozenset[Var]:
         """What is kept in host memory."""
-        return hosted(self.learner, hosting_of(self.program, self.plan))
+        return hosted(self.cut, hosting_of(self.program, self.plan))
 
     @property
     def stored_bytes(self) -> int:
         if self.values_only:
             return 0
-        return sum(bytes_in_all(v, self.program) for v in self.learner.stored)
+        return sum(bytes_in_all(v, self.program) for v in self.cut.stored)
 
     @property
     def active_carry(self) -> tuple[str, ...]:
@@ -255,7 +260,7 @@ def _called(call: Call) -> list[str]:
         return [title, *_as_text(_stages(run, program, None))]
     learner = rule.learner(call.perturbed)
     plan = rule.plan(learner, [v for v in rule.flat_inputs if v in call.perturbed])
-    stages = _stages(passes(learner, plan, rule.target, rule.split.batch), program, learner)
+    stages = _stages(passes(learner, plan, rule.target, rule.split.batch), program, learner.under(plan))
     return [title, *_as_text(stages), f" plan: {plan}"]
 
 

@@ -37,6 +37,7 @@ class Passes:
 
 def passes(learner: Learner, plan: Plan, target: Target, batch: int) -> Passes:
     """The passes of a learner under a plan, on a device that has ``batch`` environments."""
+    learner = learner.under(plan)
     acting = FORMS[plan.form].acting(learner, plan, target, batch)
     count = plan.environments or batch
     learning = learning_plan(

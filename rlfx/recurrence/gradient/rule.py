@@ -262,6 +262,7 @@ class GradientRule:
             same = dict(zip(outputs_of(self.program), outputs_of(other.program), strict=True))
             given = None if cotangents is None else {same[v]: c for v, c in cotangents.items()}
             return other._gradient(perturbed, flat, t0, given, ())
+        learner = learner.under(plan)
         on_host = hosted(learner, hosting_of(self.program, plan))
         objective = Objective(self.program, extent, cotangents)
         evaluation = Pass(learner, order, self._env(flat, extent), t0, extent, objective, self.target, on_host)

@@ -13,6 +13,7 @@ from rlfx.recurrence.plan.budget import fit, within
 from rlfx.recurrence.plan.choose import checked, choose, why_not
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.plan.keep import keeping
+from rlfx.recurrence.plan.once import evaluated_once
 from rlfx.recurrence.plan.room import free_on, with_room
 from rlfx.recurrence.plan.tune import tune
 from rlfx.recurrence.schedule.learner import Learner
@@ -54,7 +55,8 @@ class Options:
         copies = math.prod(axis.size for axis in axes)
         best = choose(learner, order, batch, rule.target, _in_blocks(rule, learner), copies)
         if _in_blocks(rule, learner) and not _asks(learner):
-            best = keeping(best, learner, rule.split.batch * copies, rule.target)
+            count = rule.split.batch * copies
+            best = evaluated_once(keeping(best, learner, count, rule.target), learner, count, rule.target)
         free = free_on(rule)
         if self.memory_budget is None and free is None and not self.autotune:
             return best

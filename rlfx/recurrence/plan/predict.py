@@ -53,7 +53,7 @@ def predict(learner: Learner, plan: Plan, batch: int, target: Target) -> Cost:
     Acting writes what it stores, and the learner reads it; activations of a tile that does not fit the cache go to memory
     and back; each tile adds to the gradient of every parameter. Replaying acts again, but for what it keeps.
     """
-    program = learner.program
+    learner, program = learner.under(plan), learner.program
     length = program.domain.length
     acting = _acting(learner, plan)
     forward = [_work(schedule, batch) for schedule in acting]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_in_all, bytes_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
@@ -60,6 +60,7 @@ class Learner:
       stored: values that the acting pass keeps for the region.
       beyond: values at t = T that it keeps.
       acting, region: their schedules; that of the region is for blocks of timesteps, whose values stay in the cache.
+      outputs: what the acting pass must return anyway.
     """
 
     program: Program
@@ -69,6 +70,27 @@ class Learner:
     beyond: tuple[Var, ...]
     acting: Schedule
     region: Schedule
+    outputs: Graph
+
+    @cached_property
+    def whole(self) -> Learner:
+        """This one, or one for all timesteps at once alone, whose region evaluates products that both do otherwise.
+
+        A block needs what other timesteps are worth (advantages) before it begins, so that acting evaluates the critic, and the
+        learner again. All at once, the loss and the stopped value are of one evaluation.
+        """
+        found = _cut(self.program, self.active, self.targets, self.outputs, whole=True)
+        return found if found.products < self.products else self
+
+    def under(self, plan: Plan) -> Learner:
+        """The cut that a plan runs: the ``whole`` one if it takes all timesteps and environments at once."""
+        split = plan.environments is not None or plan.offload is not None or self.program.directives.offload
+        return self if plan.form != "at once" or split else self.whole
+
+    @cached_property
+    def products(self) -> frozenset[Equation]:
+        """The products that acting evaluates."""
+        return frozenset(e for e in self.acting.equations if e.op in PRODUCTS)
 
     @cached_property
     def at_once(self) -> Schedule:
@@ -104,25 +126,36 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
       targets: differentiated outputs: of the loss and aux at every point, of next carries at the last.
       outputs: the graph of what the acting pass must return anyway.
     """
+    return _cut(program, active_equations(program, perturbed, targets), targets, outputs)
+
+
+def _cut(
+    program: Program, active: frozenset[Equation], targets: tuple[Var, ...], outputs: Graph, *, whole: bool = False
+) -> Learner:
+    """The learner; ``whole``: one whose region may read other timesteps, and does what no output of acting needs."""
     last = frozenset(v for v in targets if v in set(program.next_carry))
-    whole = Graph(program, frozenset(targets) - last, last)
-    active = active_equations(program, perturbed, targets)
-    recurrent = _recurrent(whole)
-    widened = _widened(whole.equations, program.domain)
+    graph = Graph(program, frozenset(targets) - last, last)
+    recurrent = _recurrent(graph)
+    widened = _widened(graph.equations, program.domain)
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
-    twice = active - set(outputs.equations)  # if acting evaluates them, for what it stores: the learner does anyway
+    returned = set(outputs.equations)
+    # If acting evaluates them, for what it stores: the learner does anyway.
+    twice = (set(graph.equations) if whole else active) - returned
 
     def fixed(e: Equation) -> bool:
         around = e in recurrent and e not in widened
+        if whole:
+            return (around and e in returned) or e.op is inputs_p or e.has_effects
         return e.op in _FIXED or around or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
 
     cut = minimum_cut(
         program,
-        whole.equations,
+        graph.equations,
         targets,
         fixed=fixed,
         free=active.__contains__,
         kept=lambda v: v in data or "t" not in program.dims_of(v),
+        follows=lambda e: whole,
         stays=lambda e: work_of(e, program) * BYTES_PER_FLOP if e in twice else 0.0,
     )
     given = set(cut.stored) | ({program.alive} if program.alive is not None else set())
@@ -141,6 +174,7 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
         tuple(sorted(beyond, key=lambda v: order.get(v, -1))),
         schedule(acting),
         schedule(region, differentiated=active, fuses=False),
+        outputs,
     )
 
 

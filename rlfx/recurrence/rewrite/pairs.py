@@ -1,0 +1,172 @@
+"""Sums over pairs in a loop over one of the two: ``f(x[:, None], y[None, :]).sum(1)`` as the sum over j of ``f(x, y[j])``.
+
+A loss over all pairs (of quantiles and targets, of points of two sets) has operands of N and M numbers, and N x M of every
+value in between. XLA:CPU writes these for the derivative, and adds up the last axis number by number. A loop over j computes N
+numbers at a time for all rows, which stay in the cache, and again for its derivative.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
+from rlfx.recurrence.rewrite.lift import live
+
+_SUM, _BROADCAST = J.primitive("reduce_sum"), J.primitive("broadcast_in_dim")
+
+#: Operations a pair, at least: XLA computes fewer where it adds them up.
+_FEWEST = 3
+
+#: Iterations of the loop, and numbers of each, at least; and how many iterations are one.
+_FEW, _UNROLL = 8, 4
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A sum of what is computed of all pairs, and of nothing else.
+
+    Attributes:
+      total: the sum.
+      inside: the equations between, in order; each gives a value of the shape of all pairs.
+      spread: those that spread an operand over all pairs.
+      axis: the one to loop over.
+    """
+
+    total: Equation
+    inside: tuple[Equation, ...]
+    spread: tuple[Equation, ...]
+    axis: int
+
+    @property
+    def operands(self) -> tuple[Atom, ...]:
+        """What the sum is a function of."""
+        made = {v for e in (*self.spread, *self.inside) for v in e.outputs}
+        return tuple(dict.fromkeys(v for e in (*self.spread, *self.inside) for v in e.inputs if v not in made))
+
+
+def with_loops_over_pairs(program: Program, fewest: int) -> Program:
+    """The program with loops for sums over ``fewest`` pairs or more; without such sums ``program``.
+
+    Meaning-preserving up to reassociation, with the derivative. Sums that a recurrence over t needs stay as they are: few rows
+    are added up there at a time.
+    """
+    definition, users = program.definitions(), program.users
+    found = {}
+    for e in program.equations:
+        pairs = _pairs(e, definition, users, fewest) if e.op is _SUM else None
+        if pairs is not None and "t" in program.dims_of(e.outputs[0]) and not _recurs(e, definition):
+            found[e] = pairs
+    if not found:
+        return program
+    build, equations = Builder(program), []
+    for e in program.equations:
+        equations += _looped(found[e], build) if e in found else [e]
+    return with_equations(program, live(tuple(equations), program))
+
+
+def _pairs(total: Equation, definition: Mapping, users: Mapping, fewest: int) -> Pairs | None:
+    """The pairs that a sum adds up; None if it is no such sum."""
+    (whole,) = total.inputs
+    shape = whole.shape
+    if not isinstance(whole, Var) or J.symbolic_axes(shape) or math.prod(shape) < fewest:
+        return None
+    if not jnp.issubdtype(whole.dtype, jnp.floating) or jnp.finfo(whole.dtype).bits < 32:
+        return None  # a sum of few bits is rounded once, not at every step
+    inside: dict[Equation, None] = {}
+    spread: dict[Equation, None] = {}
+    operands: dict[Atom, tuple[int, ...]] = {}
+    todo: list[Atom] = [whole]
+    while todo:
+        v = todo.pop()
+        if v.shape != shape:
+            operands[v] = _along(v)
+            continue
+        e = definition.get(v)
+        if e is None:
+            return None
+        if e.op is _BROADCAST and len(e.inputs) == 1 and math.prod(e.inputs[0].shape) < math.prod(shape):
+            spread[e] = None
+            operands[e.inputs[0]] = _along(e.inputs[0], e)
+        elif e.op in J.ELEMENTWISE and len(e.outputs) == 1:
+            todo += [] if e in inside else e.inputs
+            inside[e] = None
+        else:
+            return None
+    kept = {total, *inside}
+    alone = all(u in kept for e in inside for v in e.outputs for u in users.get(v, ()))
+    axis = _axis(total, operands.values())
+    if axis is None or not alone or len(inside) < _FEWEST:
+        return None
+    order = {v: i for i, v in enumerate(definition)}
+    return Pairs(total, tuple(sorted(inside, key=lambda e: order[e.outputs[0]])), tuple(spread), axis)
+
+
+def _along(v: Atom, spread: Equation | None = None) -> tuple[int, ...]:
+    """The axes of all pairs along which an operand's numbers differ."""
+    names = range(len(v.shape)) if spread is None else spread.params["broadcast_dimensions"]
+    return tuple(d for d, n in zip(names, v.shape, strict=True) if n > 1)
+
+
+def _axis(total: Equation, varies: Iterable[Sequence[int]]) -> int | None:
+    """Which axis to loop over: the shortest of those that are added up and along which some operands differ, others do not."""
+    shape, varies = total.inputs[0].shape, [axes for axes in varies if axes]
+    both = [a for a in total.params["axes"] if any(a in v for v in varies) and any(a not in v for v in varies)]
+    fitting = [a for a in both if min(shape[a], math.prod(shape) // shape[a]) >= _FEW]
+    return min(fitting, key=shape.__getitem__, default=None)
+
+
+def _recurs(equation: Equation, definition: Mapping[Atom, Equation]) -> bool:
+    """Whether an equation depends on its own output at another timestep."""
+    todo, seen = [equation], set()
+    while todo:
+        new = {definition[v] for v in todo.pop().inputs if v in definition} - seen
+        if equation in new:
+            return True
+        seen |= new
+        todo += new
+    return False
+
+
+def _looped(pairs: Pairs, build: Builder) -> list[Equation]:
+    """The equations of the loop, in place of the sum."""
+    build.equations = []
+    build.call(functools.partial(_evaluated, pairs), pairs.operands, pairs.total)
+    *before, last = build.equations
+    return [*before, replace(last, outputs=pairs.total.outputs)]
+
+
+def _evaluated(pairs: Pairs, *values: Any) -> Any:
+    """The sum, of the operands at one point."""
+    (whole,), axis = pairs.total.inputs, pairs.axis
+    rest = whole.shape[:axis] + whole.shape[axis + 1 :]
+    given = dict(zip(pairs.operands, values, strict=True))
+    for e in pairs.spread:
+        along = e.params["broadcast_dimensions"]
+        others = [d for d in range(len(whole.shape)) if d not in along]
+        given[e.outputs[0]] = jnp.expand_dims(given[e.inputs[0]], others)
+    first = {v: jnp.moveaxis(x, axis, 0) if x.shape else x for v, x in given.items() if x.ndim in (0, len(whole.shape))}
+    moving = {v: x for v, x in first.items() if x.shape and x.shape[0] > 1}
+    still = {v: x[0] if x.shape else x for v, x in first.items() if v not in moving}
+
+    # Computed again for the derivative: that is less than to write it and to read it.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def of_one(*values: Any) -> Any:
+        one = dict(zip((*still, *moving), values, strict=True))
+        one = {v: jnp.broadcast_to(x, rest) if v.shape else x for v, x in one.items()}
+        for e in pairs.inside:
+            one[e.outputs[0]] = e.op.bind(*(one[v] for v in e.inputs), **e.params)
+        return one[whole]
+
+    add = lambda total, parts: (total + of_one(*still.values(), *parts), None)  # noqa: E731
+    total, _ = jax.lax.scan(add, jnp.zeros(rest, whole.dtype), list(moving.values()), unroll=_UNROLL)
+    axes = tuple(a - (a > axis) for a in pairs.total.params["axes"] if a != axis)
+    return jnp.sum(total, axes, dtype=total.dtype) if axes else total

@@ -1,0 +1,197 @@
+"""All at once, what is learned from and what a stopped value reads are one evaluation: the same values and gradients."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.lax import stop_gradient
+
+import rlfx
+from rlfx.recurrence.gradient.rule import GradientRule
+from rlfx.recurrence.plan.once import CACHES
+from rlfx.recurrence.plan.planner import Options
+from rlfx.recurrence.schedule.learner import temporaries
+
+CPU = rlfx.target("cpu")
+T, B, WIDTH = 8, 4, 16
+K = jax.random.split(jax.random.key(0), 6)
+PARAMS = {
+    "pi": jax.random.normal(K[0], (WIDTH, 3)) / 4.0,
+    "in": jax.random.normal(K[1], (5, WIDTH)),
+    "critic": jax.random.normal(K[2], (5, WIDTH)),
+    "v": jax.random.normal(K[3], (WIDTH,)) / 4.0,
+}
+X, KEY = jax.random.normal(K[4], (B, 5)), K[5]
+
+
+def critic(p, x):
+    return jnp.tanh(x @ p["critic"]) @ p["v"]
+
+
+def acts(p, x, t):
+    """The policy acts, sampled; returns the new state and the log-probability of what was done."""
+    log_probs = jax.nn.log_softmax(jnp.tanh(x @ p["in"]) @ p["pi"])
+    action = jax.random.categorical(t.key, stop_gradient(log_probs))
+    moved = 0.9 * jnp.roll(x, 1) + 0.1 * jnp.sin(x + action.astype(x.dtype))
+    return stop_gradient(moved), log_probs[action]
+
+
+def normalised(p, x, t):
+    """Advantages behind values of other timesteps, with mean and deviation over all points."""
+    moved, log_prob = acts(p, x, t)
+    v = critic(p, x)
+    value = rlfx.series(v)
+    step = rlfx.envs.Step(jnp.cos(moved[0]), moved[1] > 1.5, jnp.bool_(False), moved)
+    advantage = stop_gradient(rlfx.gae(step, value, value[t + 1], gamma=0.9, lam=0.8))
+    scaled = (advantage - rlfx.mean(advantage)) / (rlfx.std(advantage) + 1e-3)
+    return 0.5 * (v - stop_gradient(v) - advantage) ** 2 - log_prob * scaled, moved
+
+
+def targets(p, x, t):
+    """Targets of two steps, and a value that aux returns."""
+    moved, log_prob = acts(p, x, t)
+    v = critic(p, x)
+    value, reward = rlfx.series(v), rlfx.series(jnp.cos(moved[0]), end=0.0)
+    target = stop_gradient(reward[t] + 0.9 * reward[t + 1] + 0.81 * value[t + 2])
+    return (v - target) ** 2 - log_prob * (target - stop_gradient(v)), moved, {"log_prob": log_prob}
+
+
+def returned(p, x, t):
+    """Acting returns the value: it evaluates the critic anyway."""
+    moved, log_prob = acts(p, x, t)
+    v = critic(p, x)
+    target = stop_gradient(rlfx.series(v)[t + 1])
+    return (v - target) ** 2 - log_prob * target, moved, v
+
+
+def carried(p, x, t):
+    """A state that the value is part of: the loop needs the critic."""
+    moved, log_prob = acts(p, x, t)
+    v = critic(p, x)
+    return v**2 - log_prob * stop_gradient(v), moved.at[0].set(stop_gradient(jnp.tanh(v)))
+
+
+def recurrent(p, x, t):
+    """The gradient flows through the state, too."""
+    h = jnp.tanh(0.5 * jnp.roll(x, 1) + (x @ p["in"])[:5] + jax.random.normal(t.key, (5,)))
+    v = critic(p, h)
+    target = stop_gradient(rlfx.discounted_sum(rlfx.series(v)[t:], 0.9))
+    return (v - target) ** 2, h
+
+
+PROGRAMS = [normalised, targets, returned, carried, recurrent]
+
+
+def gradient(make, f, batch=B, **how):
+    fn = make(f, length=T, batch=batch, **how)
+    return jax.value_and_grad(lambda p, x: fn(p, x, KEY)[0], argnums=(0, 1) if f is recurrent else 0)
+
+
+def close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), found, expected)
+
+
+def learner_of(f, length=T, batch=B):
+    program = rlfx.trace(f, PARAMS, X[:batch], KEY, length=length, batch=batch)
+    return GradientRule(program, Options(), CPU).learner(frozenset(program.params))
+
+
+@pytest.mark.parametrize("f", PROGRAMS)
+@pytest.mark.parametrize("batch", [1, B])
+def test_the_gradient_is_that_of_the_reference(f, batch):
+    at_once = jax.jit(gradient(rlfx.compile, f, batch, plan=rlfx.Plan()))
+    close(at_once(PARAMS, X[:batch]), gradient(rlfx.reference, f, batch)(PARAMS, X[:batch]))
+
+
+def predicts(p, x, t):
+    """No action is sampled: plain loops can follow."""
+    moved = stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * jnp.sin(x))
+    v = critic(p, x)
+    target = stop_gradient(jnp.cos(moved[0]) + 0.9 * rlfx.series(v, end=0.0)[t + 1])
+    return (v - target) ** 2 * (1.0 + stop_gradient(v)), moved
+
+
+def test_the_gradient_is_that_of_plain_loops():
+    def loss(p):
+        total = 0.0
+        for x in X:
+            points = [x]
+            for _ in range(T):
+                points.append(0.9 * jnp.roll(points[-1], 1) + 0.1 * jnp.sin(points[-1]))
+            v = [critic(p, x) for x in points[:T]]
+            for t in range(T):
+                later = v[t + 1] if t + 1 < T else 0.0
+                target = stop_gradient(jnp.cos(points[t + 1][0]) + 0.9 * later)
+                total += (v[t] - target) ** 2 * (1.0 + stop_gradient(v[t]))
+        return total / (T * B)
+
+    for plan in (None, rlfx.Plan(), rlfx.Plan("blocks", 4)):
+        close(gradient(rlfx.compile, predicts, plan=plan)(PARAMS, X), jax.value_and_grad(loss)(PARAMS))
+
+
+@pytest.mark.parametrize("f", [normalised, targets, predicts, recurrent])
+def test_acting_does_not_evaluate_the_critic(f):
+    learner = learner_of(f)
+    spared = learner.products - learner.whole.products
+    assert len(spared) >= (1 if f is recurrent else 2)
+    assert learner.whole.whole is learner.whole  # once is enough
+    assert learner.under(rlfx.Plan()) is learner.whole
+    assert learner.under(rlfx.Plan("blocks", 4)) is learner
+    assert learner.under(rlfx.Plan(environments=2)) is learner  # means over all environments are known before
+
+
+@pytest.mark.parametrize("f", [returned, carried])
+def test_what_acting_needs_it_evaluates(f):
+    learner = learner_of(f)
+    assert learner.whole is learner
+
+
+def test_products_are_counted_once():
+    def products(**how):
+        text = jax.jit(gradient(rlfx.compile, predicts, **how)).lower(PARAMS, X).as_text()
+        return text.count("stablehlo.dot_general")
+
+    assert products(plan=rlfx.Plan()) < products(plan=rlfx.Plan("blocks", 4))
+
+
+def test_environments_that_end():
+    def ends(p, carry, t):
+        x, done = carry
+        moved, log_prob = acts(p, x, t)
+        v = critic(p, x)
+        target = stop_gradient(rlfx.discounted_sum(rlfx.series(v)[t:], 0.9))
+        return (v - target) ** 2 - log_prob * target, (moved, moved[1] > 0.4)
+
+    carry = X, jnp.zeros(B, bool)
+
+    def found(make, **how):
+        fn = make(ends, length=T, batch=B, until=lambda carry: carry[1], **how)
+        return jax.value_and_grad(lambda p: fn(p, carry, KEY)[0])(PARAMS)
+
+    close(found(rlfx.compile, plan=rlfx.Plan()), found(rlfx.reference))
+
+
+def caches(*, tile):
+    return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile, cache=tile))
+
+
+def test_it_is_the_default_where_all_activations_take_a_few_caches():
+    length = 64
+    needed = temporaries(rlfx.Plan(), learner_of(normalised, length), B)
+
+    def plan(tile, **how):
+        return rlfx.compile(normalised, length=length, batch=B, target=caches(tile=tile), **how).plan(PARAMS, X, KEY)
+
+    assert plan(needed / CACHES) == rlfx.Plan()
+    assert plan(0.9 * needed / CACHES).form == "blocks"
+    asked = rlfx.compile(rlfx.incrementalize(normalised, over="t", block_size=8), length=length, batch=B, target=caches(tile=needed))
+    assert asked.plan(PARAMS, X, KEY).form == "blocks"
+
+
+def test_explain_says_where_the_critic_is():
+    text = str(rlfx.compile(normalised, length=T, batch=B).explain(PARAMS, X, KEY, verbose=True))
+    acting = text[: text.index("learner")]
+    assert "the learner runs for all timesteps at once" in text
+    assert "reverse scan" not in acting  # advantages are the learner's

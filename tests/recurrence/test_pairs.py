@@ -1,0 +1,148 @@
+"""Sums over pairs as loops over one of the two: the same values and gradients; only of what is computed of pairs alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx import _jaxpr as J
+from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
+
+CPU = rlfx.target("cpu")
+ALWAYS, NEVER = (dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, pairs=n)) for n in (1, 0))
+T, B, N, M = 6, 2, 9, 11
+K = jax.random.split(jax.random.key(0), 6)
+PARAMS = {
+    "w": jax.random.normal(K[0], (3, N)),
+    "v": jax.random.normal(K[1], (3, M)),
+    "m": jax.random.uniform(K[2], (N,)),
+    "x": jax.random.normal(K[3], (T, B, 3)),
+}
+J_OF = np.arange(M, dtype=np.float32)
+CARRY = jnp.linspace(0.5, 1.5, B)
+
+
+def quantiles(p, x, scale):
+    """The quantile Huber loss of every pair: means over targets, sums over quantiles."""
+    error = scale * (x @ p["v"])[None, :] - (x @ p["w"])[:, None]
+    size = jnp.abs(error)
+    loss = jnp.where(size <= 1.0, 0.5 * error**2, size - 0.5)
+    return (jnp.abs(p["m"][:, None] - (error < 0).astype(jnp.float32)) * loss).mean(-1).sum(-1)
+
+
+def over_the_first(p, x, scale):
+    return (jnp.tanh((x @ p["w"])[:, None] * scale - (x @ p["v"])[None, :]) ** 2).sum(0)[3]
+
+
+def over_both(p, x, scale):
+    """Kernels of all pairs of points, three numbers each."""
+    a, b = p["w"].T * x[None], p["v"].T * scale
+    return jnp.exp(-jnp.square(a[:, None] - b[None]).sum(-1)).sum() + jnp.cos(a[:, None, 0] * b[None, :, 1] + 1.0).sum()
+
+
+def of_integers(p, x, scale):
+    """A comparison of what has no derivative is part of what has one."""
+    ranks = jnp.arange(N)[:, None] < jnp.arange(M)[None, :]
+    return jnp.sum(jnp.where(ranks, jnp.exp((x @ p["w"])[:, None] * scale), jnp.sin((x @ p["v"])[None, :])) ** 2, 1).sum()
+
+
+SUMS = [quantiles, over_the_first, over_both, of_integers]
+
+
+def gradient(sums, target, wrt=(0, 1), **how):
+    def loss(p, scale, t):
+        x = p["x"] if wrt == (0, 1) else jax.lax.stop_gradient(p["x"])
+        return sums(p, rlfx.inputs(x)[t], scale), 0.9 * scale
+
+    fn = rlfx.compile(loss, length=T, batch=B, target=target, **how)
+    return jax.jit(jax.value_and_grad(lambda p, c: fn(p, c)[0], argnums=wrt))
+
+
+def by_hand(sums, wrt):
+    def loss(p, scale):
+        p = p if wrt == (0, 1) else {**p, "x": jax.lax.stop_gradient(p["x"])}
+        return sum(sums(p, p["x"][t, b], 0.9**t * scale[b]) for t in range(T) for b in range(B)) / (T * B)
+
+    return jax.value_and_grad(loss, argnums=wrt)
+
+
+def close(found, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
+@pytest.mark.parametrize("sums", SUMS)
+@pytest.mark.parametrize(("plan", "wrt"), [(None, (0, 1)), (rlfx.Plan(), (0, 1)), (rlfx.Plan("blocks", 4), (0,))])
+def test_values_and_gradients_are_those_of_pairs(sums, plan, wrt):
+    close(gradient(sums, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), by_hand(sums, wrt)(PARAMS, CARRY))
+
+
+def whiles(sums, target):
+    return gradient(sums, target).lower(PARAMS, CARRY).as_text().count("stablehlo.while")
+
+
+@pytest.mark.parametrize("sums", SUMS)
+def test_no_array_of_pairs_is_left(sums):
+    assert whiles(sums, ALWAYS) > whiles(sums, NEVER)
+    assert not rlfx.target("h200").rewrites.pairs
+
+
+def test_temporaries_have_no_pairs():
+    def many(p, x, scale):
+        return quantiles({**p, "v": jnp.tile(p["v"], 40), "w": jnp.tile(p["w"], 40), "m": jnp.tile(p["m"], 40)}, x, scale)
+
+    sizes = [gradient(many, at).lower(PARAMS, CARRY).compile().memory_analysis().temp_size_in_bytes for at in (ALWAYS, NEVER)]
+    assert sizes[0] < 0.2 * sizes[1]
+
+
+def kept(loss, fewest=1):
+    traced = rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T)
+    return with_loops_over_pairs(traced, fewest) is traced
+
+
+def summed(x):
+    return jnp.tanh(jnp.cos(x) * x).sum(1)
+
+
+def test_other_sums_stay():
+    assert kept(lambda p, s, t: (jnp.sum(jnp.tanh(s * p["w"]) ** 2 * s), s))  # its operands are as large
+    assert kept(lambda p, s, t: ((s * p["m"][:, None] * jnp.ones(M)[None]).sum(), 0.9 * s))  # a product
+
+
+def test_pairs_that_something_else_reads_stay():
+    def loss(p, s, t):
+        pairs = jnp.tanh(jnp.cos(s * p["m"][:, None] - J_OF[None]) ** 2)
+        return pairs.sum(1).mean() + pairs[2, 3], 0.9 * s
+
+    assert kept(loss)
+
+
+def test_few_pairs_stay_and_short_axes_do():
+    loss = lambda p, s, t: (summed(s * p["m"][:, None] - J_OF[None]).sum(), 0.9 * s)  # noqa: E731
+    assert not kept(loss, N * M)
+    assert kept(loss, N * M + 1)
+    assert kept(lambda p, s, t: (summed(s * p["m"][:, None] - J_OF[None, :7]).sum(), 0.9 * s))
+
+
+def test_sums_of_a_recurrence_stay():
+    def loss(p, s, t):
+        return s, summed(s * p["m"][:, None] - J_OF[None]).mean()
+
+    assert kept(loss)
+
+
+def test_half_precision_stays():
+    def loss(p, s, t):
+        m = p["m"].astype(jnp.bfloat16)
+        return summed(s.astype(jnp.bfloat16) * m[:, None] - J_OF[None].astype(jnp.bfloat16)).sum(), s
+
+    assert kept(loss)
+
+
+def test_it_is_idempotent():
+    loss = lambda p, s, t: (summed(s * p["m"][:, None] - J_OF[None]).sum(), 0.9 * s)  # noqa: E731
+    once = with_loops_over_pairs(rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T), 1)
+    assert any(e.op is J.SCAN for e in once.equations)
+    assert with_loops_over_pairs(once, 1) is once
