@@ -54,6 +54,10 @@ def unseen() -> str:
     return with_later("unseen", {"after": "unseen_after", "pages kept": "unseen_pages_kept", "both": "unseen_after_pages_kept"})
 
 
+def sealed() -> str:
+    return with_later("sealed", {"pages kept": "sealed_pages_kept"})
+
+
 def with_later(name: str, others: dict[str, str]) -> str:
     """A set as it was at first, and its ratios to the best in other measurements."""
 
@@ -99,6 +103,7 @@ VALUES = {
 TABLES = {
     "plan-choice": plans,
     "untuned-unseen": unseen,
+    "untuned-sealed": sealed,
     "untuned-looked-at": looked_at,
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
