@@ -163,6 +163,17 @@ def compares(width, batch, length=64):
     return loss, w, jnp.zeros((batch,)), length, batch
 
 
+def decodes(width, batch, length=64):
+    """What is told of a state at sixteen points, the same at every timestep."""
+
+    def loss(w, x, t):
+        tell = lambda y: jnp.tanh(jnp.tanh(jnp.concatenate([x, y]) @ w["first"]) @ w["last"])  # noqa: E731
+        return jnp.sum(jax.vmap(tell)(w["points"]) ** 2), jax.lax.stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * jnp.cos(x))
+
+    w = {"first": normal(width + 8, width), "last": normal(width, 1), "points": normal(16, 8)}
+    return loss, w, 0.1 * jnp.ones((batch, width)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
 BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1}
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
@@ -175,6 +186,7 @@ CASES = {
     "inside": (fed, [(64, 4), (64, 16), (64, 64), (128, 16), (128, 64), (256, 16), (256, 64)], False, False),
     "reals": (turned, [(16, 1), (8, 16), (16, 16), (64, 4), (64, 16), (256, 16)], True, 0),
     "unrolled": (planned, [(16, 4), (16, 64), (64, 16), (64, 64), (256, 16)], True, 0),
+    "apart": (decodes, [(8, 4), (8, 64), (32, 4), (32, 64), (128, 16)], True, False),
     "pairs": (compares, [(8, 16), (16, 1), (16, 16), (16, 128), (32, 16), (64, 1), (64, 16), (200, 16)], True, 0),
     "narrow": (acts, [(8, 64), (16, 64), (16, 512), (16, 4096), (32, 64), (32, 512), (64, 512), (64, 4096)], True, 0),
 }

@@ -89,6 +89,7 @@ class Rewrites:
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
         (``rewrite/reals.py``); 0: never.
       unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
+      apart: products of what is put together from parts that vary less are sums of products (``rewrite/apart.py``).
       pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
@@ -109,6 +110,7 @@ class Rewrites:
     inside: bool = False
     reals: int = 0
     unrolled: int = 0
+    apart: bool = False
     pairs: int = 0
     packed: int = 0
 
@@ -237,6 +239,7 @@ def _cpu() -> Target:
             inside=True,
             reals=256,
             unrolled=256,
+            apart=True,
             pairs=64,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),

@@ -12,6 +12,7 @@ from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
+from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
@@ -38,6 +39,8 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
+    if pays.apart:
+        program = rewritten(with_parts_apart, program)
     if pays.pairs:
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room

@@ -1,0 +1,164 @@
+"""Products of what is put together from parts that vary less: ``concatenate([z, x]) @ w`` as ``z @ w[:n] + x @ w[n:]``.
+
+A decoder that tells the reward of a task z at many points x, a critic of one state and many actions, a model of what is known
+and what is sampled: vectorised, z is spread over all points, and multiplied with its rows of the weights at each. Apart, its
+product is computed once for each z, and that of what is the same at every timestep once for all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import points
+from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
+from rlfx.recurrence.rewrite.lift import live
+
+_DOT, _CONCATENATE, _BROADCAST = map(J.primitive, ("dot_general", "concatenate", "broadcast_in_dim"))
+
+#: A part leaves the product if that takes at most so much of its work, and if it has so many rows of the weights: the sum that
+#: is added takes about as long as the product of one.
+_WORTH, _FEWEST = 0.5, 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of what is put together.
+
+    Attributes:
+      first, count: its rows of the weights.
+      operand: the value, before it is spread.
+      axes: which axis of the whole each of the operand's is; None: it is one long, and spread along that.
+      points: at how many points of the domain it is another one.
+    """
+
+    first: int
+    count: int
+    operand: Atom
+    axes: tuple[int | None, ...]
+    points: float
+
+    @property
+    def work(self) -> float:
+        """Its elements, over the domain."""
+        return math.prod(self.operand.shape) * self.points
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A product in groups of parts.
+
+    Attributes:
+      side: which operand is put together.
+      axis: its axis that is contracted.
+      groups: the parts that are multiplied together.
+    """
+
+    product: Equation
+    side: int
+    axis: int
+    groups: tuple[tuple[Part, ...], ...]
+
+
+def with_parts_apart(program: Program) -> Program:
+    """The program with products of parts; without such products ``program``. Meaning-preserving up to reassociation."""
+    definition = program.definitions()
+    found = {e: apart for e in program.equations if (apart := _apart(e, program, definition)) is not None}
+    if not found:
+        return program
+    build, equations = Builder(program), []
+    for e in program.equations:
+        equations += _in_parts(found[e], build) if e in found else [e]
+    return with_equations(program, live(tuple(equations), program))
+
+
+def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | None:
+    """How a product falls apart; None if it does not, or if nothing is gained by it."""
+    if product.op is not _DOT or J.symbolic_axes(product.outputs[0].shape):
+        return None
+    out = product.outputs[0]
+    if not jnp.issubdtype(out.dtype, jnp.floating) or jnp.finfo(out.dtype).bits < 32:
+        return None  # sums of few bits are rounded once
+    contracted, batched = product.params["dimension_numbers"]
+    if any(batched) or len(contracted[0]) != 1:
+        return None
+    for side, whole in enumerate(product.inputs):
+        e, axis = definition.get(whole), contracted[side][0]
+        if e is None or e.op is not _CONCATENATE or e.params["dimension"] != axis or J.symbolic_axes(whole.shape):
+            continue
+        often = points(program.dims_of(whole), program.domain) * math.prod(whole.shape) / whole.shape[axis]
+        groups: dict[tuple, list[Part]] = {}
+        for v, part in zip(e.inputs, _parts(e, axis, program, definition), strict=True):
+            if part.work <= _WORTH * often * part.count:
+                groups.setdefault((part.axes, part.points), []).append(part)
+            else:
+                groups.setdefault((), []).append(replace(part, operand=v, axes=tuple(range(len(v.shape)))))
+        if sum(part.count for key, group in groups.items() if key for part in group) >= _FEWEST:
+            return Apart(product, side, axis, tuple(map(tuple, groups.values())))
+    return None
+
+
+def _parts(e: Equation, axis: int, program: Program, definition: Mapping) -> list[Part]:
+    found, first = [], 0
+    for v in e.inputs:
+        count, operand, axes = v.shape[axis], v, tuple(range(len(v.shape)))
+        spread = definition.get(v)
+        if spread is not None and spread.op is _BROADCAST and len(spread.inputs) == 1:
+            (given,), along = spread.inputs, spread.params["broadcast_dimensions"]
+            if axis in along and given.shape[along.index(axis)] == count:
+                operand = given
+                axes = tuple(a if n == v.shape[a] else None for n, a in zip(given.shape, along, strict=True))
+        dims = program.dims_of(operand) if isinstance(operand, Var) else frozenset()
+        found.append(Part(first, count, operand, axes, points(dims, program.domain)))
+        first += count
+    return found
+
+
+def _in_parts(apart: Apart, build: Builder) -> list[Equation]:
+    """The equations of the products, and of their sum, in place of the product."""
+    build.equations = []
+    operands = [part.operand for group in apart.groups for part in group]
+    inputs = [*operands, apart.product.inputs[1 - apart.side]]
+    build.call(functools.partial(_sum_of_products, apart), inputs, apart.product)
+    *before, last = build.equations
+    return [*before, replace(last, outputs=apart.product.outputs)]
+
+
+def _sum_of_products(apart: Apart, *values: Any) -> Any:
+    """The product, at one point."""
+    *operands, weights = values
+    rest = iter(operands)
+    products = [_product(apart, group, [next(rest) for _ in group], weights) for group in apart.groups]
+    return functools.reduce(jnp.add, products)
+
+
+def _product(apart: Apart, group: Sequence[Part], operands: Sequence[Any], weights: Any) -> Any:
+    """That of one group, spread as the whole one."""
+    side, axis, product = apart.side, apart.axis, apart.product
+    contracted, _ = product.params["dimension_numbers"]
+    rows = contracted[1 - side][0]
+    cut = [jax.lax.slice_in_dim(weights, p.first, p.first + p.count, axis=rows) for p in group]
+    axes = [a for a in group[0].axes if a is not None]
+    one_long = [i for i, a in enumerate(group[0].axes) if a is None]
+    operands = [jnp.squeeze(x, one_long) for x in operands]
+    own = axes.index(axis)
+    pair = [jnp.concatenate(operands, own), jnp.concatenate(cut, rows)]
+    dims = [(own,), (rows,)]
+    if side:
+        pair, dims = pair[::-1], dims[::-1]
+    found = J.bind(_DOT, {**product.params, "dimension_numbers": (tuple(dims), ((), ()))}, *pair)[0]
+    free = [a for a in range(len(product.inputs[side].shape)) if a != axis]  # of the whole one, in the output's order
+    shape = product.outputs[0].shape
+    others = len(shape) - len(free)
+    place = {a: i + (others if side else 0) for i, a in enumerate(free)}
+    mine = [place[a] for a in axes if a != axis]
+    along = [*range(others), *mine] if side else [*mine, *range(len(free), len(shape))]
+    return jax.lax.broadcast_in_dim(found, shape, along)

@@ -1,0 +1,139 @@
+"""Products of what is put together from parts that vary less: the same values and gradients; apart where that is less work."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx import _jaxpr as J
+from rlfx.recurrence.rewrite.apart import with_parts_apart
+
+CPU = rlfx.target("cpu")
+ALWAYS, NEVER = (dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, apart=on)) for on in (True, False))
+DOT = J.primitive("dot_general")
+T, B, Z, X, N, H = 5, 3, 4, 6, 7, 8
+K = jax.random.split(jax.random.key(0), 6)
+PARAMS = {
+    "w": jax.random.normal(K[0], (Z + X + 5, H)) / 3.0,
+    "v": jax.random.normal(K[1], (H,)),
+    "x": jax.random.normal(K[2], (T, B, X)),
+    "many": jax.random.normal(K[3], (N, X)),
+    "task": jax.random.normal(K[4], (5,)),
+}
+CARRY = jax.random.normal(K[5], (B, Z))
+
+
+def told(p, *parts):
+    return jnp.tanh(jnp.concatenate(parts) @ p["w"][: sum(map(len, parts))]) @ p["v"]
+
+
+def one_and_many(p, x, z):
+    """A state beside many points that are the same at every timestep."""
+    return jax.vmap(lambda y: told(p, z, y))(p["many"]).sum()
+
+
+def many_of_this_timestep(p, x, z):
+    """A state beside many actions of its own; the state comes last."""
+    return jax.vmap(lambda y: told(p, jnp.sin(y * x[0]), z))(p["many"]).sum()
+
+
+def of_the_task(p, x, z):
+    """What is the same at every point, between what is not."""
+    return told(p, z, p["task"], x)
+
+
+def of_weights_first(p, x, z):
+    """``w.T @ x``, and many columns."""
+    columns = jnp.concatenate([jnp.broadcast_to(z[:, None], (Z, N)), p["many"].T * x[0]])
+    return (p["v"] @ jnp.tanh(p["w"][: Z + X].T @ columns)).sum()
+
+
+def all_pairs(p, x, z):
+    """Two axes, each of another part; nothing is left of the product."""
+    pair = lambda y, u: told(p, y, u)  # noqa: E731
+    return jax.vmap(lambda y: jax.vmap(lambda u: pair(y, u))(p["many"]))(p["many"] * z[0]).sum()
+
+
+def of_rows(p, x, z):
+    """A matrix of weights for each row, so many products in one."""
+    both = jnp.concatenate([jnp.broadcast_to(z, (N, Z)), p["many"] * x[0]], 1)
+    return jnp.tanh(jnp.einsum("nk,kha->nha", both, p["w"][: Z + X].reshape(Z + X, 2, 4))).sum()
+
+
+PROGRAMS = [one_and_many, many_of_this_timestep, of_the_task, of_weights_first, all_pairs, of_rows]
+
+
+def timestep(f, p, z, t):
+    x = rlfx.inputs(p["x"])[t]
+    return f(p, x, z), 0.9 * jnp.roll(z, 1) + 0.1 * x[:Z]
+
+
+def gradient(f, target, wrt, **how):
+    fn = rlfx.compile(functools.partial(timestep, f), length=T, batch=B, target=target, **how)
+    return jax.jit(jax.value_and_grad(lambda p, z: fn(p, z)[0], argnums=wrt))
+
+
+def by_hand(f, wrt):
+    def loss(p, carry):
+        total = 0.0
+        for b in range(B):
+            z = carry[b]
+            for t in range(T):
+                total += f(p, p["x"][t, b], z)
+                z = 0.9 * jnp.roll(z, 1) + 0.1 * p["x"][t, b][:Z]
+        return total / (T * B)
+
+    return jax.value_and_grad(loss, argnums=wrt)
+
+
+@pytest.mark.parametrize("f", PROGRAMS)
+@pytest.mark.parametrize(("plan", "wrt"), [(None, (0, 1)), (rlfx.Plan(), (0, 1)), (rlfx.Plan(environments=1), 0)])
+def test_values_and_gradients_are_those_of_one_product(f, plan, wrt):
+    found, expected = gradient(f, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), by_hand(f, wrt)(PARAMS, CARRY)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
+def products(f):
+    traced = rlfx.trace(functools.partial(timestep, f), PARAMS, CARRY, length=T, batch=B)
+    apart = with_parts_apart(traced)
+    count = lambda program: sum(e.op is DOT for e in program.equations)  # noqa: E731
+    return traced, apart, count(apart) - count(traced)
+
+
+@pytest.mark.parametrize("f", PROGRAMS)
+def test_each_group_of_parts_has_a_product(f):
+    traced, apart, more = products(f)
+    assert more == 1
+    assert with_parts_apart(apart) is apart
+    assert not rlfx.target("h200").rewrites.apart
+
+
+def test_what_varies_less_is_computed_less_often():
+    _, apart, _ = products(one_and_many)
+    dims = [apart.dims_of(e.outputs[0]) for e in apart.equations if e.op is DOT and e.outputs[0].shape[-1:] == (H,)]
+    assert frozenset() in dims  # the product of the points: once
+    assert frozenset("tb") in dims
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        pytest.param(lambda p, x, z: told(p, z, x), id="parts that vary alike"),
+        pytest.param(lambda p, x, z: told(p, z, x, jnp.ones(3)), id="few rows"),
+        pytest.param(lambda p, x, z: (jnp.concatenate([z, p["task"]]) * p["w"][:9, 0]).sum(), id="no product"),
+        pytest.param(
+            lambda p, x, z: (
+                jnp.concatenate([z, p["task"]]).astype(jnp.bfloat16) @ p["w"][:9].astype(jnp.bfloat16)
+            ).astype(jnp.float32).sum(), id="half precision"),
+        pytest.param(
+            lambda p, x, z: jnp.tanh(jnp.concatenate([z[None], p["many"][:, :Z]]) @ p["w"][:Z]).sum(), id="rows, not columns"
+        ),
+    ],
+)  # fmt: skip
+def test_others_stay_as_they_are(f):
+    traced, apart, _ = products(f)
+    assert apart is traced
