@@ -238,7 +238,7 @@ def _cpu() -> Target:
             narrow=32,
             inside=True,
             reals=256,
-            unrolled=256,
+            unrolled=512,
             apart=True,
             pairs=64,
         ),

@@ -198,6 +198,28 @@ def test_a_convolution_multiplies_its_weights_with_a_row_for_each_position():
     assert cache_block(learner, B, with_room(tile=step, cache=2**30), 1024) == 1
 
 
+def test_what_a_nested_loop_computes_is_among_the_activations_and_its_weights_have_a_row_a_step():
+    def ahead(again):
+        def step(p, z, _):
+            return jnp.tanh(z @ p["hidden"]), jnp.sum(jnp.sin(z))
+
+        step = jax.checkpoint(step) if again else step
+
+        def learns(p, x, t):
+            first = jnp.tanh(jax.lax.stop_gradient(x) @ p["in"])
+            return jnp.sum(jax.lax.scan(lambda z, _: step(p, z, _), first, None, length=3)[1] ** 2), x * 0.5
+
+        return learner_of(learns, PARAMS, jnp.ones((B, 5)), 1024)
+
+    kept, again = ahead(False), ahead(True)
+    state = 4 * B * WIDTH
+    assert activation_bytes(again, B) >= 3 * state  # a state for each step
+    assert activation_bytes(kept, B) >= activation_bytes(again, B) + 3 * state / 2
+    roomy = with_room(tile=1, cache=2**40)
+    # Two of three weights multiply a row for each environment: the loop's in each of its steps.
+    assert cache_block(kept, B, roomy, 1024) == divisor_near(1024, ROWS_OF_BLOCK // B)
+
+
 def predicts(params, h, t):
     """A recurrence over data: nothing acts."""
     p, data = params

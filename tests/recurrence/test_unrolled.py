@@ -68,7 +68,7 @@ def loops(steps, target):
 
 def test_of_short_loops_none_is_left():
     assert loops(3, CPU) == loops(3, ALWAYS) < loops(3, NEVER)
-    assert loops(100, CPU) == loops(100, NEVER)
+    assert loops(200, CPU) == loops(200, NEVER)
     assert not rlfx.target("h200").rewrites.unrolled
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -116,6 +117,22 @@ def bytes_inside(equation: Equation, domain: Domain) -> int:
         for e in body.eqns
         for v in e.outvars
     )
+
+
+def bytes_of_residuals(equation: Equation, domain: Domain) -> int:
+    """About how many bytes at one point the derivative of a loop needs of all its iterations.
+
+    Half of what they compute: the rest is fused, or linear. Of a loop that computes again, its states.
+    """
+    if equation.op is not J.SCAN:
+        return 0
+    params = equation.params
+    body = params["jaxpr"].jaxpr
+    again = any(e.primitive is J.REMAT for e in body.eqns)
+    values = body.outvars[: params["num_carry"]] if again else [v for e in body.eqns for v in e.outvars]
+    floats = [v.aval for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    each = sum(bytes_of(aval, domain) for aval in floats)
+    return (each if again else each // 2) * int(widest(domain, params["length"]))
 
 
 def _shape(atom: Any) -> tuple:

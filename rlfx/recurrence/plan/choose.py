@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of
@@ -228,6 +229,11 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     return divisor_near(length, fitting)
 
 
+def _trips(equation: Equation) -> int:
+    """How often a nested loop multiplies its weights, with as many rows each time."""
+    return equation.params["length"] if equation.op is J.SCAN else 1
+
+
 def _rows(learner: Learner, batch: int) -> float:
     """How many rows a timestep multiplies its weights with, in the mean over them; infinite without weights.
 
@@ -238,7 +244,7 @@ def _rows(learner: Learner, batch: int) -> float:
     if any(e.op is CONVOLUTION for e in learner.active):
         return math.inf
     read = {v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params}
-    products = (e for e in learner.region.equations if e.op in PRODUCTS and e in learner.active)
-    flops = sum(flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) for e in products)
+    products = (e for e in learner.region.equations if e in learner.active and (e.op in PRODUCTS or e.op is J.SCAN))
+    flops = sum(flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in products)
     elements = sum(math.prod(v.shape) for v in read)
     return flops / (2 * elements) if elements and flops else math.inf

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, bytes_of_residuals
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
@@ -207,14 +207,20 @@ def _beyond(region: Graph) -> frozenset[Var]:
 
 
 def activation_bytes(learner: Learner, batch: int, *, slices: bool = True) -> int:
-    """Bytes of all values that one timestep of the region computes; without ``slices``, of those of fixed shape."""
+    """Bytes of all values that one timestep of the region computes, in loops of the user's too; without ``slices``, of those of fixed shape."""
     program, domain = learner.program, learner.program.domain
-    return sum(
-        bytes_of(v, domain) * (batch if "b" in program.dims_of(v) else 1)
+
+    def rows(v: Var) -> int:
+        return batch if "b" in program.dims_of(v) else 1
+
+    values = sum(
+        bytes_of(v, domain) * rows(v)
         for e in learner.region.equations
         for v in e.outputs
         if is_float(v) and "t" in program.dims_of(v) and (slices or not J.symbolic_axes(v.shape))
     )
+    loops = (e for e in learner.region.equations if e in learner.active and "t" in program.dims_of(e.outputs[0]))
+    return values + sum(bytes_of_residuals(e, domain) * rows(e.outputs[0]) for e in loops)
 
 
 def temporaries(plan: Plan, learner: Learner, batch: int, kept: Iterable[Var] = ()) -> float:
