@@ -5,8 +5,8 @@ what a timestep attends to: in learning, of a logged episode (`rlfx.inputs`), al
 the compiler keeps. At an episode's beginning the slice is shorter, in both. A timestep is one token, not three: what is to be
 received from here on, the observation, and the action before. The log is that of `awr.py`, all that SAC saw while it learned.
 
-The same model that is not told the return is behaviour cloning: of all episodes, or of the tenth with the highest returns.
-They are beside it to show what being told is worth. The best tenth are mostly those that began upright.
+Beside it, `cloning_best` is the same model that is not told the return, and has the tenth of the episodes with the highest
+ones alone. These are mostly those that began upright, and show nothing of the way there.
 """
 
 import sys
@@ -24,7 +24,7 @@ from recipes import Recipe, main
 
 import rlfx
 
-EPISODE, EPISODES, UPDATES, LEARNING_RATE = 200, 16, 4_000, 2e-3  # an update learns from so many whole episodes
+EPISODE, EPISODES, LEARNING_RATE = 200, 16, 2e-3  # an update learns from so many whole episodes
 CONTEXT, WIDTH, HEADS, LAYERS = 20, 32, 2, 1
 RETURN = 200.0  # the unit of returns in the network
 ASKED = 0.0  # the return to go that is asked for, and never more: no reward is above 0
@@ -36,12 +36,13 @@ class Learns:
     """What is learned from the log."""
 
     name: str
+    updates: int
     told: bool = True  # the return from here on
     share: float = 1.0  # of the episodes, the best ones
 
 
-TOLD = Learns("decision_transformer")
-CLONES, CLONES_BEST = Learns("cloning", told=False), Learns("cloning_best", told=False, share=0.1)
+TOLD = Learns("decision_transformer", 4_000)
+CLONES = Learns("cloning_best", 1_600, told=False, share=0.1)
 
 
 # -- the model: a causal transformer, of one timestep
@@ -136,10 +137,11 @@ def in_episodes(log, length, share):
 
 
 def make(
-    learns=TOLD, *, sac_updates=SAC_UPDATES, updates=UPDATES, width=WIDTH, episode=EPISODE, episodes=EPISODES, mesh=None,
+    learns=TOLD, *, sac_updates=SAC_UPDATES, updates=None, width=WIDTH, episode=EPISODE, episodes=EPISODES, mesh=None,
     **sizes,
 ):  # fmt: skip
-    """``sizes`` are SAC's."""
+    """Its own number of updates where none is given; ``sizes`` are SAC's."""
+    updates = updates or learns.updates
     rate = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, updates // 20, updates)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
     of_episodes = rlfx.compile(partial(learn, learns.told), length=episode, batch=episodes, mesh=mesh)
@@ -169,7 +171,7 @@ def make(
     return Recipe(learns.name, env.name, init, update, None, updates, 50, 200, 1, BAR, score=score)
 
 
-FAMILY = {"told": make, "cloning": partial(make, CLONES), "cloning_best": partial(make, CLONES_BEST)}
+FAMILY = {"told": make, "cloning_best": partial(make, CLONES)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILY))

@@ -6,6 +6,7 @@ import decision_transformer as dt
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from test_losses_by_hand import assert_gradient, double, gradient, layers, numbers
 
@@ -105,3 +106,22 @@ def test_the_log_in_episodes_and_the_best_of_them():
     for share, count in ((1.0, 6), (0.5, 3), (0.01, 1)):
         cut = dt.in_episodes(log, length, share)
         np.testing.assert_array_equal(cut.obs, np.stack([obs for obs, _ in ours[:count]], 1))
+
+
+def test_episodes_are_split_over_a_mesh():
+    """The loss and its gradients (Adam's first moments), to the precision of sums."""
+    sizes = {
+        "sac_updates": 2,
+        "length": 4,
+        "envs": 2,
+        "updates": 4,
+        "hidden": (4,),
+        "width": 4,
+        "episode": 4,
+        "episodes": 4,
+    }
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("b",))
+    agent = jax.jit(dt.make(**sizes).init)(KEY)
+    one, split = (jax.jit(dt.make(**sizes, mesh=m).update)(agent, KEY) for m in (None, mesh))
+    learned = lambda agent, metrics: (metrics["loss"], optax.tree_utils.tree_get(agent.opt_state, "mu"))  # noqa: E731
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), learned(*one), learned(*split))

@@ -104,7 +104,6 @@ OTHERS = {
     for make in module.FAMILY.values()
     if make.args[-1] not in RECIPES
 } | {
-    "cloning": lambda: sequence(decision_transformer.FAMILY["cloning"]),
     "cloning_best": lambda: sequence(decision_transformer.FAMILY["cloning_best"]),
     "ippo": lambda: small_ppo(multi_agent.FAMILY["independent"]),
     "ppo_acrobot": lambda: small_ppo(ppo.FAMILY["acrobot"]),
