@@ -35,6 +35,7 @@ import attention
 import awr
 import composed_dqn
 import composed_sac
+import decision_transformer
 import dqn
 import dqn_family
 import es
@@ -168,6 +169,7 @@ def profiled():
 
 MAKES = {
     **{f"dqn_family: {name}": make for name, make in dqn_family.FAMILY.items()},
+    **{f"decision_transformer: {name}": make for name, make in decision_transformer.FAMILY.items()},
     **{f"her: {name}": make for name, make in her.FAMILY.items()},
     **{f"multi_agent: {name}": make for name, make in multi_agent.FAMILY.items()},
     **{f"ppo: {name}": make for name, make in ppo.FAMILY.items()},

@@ -26,10 +26,13 @@ RECIPES = {
     "search": ("search.py", ", against a perfect opponent"), "apg": ("apg.py", ", through the dynamics"),
     "es": ("es.py", ""), "her": ("her.py her", ", ten bits"), "r2d2": ("r2d2.py", ", a corridor of eight"),
     "learned_discount": ("learned_discount.py", ""), "awr": ("awr.py", ", offline from SAC's log"),
+    "decision_transformer": ("decision_transformer.py told", ", offline from SAC's log"),
+    "cloning_best": ("decision_transformer.py cloning_best", ", offline, cloning of the best tenth"),
     "ippo": ("multi_agent.py independent", ""), "mappo": ("multi_agent.py central", ""),
 }  # fmt: skip
 #: What the horizontal axis counts, and what the bar is of, by recipe: environment steps and returns where nothing is said.
 UNITS = {"grpo": ("tokens", " of the digits"), "awr": ("minibatches", "")}
+UNITS |= dict.fromkeys(("decision_transformer", "cloning_best"), ("minibatches", ""))
 
 
 def learning() -> str:
