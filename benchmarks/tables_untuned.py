@@ -55,7 +55,7 @@ def unseen() -> str:
 
 
 def sealed() -> str:
-    return with_later("sealed", {"pages kept": "sealed_pages_kept"})
+    return with_later("sealed", {"after": "sealed_after", "pages kept": "sealed_pages_kept"})
 
 
 def with_later(name: str, others: dict[str, str]) -> str:
