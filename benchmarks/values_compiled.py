@@ -81,6 +81,20 @@ def outside() -> int:
     return compiled(MIDDLE, "one kernel")["launches"] - epochs_launches()
 
 
+def ahead_compiled() -> str:
+    """How many examples, plans and kernels were compiled for each machine, how many wait, and how many fail."""
+    found: dict[str, list[dict]] = {}
+    for r in rows("examples_ahead"):
+        found.setdefault(r["target"], []).append(r)
+
+    def said(machine: str, of: list[dict]) -> str:
+        wait, fail = (sum(key in r for r in of) for key in ("refused", "error"))
+        more = (f", {wait} wait for a later jaxlib" if wait else "") + (f", {fail} fail" if fail else "")
+        return f"{len(of) - wait - fail} of {len(of)} compile for {machine}{more}"
+
+    return "; ".join(said(machine, of) for machine, of in found.items())
+
+
 TABLES: dict = {}
 VALUES = {
     "launches-acting": lambda: f"{acting_kernels('one')}",
@@ -101,6 +115,8 @@ VALUES = {
     "launches-spills": lambda: str(kernel("spill_bytes")),
     "launches-gru": lambda: recurrent("rlfx"),
     "launches-gru-hand": lambda: recurrent("by hand"),
+    "ahead-programs": lambda: str(len({r["program"] for r in rows("examples_ahead")})),
+    "ahead-compiled": ahead_compiled,
     "targets-budget-memory": lambda: times(over_at_once("temp_bytes")),
     "targets-budget-launches": lambda: f"{over_at_once('launches'):.1f}x",
     "targets-estimate-ppo": lambda: estimate("PPO, one epoch", "at once"),

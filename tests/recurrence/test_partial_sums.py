@@ -70,7 +70,7 @@ def test_parts_are_neither_small_nor_many(rows):
 
 
 @pytest.mark.parametrize(
-    "fn, arguments",
+    ("fn", "arguments"),
     [
         (lambda x: x.sum(0), [jnp.ones((ROWS, 5))]),
         (lambda x: x.sum(0), [jnp.ones((ENOUGH - 1, 5))]),  # 1,023 rows: 3 * 11 * 31, of which the parts are 3

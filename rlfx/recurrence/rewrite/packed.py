@@ -245,7 +245,10 @@ def _whole_read(atoms: Sequence[Any], env: dict) -> jax.Array:
     if sum(isinstance(value, PartialSums) for value in values) < 2:
         return _joined([_read(a, env) for a in atoms])
     vector = added(
-        [v if isinstance(v, PartialSums) else PartialSums(_read(a, env)[None]) for a, v in zip(atoms, values, strict=True)]
+        [
+            v if isinstance(v, PartialSums) else PartialSums(_read(a, env)[None])
+            for a, v in zip(atoms, values, strict=True)
+        ]
     )
     pack = Pack(vector, tuple(tuple(a.aval.shape) for a in atoms))
     env.update({a: (pack, i) for i, a in enumerate(atoms) if not J.is_literal(a)})
