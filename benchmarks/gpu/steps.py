@@ -60,7 +60,8 @@ def numerics(tiny: bool, name: str) -> tuple[dict, list[str]]:
             return jax.device_get(run(*arguments, jax.random.key(2)))
 
     expected = evaluated("cpu", jax.devices("cpu")[0], "highest")
-    row, wrong = {"program": name}, []
+    row: dict[str, Any] = {"program": name}
+    wrong = []
     for precision, most in (("highest", EXACT), ("default", DEFAULT)):
         row[precision] = distance(evaluated(machine_here(), jax.devices()[0], precision), expected)
         if row[precision] > most:
@@ -81,7 +82,8 @@ def kernels(tiny: bool, name: str) -> tuple[dict, list[str]]:
 
     loop = fused("vmap")
     expected = loop(key, states)
-    row, wrong = {"env": name, "N": n, "K": k, "vmap ms": median_ms(loop, (key, states), 5)}, []
+    row: dict[str, Any] = {"env": name, "N": n, "K": k, "vmap ms": median_ms(loop, (key, states), 5)}
+    wrong = []
     for backend in backends:
         try:
             run = fused(backend)
@@ -136,7 +138,8 @@ def recurrences(tiny: bool, size: tuple[int, int]) -> tuple[dict, list[str]]:
         r = rlfx.inputs(p, axes="tb")
         return rlfx.discounted_sum(r[t:], jnp.full_like(r[t:], 0.99)) ** 2, c
 
-    row, results = {"T": length, "B": batch}, []
+    row: dict[str, Any] = {"T": length, "B": batch}
+    results = []
     for name, affine in (("loop", False), ("associative scan", True)):
         target = replace(here, rewrites=replace(here.rewrites, affine=affine))
         fn = rlfx.compile(returns, length=length, batch=batch, target=target)

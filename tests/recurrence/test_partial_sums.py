@@ -75,8 +75,8 @@ def test_parts_are_neither_small_nor_many(rows):
         (lambda x: x.sum(0), [jnp.ones((ROWS, 5))]),
         (lambda x: x.sum(0), [jnp.ones((ENOUGH - 1, 5))]),  # 1,023 rows: 3 * 11 * 31, of which the parts are 3
         (lambda x: x.max(0), [jnp.ones((ENOUGH, 5))]),
-        (lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), [jnp.ones((ENOUGH, 5), jnp.int32)]),
-        (lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), [jnp.ones((ENOUGH, 5), jnp.bfloat16)]),
+        (lambda x: jax.lax.reduce(x, np.int32(0), jax.lax.add, (0,)), [jnp.ones((ENOUGH, 5), jnp.int32)]),
+        (lambda x: jax.lax.dot_general(x, x, (((0,), (0,)), ((), ()))), [jnp.ones((ENOUGH, 5), jnp.bfloat16)]),
         (
             lambda x, y: jax.lax.dot_general(x, y, (((1,), (1,)), ((0,), (0,)))),
             [jnp.ones((2, ENOUGH, 3)), jnp.ones((2, ENOUGH, 3))],
