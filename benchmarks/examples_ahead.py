@@ -286,6 +286,10 @@ PROGRAMS = {**EXAMPLES, **PLANS, **KERNELS}
 LATER = "Install jaxlib>="
 
 
+#: The order of rows in a file, and what is compiled for if nothing is said.
+MACHINES = ("h200", "a100", "t4", "v5e", "h100", "v6e")
+
+
 def compiled(name, machine):
     """A row of the table."""
     row = {"program": name, "target": machine}
@@ -304,6 +308,11 @@ def compiled(name, machine):
     }
 
 
+def place(row):
+    """Where a row is in the file."""
+    return MACHINES.index(row["target"]), [*PROGRAMS].index(row["program"])
+
+
 def shown(row):
     said = row.get("error") or row.get("refused")
     if said:
@@ -316,7 +325,7 @@ def shown(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", nargs="+", default=["h200", "a100", "t4", "v5e"])
+    parser.add_argument("--targets", nargs="+", default=MACHINES[:4], choices=MACHINES)
     parser.add_argument("--programs", nargs="+", default=[*PROGRAMS], choices=[*PROGRAMS])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -329,7 +338,7 @@ def main():
             rows.append(compiled(name, machine))
             print(f"{machine:6} {name:48} {shown(rows[-1])}", flush=True)
             if args.json:
-                targets.write(args.json, rows)
+                targets.write(args.json, sorted(rows, key=place))
     failed = sum("error" in row for row in rows)
     refused = sum("refused" in row for row in rows)
     print(f"{len(rows) - failed - refused} of {len(rows)} compile; {refused} wait for a later jaxlib; {failed} fail")

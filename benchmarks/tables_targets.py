@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.tables_markdown import markdown, rows, table
 
+MACHINES = ("h200", "a100", "t4", "v5e")
 FORMS = ("rlfx", "one kernel", "by hand")
 
 
@@ -140,7 +141,23 @@ def kernel_limits() -> str:
     return markdown(["policy", *header], body)
 
 
+def examples_ahead() -> str:
+    """A row for each program, a column for each machine."""
+    found: dict[str, dict[str, dict]] = {}
+    for r in rows("examples_ahead"):
+        found.setdefault(r["program"], {})[r["target"]] = r
+    machines = [m for m in MACHINES if any(m in of for of in found.values())]
+
+    def cell(r):
+        if r is None or "error" in r or "refused" in r:
+            return "" if r is None else "fails" if "error" in r else "needs jaxlib 0.11.1"
+        return f"{r['launches_at_least']:,}" + (" +" if r["launches"] is None else "")
+
+    return markdown(["program", *machines], [[name, *[cell(of.get(m)) for m in machines]] for name, of in found.items()])
+
+
 TABLES = {
     "launches": launches, "launches-elsewhere": launches_elsewhere, "meshes": meshes, "fits-grid": fits_grid,
     "fits-images": fits_images, "fits-budgets": fits_budgets, "kernel-limits": kernel_limits,
+    "examples-ahead": examples_ahead,
 }  # fmt: skip

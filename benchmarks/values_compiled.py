@@ -7,12 +7,12 @@ from benchmarks.tables_markdown import rows, times
 MIDDLE = "PPO 4x4, 1,024 environments"
 
 
-def h200(form: str) -> list[dict]:
-    return [r for r in rows("launches") if (r["target"], r["form"]) == ("h200", form)]
+def on(form: str, machine: str = "h200") -> list[dict]:
+    return [r for r in rows("launches") if (r["target"], r["form"]) == (machine, form)]
 
 
 def compiled(program: str, form: str) -> dict:
-    (found,) = [r for r in h200(form) if r["program"] == program]
+    (found,) = [r for r in on(form) if r["program"] == program]
     return found
 
 
@@ -28,9 +28,9 @@ def minibatches() -> int:
     return outer["trips"] * outer["loops"][0]["trips"]
 
 
-def minibatch_kernels(form: str) -> str:
+def minibatch_kernels(form: str, machine: str = "h200") -> str:
     """Kernels of a minibatch step: least to most over the numbers of environments."""
-    loops = [r["loops"][-1] for r in h200(form) if r["program"].startswith("PPO 4x4")]
+    loops = [r["loops"][-1] for r in on(form, machine) if r["program"].startswith("PPO 4x4")]
     kernels = sorted({loop["loops"][0]["kernels"] for loop in loops})
     return " to ".join(dict.fromkeys([str(kernels[0]), str(kernels[-1])]))
 
@@ -81,6 +81,20 @@ def outside() -> int:
     return compiled(MIDDLE, "one kernel")["launches"] - epochs_launches()
 
 
+def ahead_compiled() -> str:
+    """How many examples, plans and kernels were compiled for each machine, how many wait, and how many fail."""
+    found: dict[str, list[dict]] = {}
+    for r in rows("examples_ahead"):
+        found.setdefault(r["target"], []).append(r)
+
+    def said(machine: str, of: list[dict]) -> str:
+        wait, fail = (sum(key in r for r in of) for key in ("refused", "error"))
+        more = (f", {wait} wait for a later jaxlib" if wait else "") + (f", {fail} fail" if fail else "")
+        return f"{len(of) - wait - fail} of {len(of)} compile for {machine}{more}"
+
+    return "; ".join(said(machine, of) for machine, of in found.items())
+
+
 TABLES: dict = {}
 VALUES = {
     "launches-acting": lambda: f"{acting_kernels('one')}",
@@ -96,11 +110,15 @@ VALUES = {
     "launches-minibatches": lambda: str(minibatches()),
     "launches-minibatch": lambda: minibatch_kernels("rlfx"),
     "launches-minibatch-hand": lambda: minibatch_kernels("by hand"),
+    "launches-minibatch-a100": lambda: minibatch_kernels("rlfx", "a100"),
+    "launches-minibatch-t4": lambda: minibatch_kernels("rlfx", "t4"),
     "launches-registers": lambda: str(kernel("registers")),
     "launches-shared": lambda: f"{kernel('shared_bytes'):,}",
     "launches-spills": lambda: str(kernel("spill_bytes")),
     "launches-gru": lambda: recurrent("rlfx"),
     "launches-gru-hand": lambda: recurrent("by hand"),
+    "ahead-programs": lambda: str(len({r["program"] for r in rows("examples_ahead")})),
+    "ahead-compiled": ahead_compiled,
     "targets-budget-memory": lambda: times(over_at_once("temp_bytes")),
     "targets-budget-launches": lambda: f"{over_at_once('launches'):.1f}x",
     "targets-estimate-ppo": lambda: estimate("PPO, one epoch", "at once"),

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks.gpu import steps
+from benchmarks.gpu import __main__ as runner
+from benchmarks.gpu import measures, steps
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -41,9 +42,34 @@ def test_a_step_that_fails_says_why(tmp_path):
     assert not list(tmp_path.glob("*.json"))
 
 
+def test_a_step_that_was_ended_goes_on_after_the_rows_that_it_had(tmp_path, monkeypatch):
+    ran = []
+
+    def row(tiny, item):
+        ran.append(item)
+        if item == "third" and len(ran) == 3:
+            raise KeyboardInterrupt
+        return {"item": item}, ["it differs"] if item == "second" else []
+
+    monkeypatch.setattr(runner, "about", lambda tiny: {"commit": "c", "tiny": tiny})
+    monkeypatch.setitem(steps.STEPS, "three", steps.Step(lambda tiny: ["first", "second", "third"], row, 1))
+    path = tmp_path / "three.partial"
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_step("three", True, path)
+    assert runner.kept(path) == " (2 of 3 rows are kept)"
+    runner.run_step("three", True, path)
+    assert ran == ["first", "second", "third", "third"]
+    found = json.loads(path.read_text())
+    assert [r["item"] for r in found["rows"]] == ["first", "second", "third"]
+    assert found["wrong"] == ["it differs"]
+    monkeypatch.setattr(runner, "about", lambda tiny: {"commit": "another", "tiny": tiny})
+    runner.run_step("three", True, path)
+    assert ran[4:] == ["first", "second", "third"]
+
+
 def test_distances():
-    assert steps.distance([1.0, [2.0, 4.0]], [1.0, [2.0, 5.0]]) == pytest.approx(0.2)
-    assert steps.distance([float("nan")], [1.0]) == float("inf")
+    assert measures.distance([1.0, [2.0, 4.0]], [1.0, [2.0, 5.0]]) == pytest.approx(0.2)
+    assert measures.distance([float("nan")], [1.0]) == float("inf")
 
 
 @pytest.mark.slow

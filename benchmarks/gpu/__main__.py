@@ -3,8 +3,9 @@
     python -m benchmarks.gpu [--out benchmarks/results/gpu] [--only numerics kernels] [--minutes 10] [--tiny]
 
 Each step is a process of its own, with a limit of seconds, and writes ``STEP.json``: device, versions, date, rows. A step whose
-file is there, of the same versions and commit, is not run again. The exit status is 1 if anything was wrong: numbers that
-differ from the CPU's, kernels from loops, bytes over a budget. Needs nothing from a network. On a CPU it tests itself.
+file is there, of the same versions and commit, is not run again; of one that was ended, the rows that it had are kept. The exit
+status is 1 if anything was wrong: numbers that differ from the CPU's, kernels from loops, bytes over a budget. Needs nothing
+from a network. On a CPU it tests itself.
 """
 
 from __future__ import annotations
@@ -42,20 +43,29 @@ def about(tiny: bool) -> dict:
 
 
 def run_step(name: str, tiny: bool, out: pathlib.Path) -> None:
-    """One step in this process."""
+    """One step in this process: the rows that ``out`` lacks. It is written after each."""
     sys.path += [str(FOLDER.parent), str(ROOT / "examples")]
     from benchmarks.gpu.steps import STEPS
 
-    start = time.perf_counter()
-    found = STEPS[name].run(tiny)
-    row = {
-        "date": str(datetime.date.today()),
-        "step": name,
-        **about(tiny),
-        "seconds": round(time.perf_counter() - start, 1),
-        **found,
-    }
-    out.write_text(json.dumps(row, indent=1) + "\n")
+    step, known = STEPS[name], about(tiny)
+    items = step.items(tiny)
+    found = made(out, known) or {"rows": [], "wrong": [], "seconds": 0.0}
+    for item in items[len(found["rows"]) :]:
+        start = time.perf_counter()
+        row, wrong = step.row(tiny, item)
+        found = {
+            "date": str(datetime.date.today()), "step": name, **known, "of": len(items),
+            "seconds": round(found["seconds"] + time.perf_counter() - start, 1),
+            "rows": [*found["rows"], row], "wrong": [*found["wrong"], *wrong],
+        }  # fmt: skip
+        written(out, found)
+
+
+def written(path: pathlib.Path, found: dict) -> None:
+    """A file that is whole, whenever this process is ended."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(found, indent=1) + "\n")
+    new.replace(path)
 
 
 def made(path: pathlib.Path, known: dict) -> dict | None:
@@ -117,11 +127,20 @@ def started(name: str, tiny: bool, path: pathlib.Path, seconds: float) -> dict:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        return {"error": f"took more than {seconds:.0f} s"}
+        return {"error": f"took more than {seconds:.0f} s: run it again" + kept(partial)}
     if done.returncode or not partial.exists():
-        return {"error": said(done.stderr)}
+        return {"error": said(done.stderr) + kept(partial)}
     partial.replace(path)
     return json.loads(path.read_text())
+
+
+def kept(partial: pathlib.Path) -> str:
+    """How many rows are there already."""
+    try:
+        found = json.loads(partial.read_text())
+    except (OSError, ValueError):
+        return ""
+    return f" ({len(found['rows'])} of {found['of']} rows are kept)"
 
 
 def said(text: str) -> str:

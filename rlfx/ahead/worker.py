@@ -125,10 +125,19 @@ def assembled(dump: str) -> str:
     said = []
     for arch, paths in by_arch.items():
         for at in range(0, len(paths), AT_A_TIME):
-            command = [ptxas, "-v", f"-arch={arch}", "-c", *paths[at : at + AT_A_TIME]]
-            done = subprocess.run(command, cwd=dump, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            said.append(done.stdout)
+            said.append(said_of([ptxas, "-v", f"-arch={arch}", "-c"], paths[at : at + AT_A_TIME], dump))
     return "".join(said)
+
+
+def said_of(command: list, paths: list, folder: str) -> str:
+    """What ptxas says of some files. It may die of several that it takes one by one (12.9 does): then by halves."""
+    done = subprocess.run(
+        [*command, *paths], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode == 0 or len(paths) == 1:
+        return done.stdout
+    half = len(paths) // 2
+    return said_of(command, paths[:half], folder) + said_of(command, paths[half:], folder)
 
 
 def thunks(dump: str) -> str:

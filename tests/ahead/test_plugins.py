@@ -150,13 +150,13 @@ def test_a_wide_state_that_is_turned_drawn_and_stored(name):
 
 @pytest.mark.parametrize("name", ["h200", slow("a100")])
 def test_an_optimiser_takes_few_launches(name, script):
-    """A minibatch step of the demo, with 12 arrays of weights; it was 57 kernels."""
+    """A minibatch step of the demo, with 12 arrays of weights; it was 57 kernels, and 42 until gradients were summed at once."""
     launches = script("launches")
     fn, arguments = launches.full(64)[launches.KERNEL]
     (outer,) = there(name).compile(fn, *arguments).loops
     (inner,) = outer.loops
     assert (outer.trips, inner.trips) == (4, 4)
-    assert inner.kernels <= 46
+    assert inner.kernels <= 40
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import rlfx
-from rlfx.ahead import environment, kept, process
+from rlfx.ahead import environment, kept, process, worker
 from rlfx.errors import MemoryBudgetError, TargetError
 from tests.ahead import programs
 
@@ -450,3 +450,12 @@ def test_a_target_by_name_is_the_value():
     assert json.loads(named.plan(W, X).to_json()) == json.loads(valued.plan(W, X).to_json())
     with pytest.raises(rlfx.errors.ScheduleError, match="No machine named 'a10' is known"):
         rlfx.compile(loss, length=4, target="a10")
+
+
+def test_an_assembler_that_dies_of_several_files_gets_fewer(tmp_path):
+    """As ptxas 12.9 does of some: figures of all kernels come back, and the crash is not one of a compilation."""
+    fake = tmp_path / "ptxas"
+    fake.write_text('#!/bin/sh\n[ $# -gt 3 ] && kill -SEGV $$\necho "$1 $2"; [ -n "$3" ] && echo "$1 $3"; exit 0\n')
+    fake.chmod(0o755)
+    files = [f"{i}.ptx" for i in range(7)]
+    assert worker.said_of([str(fake), "-v"], files, str(tmp_path)) == "".join(f"-v {file}\n" for file in files)

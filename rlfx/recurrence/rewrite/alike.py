@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.rewrite.partial_sums import has_parts, is_move
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +17,7 @@ class Work:
     Attributes:
       key: of equations on small arrays: those with the same one are alike. None: it runs by itself.
       terms: of a sum of sums of several arrays: the equations that are its parts, the last one last.
+      in_parts: it sums rows, for equations on small arrays alone (``partial_sums.py``).
     """
 
     inputs: tuple[Any, ...]
@@ -23,6 +25,7 @@ class Work:
     eqn: Any
     key: Any = None
     terms: tuple[Any, ...] = ()
+    in_parts: bool = False
 
 
 def nodes(jaxpr: Any, small: set[tuple[int, ...]]) -> list[Work]:
@@ -34,13 +37,15 @@ def nodes(jaxpr: Any, small: set[tuple[int, ...]]) -> list[Work]:
     sums, same = _sums_of_sums(jaxpr, small), _same_scalars(jaxpr)
     inside = {id(e): root for root, parts in sums.items() for e in parts}
     keys = {id(e): _key(e, small, same) for e in jaxpr.eqns}
-    before = _before_others(jaxpr, {i for i, key in keys.items() if key is not None} | set(inside))
+    summed, moves = _summed(jaxpr, keys)
+    before = _before_others(jaxpr, {i for i, key in keys.items() if key is not None} | set(inside) | moves)
     found = []
     for e in jaxpr.eqns:
         root = inside.get(id(e))
         if root is None:
-            key = None if before.issuperset(e.outvars) else keys[id(e)]
-            found.append(Work(variables(e.invars), tuple(e.outvars), e, key))
+            key = None if before.issuperset(e.outvars) or id(e) in moves else keys[id(e)]
+            parts = id(e) in summed and before.isdisjoint(e.outvars)
+            found.append(Work(variables(e.invars), tuple(e.outvars), e, key, in_parts=parts))
         elif root == id(e):
             made = {v for part in sums[root] for v in part.outvars}
             outer = [v for part in sums[root] for v in variables(part.invars) if v not in made]
@@ -56,6 +61,25 @@ def _before_others(jaxpr: Any, ours: set[int]) -> set[Any]:
         if other or not found.isdisjoint(e.outvars):
             found.update(variables(e.invars))
     return found
+
+
+def _summed(jaxpr: Any, keys: Mapping[int, Any]) -> tuple[set[int], set[int]]:
+    """Sums over many rows that equations on small arrays read, and what only changes the shape of such a sum in between."""
+    read: set[Any] = set()
+    for e in reversed(jaxpr.eqns):
+        if keys[id(e)] is not None or (is_move(e) and not read.isdisjoint(e.outvars)):
+            read.update(variables(e.invars))
+    sums, moves, late = set(), set(), set()
+    for e in jaxpr.eqns:
+        if read.isdisjoint(e.outvars):
+            continue
+        if is_move(e) and not late.isdisjoint(variables(e.invars)):
+            moves.add(id(e))
+            late.update(e.outvars)
+        elif has_parts(e):
+            sums.add(id(e))
+            late.update(e.outvars)
+    return sums, moves
 
 
 def variables(atoms: Sequence[Any]) -> tuple[Any, ...]:

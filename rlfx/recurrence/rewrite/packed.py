@@ -3,7 +3,8 @@
 An update of an optimiser does the same to every array of weights. Of its equations on arrays of the shapes of the carry, those
 that are alike and can run at once are one equation, on a vector that has all their numbers (``alike.py``). Arrays that come out
 of the last such equation stay a vector from one iteration to the next. Elementwise equations give the same bits; a sum of the
-sums of several arrays is the sum of all their numbers, in another order.
+sums of several arrays is the sum of all their numbers, in another order. Sums over the rows of a batch, such as the gradients of
+weights and biases, are added up in parts, and the parts of all of them at once (``partial_sums.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.interpret import inlined
 from rlfx.recurrence.rewrite.alike import Work, nodes, variables
+from rlfx.recurrence.rewrite.partial_sums import PartialSums, added, in_parts, is_move, moved
 
 tree = jax.tree_util
 
@@ -191,7 +193,12 @@ def _aligned(group: Sequence[int], nodes: Sequence[Work], env: dict) -> list[lis
 
 def _one(node: Work, env: dict) -> list[tuple[Any, int]]:
     if not node.terms:
+        first = node.eqn.invars[0] if node.inputs else None
+        if first in node.inputs and isinstance(env[first][0], PartialSums) and is_move(node.eqn):
+            return [(_scoped(node.eqn, lambda: moved(node.eqn, env[first][0])), 0)]
         operands = [_read(v, env) for v in node.eqn.invars]
+        if node.in_parts:
+            return [(_scoped(node.eqn, lambda: in_parts(node.eqn, operands)), 0)]
         return [(x, 0) for x in _bound(node.eqn, operands)]
     sums = [e for e in node.terms if e.primitive is J.primitive("reduce_sum")]
     whole = _whole([e.invars[0] for e in sums], env)
@@ -223,13 +230,29 @@ def _together(group: Sequence[Work], env: dict) -> list[list[tuple[Any, int]]]:
             continue
         atoms = [node.eqn.invars[k] for node in group]
         whole = _whole(atoms, env)
-        operands.append(_joined([_read(a, env) for a in atoms]) if whole is None else whole.vector)
+        operands.append(_whole_read(atoms, env) if whole is None else whole.vector)
     if first.primitive is J.primitive("broadcast_in_dim"):
         vector = jnp.broadcast_to(operands[0], (sum(map(math.prod, shapes)),))
     else:
         (vector,) = _bound(first, operands)
     pack = Pack(vector, shapes)
     return [[(pack, i)] for i in range(len(group))]
+
+
+def _whole_read(atoms: Sequence[Any], env: dict) -> jax.Array:
+    """Values as a vector. If they are sums of parts, those are added up at once, and the values are a pack from then on."""
+    values = [None if J.is_literal(a) else env[a][0] for a in atoms]
+    if sum(isinstance(value, PartialSums) for value in values) < 2:
+        return _joined([_read(a, env) for a in atoms])
+    vector = added(
+        [
+            v if isinstance(v, PartialSums) else PartialSums(_read(a, env)[None])
+            for a, v in zip(atoms, values, strict=True)
+        ]
+    )
+    pack = Pack(vector, tuple(tuple(a.aval.shape) for a in atoms))
+    env.update({a: (pack, i) for i, a in enumerate(atoms) if not J.is_literal(a)})
+    return vector
 
 
 def _whole(atoms: Sequence[Any], env: dict) -> Pack | None:
@@ -247,7 +270,9 @@ def _read(atom: Any, env: dict) -> Any:
 
 
 def _array(value: Any, k: int) -> Any:
-    """A value that is an array, or one of a pack."""
+    """A value that is an array, one of a pack, or a sum of parts."""
+    if isinstance(value, PartialSums):
+        return value.whole()
     return value.array(k) if isinstance(value, Pack) else value
 
 

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx.transforms.steps import keys as F
@@ -80,15 +80,18 @@ def threefry(ip: Interpreter, eqn: Any, args: list) -> list:
 
 
 def threefry_block(ip: Any, k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
+    """Written with primitives: there are hundreds of them, and each operator of ``jax.numpy`` is a call to trace."""
+
     def add(a, b):
-        return ip.apply(jax.lax.add, a, b)
+        return ip.apply(lax.add, a, b)
 
     def round_of(x, y, r):
         x = add(x, y)
-        turned = ip.apply(lambda v: (v << np.uint32(r)) | (v >> np.uint32(32 - r)), y)
-        return x, ip.apply(jnp.bitwise_xor, turned, x)
+        left, right = np.uint32(r), np.uint32(32 - r)
+        turned = ip.apply(lambda v: lax.bitwise_or(lax.shift_left(v, left), lax.shift_right_logical(v, right)), y)
+        return x, ip.apply(lax.bitwise_xor, turned, x)
 
-    parity = ip.apply(lambda a, b: a ^ b ^ np.uint32(0x1BD11BDA), k0, k1)
+    parity = ip.apply(lambda a, b: lax.bitwise_xor(lax.bitwise_xor(a, b), np.uint32(0x1BD11BDA)), k0, k1)
     keys, rotations = (k0, k1, parity), ((13, 15, 26, 6), (17, 29, 16, 24))
     x0, x1 = add(x0, k0), add(x1, k1)
     for i in range(5):

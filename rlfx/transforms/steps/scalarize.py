@@ -21,6 +21,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import UnsupportedSliceOp, located
 from rlfx.transforms.steps import keys as F
+from rlfx.transforms.steps.folding import fold
 
 Rule = Callable[..., list]
 
@@ -116,8 +117,7 @@ class Interpreter:
 
     def fold(self, op: Any, params: dict, args: list) -> list:
         """Evaluate an equation whose inputs are all known, now."""
-        with jax.ensure_compile_time_eval():
-            return [np.asarray(x) for x in J.bind(op, params, *[jnp.asarray(x) for x in args])]
+        return fold(op, params, args)
 
     def rewritten(self, eqn: Any, args: list) -> list:
         fn = self.target.rewrites[eqn.primitive]
