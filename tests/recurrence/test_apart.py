@@ -106,7 +106,7 @@ def products(f):
 
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_each_group_of_parts_has_a_product(f):
-    traced, apart, more = products(f)
+    _, apart, more = products(f)
     assert more == 1
     assert with_parts_apart(apart) is apart
     assert not rlfx.target("h200").rewrites.apart

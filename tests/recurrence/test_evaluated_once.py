@@ -158,7 +158,7 @@ def test_products_are_counted_once():
 
 def test_environments_that_end():
     def ends(p, carry, t):
-        x, done = carry
+        x, _ = carry
         moved, log_prob = acts(p, x, t)
         v = critic(p, x)
         target = stop_gradient(rlfx.discounted_sum(rlfx.series(v)[t:], 0.9))

@@ -207,7 +207,10 @@ def _beyond(region: Graph) -> frozenset[Var]:
 
 
 def activation_bytes(learner: Learner, batch: int, *, slices: bool = True) -> int:
-    """Bytes of all values that one timestep of the region computes, in loops of the user's too; without ``slices``, of those of fixed shape."""
+    """Bytes of all values that one timestep of the region computes, in loops of the user's, too.
+
+    Without ``slices``, of those of fixed shape.
+    """
     program, domain = learner.program, learner.program.domain
 
     def rows(v: Var) -> int:
