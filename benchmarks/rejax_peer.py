@@ -118,10 +118,11 @@ def of_rlfx(algorithm, s):
         module, make = dqn_family, dqn_family.make
         arguments = (replace(dqn_family.DOUBLE, estimate=Squared()), "dqn")
     else:
-        numbers = {
-            "optimizer": optimizer, "GAMMA": s["gamma"], "POLYAK": s["polyak"], "SAMPLES": s["batch"] // s["envs"],
-        }  # fmt: skip
-        task = replace(sac.PENDULUM, scale=1.0, capacity=s["capacity"] // s["envs"], explore=s["warmup"] // s["envs"])
+        numbers = {"optimizer": optimizer, "SAMPLES": s["batch"] // s["envs"]}
+        task = replace(
+            sac.PENDULUM, scale=1.0, capacity=s["capacity"] // s["envs"], explore=s["warmup"] // s["envs"], gamma=s["gamma"],
+            critics=sac.Critics(polyak=s["polyak"]),
+        )  # fmt: skip
         module, make, arguments = sac, sac.make, (task,)
     for name, value in numbers.items():
         setattr(module, name, value)

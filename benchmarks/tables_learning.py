@@ -23,6 +23,7 @@ RECIPES = {
     "ppo_breakout": ("ppo.py breakout", ""), "pqn_breakout": ("pqn.py breakout", ""),
     "ppo_masked": ("ppo.py masked", ", actions masked"),
     "ppo_inverted_pendulum": ("ppo_continuous.py inverted_pendulum", ""),
+    "sac_inverted_pendulum": ("sac.py inverted_pendulum", ""),
     "search": ("search.py", ", against a perfect opponent"), "apg": ("apg.py", ", through the dynamics"),
     "es": ("es.py", ""), "her": ("her.py her", ", ten bits"), "r2d2": ("r2d2.py", ", a corridor of eight"),
     "learned_discount": ("learned_discount.py", ""), "awr": ("awr.py", ", offline from SAC's log"),

@@ -1,4 +1,4 @@
-"""SAC on Pendulum-v1 and MountainCarContinuous-v0: acting and learning at every timestep, twin critics, a learned temperature.
+"""SAC on Pendulum, a car and a robot of brax: acting and learning at every timestep, twin critics, a learned temperature.
 
 Notice that there is no replay buffer class and no training loop: `rlfx.History` keeps the series of transitions, `memory[i]`
 reads it at random, and everything that is learned is one `Shared` carry, changed once for all environments. Samples of a
@@ -25,11 +25,12 @@ from recipes import Recipe, main
 from transitions import Transition
 
 import rlfx.envs
+from rlfx.envs.spaces import Box
 from rlfx.training import TanhNormal
 
 LENGTH, ENVS = 100, 4
 SAMPLES = 64  # timesteps read a step, of each environment
-GAMMA, POLYAK, LEARNING_RATE = 0.99, 0.005, 1e-3
+POLYAK, LEARNING_RATE = 0.005, 1e-3
 
 
 def standardized(layers, x):
@@ -62,12 +63,20 @@ class Task:
     scale: float  # of rewards
     capacity: int = 8_000  # timesteps kept, of each environment
     explore: int = 200  # timesteps of random actions
+    gamma: float = 0.99
     hold: int = 1  # of them a random action is kept for so many; divides LENGTH
     options: tuple = ()  # of the environment
     critics: Critics = PLAIN
+    bounds: float = 1.0  # of the environment's actions, where a policy's are 1
+    temperature: float = 1.0  # at first
+    entropy: float = -1.0  # aimed at, of each action
+    falling: bool = False  # the learning rate, to zero at the end
+    every: int = 5  # updates from one evaluation to the next
 
     def make(self):
-        return rlfx.envs.rescale_action(rlfx.envs.make(self.env, **dict(self.options)))
+        """The environment; by its name, so that brax is imported only for its own."""
+        env = rlfx.envs.make(self.env, **dict(self.options))
+        return rlfx.envs.rescale_action(env, -self.bounds, self.bounds)
 
 
 PENDULUM = Task("sac", "Pendulum-v1", -200.0, updates=80, scale=0.1)
@@ -76,6 +85,13 @@ PENDULUM = Task("sac", "Pendulum-v1", -200.0, updates=80, scale=0.1)
 CAR = Task(
     "sac_mountain_car", "MountainCarContinuous-v0", 90.0, updates=160, scale=0.1, capacity=16_000, explore=1_000, hold=25,
     critics=STEADY,
+)  # fmt: skip
+#: The whole force turns the pole by 4 rad/s in a step, and it is out at 0.2 rad: a policy that has all of it learns to shake.
+#: With a tenth, an entropy of 0 and a rate that falls it learns to hold (docs/training.md).
+BALANCE = Task(
+    "sac_inverted_pendulum", "brax/inverted_pendulum", 190.0, updates=80, scale=0.1, capacity=8_000,
+    options=(("backend", "spring"), ("episode_length", 200)), critics=STEADY, bounds=10.0, temperature=0.1, entropy=0.0,
+    gamma=0.97, falling=True, every=20,
 )  # fmt: skip
 
 
@@ -105,8 +121,8 @@ def critic(params, obs, action, network=mlp):
     return values.min(), values
 
 
-def sac_loss(params, target, x, key, network=mlp):
-    """Of one transition (Haarnoja et al. 2018, eqs. 5, 7 and 18; automatic temperature); ``network`` is the critics'."""
+def sac_loss(params, target, x, key, network=mlp, entropy=-1.0, gamma=0.99):
+    """Of one transition (Haarnoja et al. 2018, eqs. 5, 7 and 18; automatic temperature), with critics' ``network``."""
     value = partial(critic, network=network)
     here, following = jax.random.split(key)
     alpha = jnp.exp(params.log_alpha)
@@ -114,35 +130,37 @@ def sac_loss(params, target, x, key, network=mlp):
     policy = actor(stop_gradient(params.actor), x.next_obs)
     u = policy.sample(following)
     soft_value = value(target, x.next_obs, policy.squash(u))[0] - stop_gradient(alpha) * policy.log_prob(u)
-    aim = x.reward + GAMMA * jnp.where(x.terminated, 0.0, soft_value)
+    aim = x.reward + gamma * jnp.where(x.terminated, 0.0, soft_value)
     critic_loss = ((value(params.critics, x.obs, x.action)[1] - stop_gradient(aim)) ** 2).sum()
 
     policy = actor(params.actor, x.obs)
     u = policy.sample(here)
     log_prob = policy.log_prob(u)
     actor_loss = stop_gradient(alpha) * log_prob - value(stop_gradient(params.critics), x.obs, policy.squash(u))[0]
-    alpha_loss = -params.log_alpha * stop_gradient(log_prob - x.action.size)  # the entropy aimed at is -actions
+    alpha_loss = -params.log_alpha * stop_gradient(log_prob + entropy * x.action.size)
     return critic_loss + actor_loss + alpha_loss
 
 
-def learn(learner, transitions, key, critics=PLAIN):
-    """One step of everything that is learned, from ``transitions[B, SAMPLES]``."""
+def learn(learner, transitions, key, task=PENDULUM, left=None):
+    """One step of everything that is learned, from ``transitions[B, SAMPLES]``; ``left`` of the learning rate, all without it."""
 
     def loss(params):
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), transitions)
         keys = jax.random.split(key, flat.reward.shape)
-        return jax.vmap(lambda x, k: sac_loss(params, learner.target, x, k, critics.network))(flat, keys).mean()
+        one = partial(sac_loss, network=task.critics.network, entropy=task.entropy, gamma=task.gamma)
+        return jax.vmap(lambda x, k: one(params, learner.target, x, k))(flat, keys).mean()
 
     updates, opt_state = optimizer.update(jax.grad(loss)(learner.params), learner.opt_state, learner.params)
+    updates = updates if left is None else optax.tree.scale(left, updates)
     params = optax.apply_updates(learner.params, updates)
-    return Learner(params, optax.incremental_update(params.critics, learner.target, critics.polyak), opt_state)
+    return Learner(params, optax.incremental_update(params.critics, learner.target, task.critics.polyak), opt_state)
 
 
-def make_sac(task, env):
+def make_sac(task, env, steps):
     def sac(_, carry, t):
         obs = env.observe(carry.state)
         policy = actor(carry.learner.params.actor, obs)
-        anything = rlfx.series(env.action_space.sample(t.key_for("explore")))
+        anything = rlfx.series(Box(-1.0, 1.0, env.action_space.shape).sample(t.key_for("explore")))
         action = jnp.where(
             t < task.explore, anything[t - t % task.hold], policy.squash(policy.sample(t.key_for("action")))
         )
@@ -151,7 +169,8 @@ def make_sac(task, env):
         transition = Transition(obs, action, task.scale * step.reward, step.terminated, step.final_obs)
         memory = rlfx.series(transition, history=carry.memory)
         i = jax.random.randint(t.key_for("replay"), (SAMPLES,), jnp.maximum(t.now - task.capacity + 1, 0), t.now + 1)
-        learner = rlfx.shared(lambda x: learn(carry.learner, x, t.shared_key, task.critics), memory[i])
+        left = 1.0 - t.now / steps if task.falling else None
+        learner = rlfx.shared(lambda x: learn(carry.learner, x, t.shared_key, task, left), memory[i])
         return Carry(state, memory.history, learner), step.reward
 
     return sac
@@ -170,12 +189,13 @@ def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 6
     """Of a task; its own number of updates where none is given."""
     env, updates = task.make(), updates or task.updates
     (actions,), (observed,) = env.action_space.shape, env.observation_space.shape
-    update = going_on(make_sac(task, env), length=length, envs=envs, mesh=mesh, metrics=metrics)
+    update = going_on(make_sac(task, env, updates * length), length=length, envs=envs, mesh=mesh, metrics=metrics)
 
     def init(key):
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         critics = one_each(lambda k: init_mlp(k, (observed + actions, *hidden, 1)), jax.random.split(critic_key))
-        params = Params(init_mlp(actor_key, (observed, *hidden, 2 * actions), 0.01), critics, jnp.float32(0.0))
+        policy = init_mlp(actor_key, (observed, *hidden, 2 * actions), 0.01)
+        params = Params(policy, critics, jnp.log(jnp.float32(task.temperature)))
         obs, nothing = jnp.zeros(observed), jnp.float32(0.0)
         memory = rlfx.History(
             task.capacity, Transition(obs, jnp.zeros(actions), nothing, jnp.bool_(False), obs), batch=envs
@@ -183,10 +203,10 @@ def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 6
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
         return Stopped.at_first(Carry(state, memory, rlfx.Shared(Learner(params, critics, optimizer.init(params)))))
 
-    return Recipe(task.name, env, init, update, greedy, updates, 5, 5, length * envs, task.bar)
+    return Recipe(task.name, env, init, update, greedy, updates, 5, task.every, length * envs, task.bar)
 
 
-FAMILY = {"pendulum": make, "mountain_car": partial(make, CAR)}
+FAMILY = {"pendulum": make, "mountain_car": partial(make, CAR), "inverted_pendulum": partial(make, BALANCE)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILY))

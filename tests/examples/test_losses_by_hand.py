@@ -372,3 +372,30 @@ def test_random_actions_are_held(monkeypatch):
     np.testing.assert_array_equal(held, held[..., :1].repeat(4, -1))
     assert len(np.unique(held)) == 8
     assert len(np.unique(action[:, 16:])) == 16
+
+
+def test_a_policy_has_a_share_of_the_force(monkeypatch):
+    """Its actions stay between -1 and 1, and a fourth of each moves the pendulum."""
+    monkeypatch.setattr(sac, "SAMPLES", 2)
+    task = dataclasses.replace(sac.PENDULUM, capacity=24, explore=12, bounds=4.0, temperature=0.1)
+    recipe = sac.make(task, length=24, envs=2, hidden=(4,))
+    agent = recipe.init(KEY)
+    np.testing.assert_allclose(np.exp(agent.carry.learner.value.params.log_alpha), 0.1, rtol=1e-6)
+    agent, _ = jax.jit(recipe.update)(agent, KEY)
+    x = jax.tree.map(np.asarray, agent.carry.memory.data)
+    assert np.abs(x.action).max() <= 1.0 < recipe.env.action_space.high.max()
+    _, sin, speed = np.moveaxis(x.obs, -1, 0)
+    after = np.clip(speed + (15.0 * sin + 3.0 * (2.0 * x.action[..., 0] / 4.0)) * 0.05, -8.0, 8.0)  # g = 10, m = l = 1
+    np.testing.assert_allclose(x.next_obs[..., 2], after, atol=1e-4)
+
+
+@pytest.mark.parametrize("entropy", [-1.0, 0.5])
+def test_the_entropy_aimed_at(entropy):
+    """The temperature's gradient is zero where the log-probability is minus it, of each action."""
+    agent = sac.make(length=3, envs=2, hidden=(4,)).init(KEY)
+    params, target, _ = agent.carry.learner.value
+    x = jax.tree.map(lambda leaf: leaf[0, 0], agent.carry.memory.data)
+    policy = sac.actor(params.actor, x.obs)
+    log_prob = policy.log_prob(policy.sample(jax.random.split(KEY)[0]))
+    slope = jax.grad(sac.sac_loss)(params, target, x, KEY, entropy=entropy).log_alpha
+    np.testing.assert_allclose(slope, -(log_prob + entropy), rtol=1e-5)
