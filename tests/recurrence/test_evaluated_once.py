@@ -186,7 +186,8 @@ def test_it_is_the_default_where_all_activations_take_a_few_caches():
 
     assert plan(needed / CACHES) == rlfx.Plan()
     assert plan(0.9 * needed / CACHES).form == "blocks"
-    asked = rlfx.compile(rlfx.incrementalize(normalised, over="t", block_size=8), length=length, batch=B, target=caches(tile=needed))
+    in_blocks = rlfx.incrementalize(normalised, over="t", block_size=8)
+    asked = rlfx.compile(in_blocks, length=length, batch=B, target=caches(tile=needed))
     assert asked.plan(PARAMS, X, KEY).form == "blocks"
 
 
