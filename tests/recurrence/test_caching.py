@@ -94,7 +94,7 @@ def test_the_learner_does_not_multiply_forward_again():
     """Forward through both wide layers, then back: two products for the weights, one for the hidden layer."""
     counts = [
         products(J.without_dead_code(jax.make_jaxpr(gradient(reinforce, plan=plan))(PARAMS)).jaxpr)
-        for plan in (rlfx.Plan(), cached(rlfx.Plan()))
+        for plan in (rlfx.Plan("blocks", T), cached(rlfx.Plan("blocks", T)))
     ]
     acting, learning, backwards = 2 * T, 2, 1
     assert counts == [acting + learning + backwards, acting + backwards]

@@ -61,10 +61,10 @@ def close(got, want, rtol=2e-5):
 OBSERVATIONS = T * B * SIZE
 
 
-@pytest.mark.parametrize("plan", [None, rlfx.Plan("blocks", 2), rlfx.Plan("replay", 4)], ids=str)
+@pytest.mark.parametrize("plan", [rlfx.Plan("blocks", T), rlfx.Plan("blocks", 2), rlfx.Plan("replay", 4)], ids=str)
 def test_bfloat16_is_half(plan):
     exact, f = program(noise), program(lambda x: rlfx.store(noise(x)))
-    wide, _, want = run(exact, plan=rlfx.Plan())
+    wide, _, want = run(exact, plan=rlfx.Plan("blocks", T))
     narrow, value, grad = run(f, plan=plan)
     assert 4 * OBSERVATIONS <= wide < 4.2 * OBSERVATIONS
     assert 2 * OBSERVATIONS <= narrow < 2.2 * OBSERVATIONS
@@ -75,9 +75,11 @@ def test_bfloat16_is_half(plan):
 
 def test_pixels_are_kept_as_they_are_without_being_asked():
     f = program(lambda x: x.astype(jnp.float32) * (1 / 127.5) - 1.0)
-    stored, value, grad = run(f)
+    in_blocks = rlfx.Plan("blocks", 2)  # at once the learner sees the pixels itself: nothing that acts does
+    stored, value, grad = run(f, plan=in_blocks)
     assert OBSERVATIONS <= stored < 1.2 * OBSERVATIONS
-    assert "u8[8,4,3,8,8]" in str(rlfx.compile(f, length=T, batch=B).explain(W, STATE, KEY, verbose=True))
+    explained = rlfx.compile(f, length=T, batch=B, plan=in_blocks).explain(W, STATE, KEY, verbose=True)
+    assert "u8[8,4,3,8,8]" in str(explained)
     close((value, grad), by_reference(f))
 
 

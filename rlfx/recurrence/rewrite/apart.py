@@ -30,7 +30,7 @@ _WORTH, _FEWEST = 0.5, 4
 
 
 @dataclass(frozen=True)
-class Part:
+class Operand:
     """Of what is put together.
 
     Attributes:
@@ -65,7 +65,7 @@ class Apart:
     product: Equation
     side: int
     axis: int
-    groups: tuple[tuple[Part, ...], ...]
+    groups: tuple[tuple[Operand, ...], ...]
 
 
 def with_parts_apart(program: Program) -> Program:
@@ -95,7 +95,7 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         if e is None or e.op is not _CONCATENATE or e.params["dimension"] != axis or J.symbolic_axes(whole.shape):
             continue
         often = points(program.dims_of(whole), program.domain) * math.prod(whole.shape) / whole.shape[axis]
-        groups: dict[tuple, list[Part]] = {}
+        groups: dict[tuple, list[Operand]] = {}
         for v, part in zip(e.inputs, _parts(e, axis, program, definition), strict=True):
             if part.work <= _WORTH * often * part.count:
                 groups.setdefault((part.axes, part.points), []).append(part)
@@ -106,7 +106,7 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
     return None
 
 
-def _parts(e: Equation, axis: int, program: Program, definition: Mapping) -> list[Part]:
+def _parts(e: Equation, axis: int, program: Program, definition: Mapping) -> list[Operand]:
     found, first = [], 0
     for v in e.inputs:
         count, operand, axes = v.shape[axis], v, tuple(range(len(v.shape)))
@@ -117,7 +117,7 @@ def _parts(e: Equation, axis: int, program: Program, definition: Mapping) -> lis
                 operand = given
                 axes = tuple(a if n == v.shape[a] else None for n, a in zip(given.shape, along, strict=True))
         dims = program.dims_of(operand) if isinstance(operand, Var) else frozenset()
-        found.append(Part(first, count, operand, axes, points(dims, program.domain)))
+        found.append(Operand(first, count, operand, axes, points(dims, program.domain)))
         first += count
     return found
 
@@ -140,7 +140,7 @@ def _sum_of_products(apart: Apart, *values: Any) -> Any:
     return functools.reduce(jnp.add, products)
 
 
-def _product(apart: Apart, group: Sequence[Part], operands: Sequence[Any], weights: Any) -> Any:
+def _product(apart: Apart, group: Sequence[Operand], operands: Sequence[Any], weights: Any) -> Any:
     """That of one group, spread as the whole one."""
     side, axis, product = apart.side, apart.axis, apart.product
     contracted, _ = product.params["dimension_numbers"]
