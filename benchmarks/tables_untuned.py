@@ -58,6 +58,10 @@ def sealed() -> str:
     return with_later("sealed", {"after": "sealed_after", "pages kept": "sealed_pages_kept"})
 
 
+def sealed_again() -> str:
+    return with_later("sealed_again", {"pages kept": "sealed_again_pages_kept"})
+
+
 def with_later(name: str, others: dict[str, str]) -> str:
     """A set as it was at first, and its ratios to the best in other measurements."""
 
@@ -104,6 +108,7 @@ TABLES = {
     "plan-choice": plans,
     "untuned-unseen": unseen,
     "untuned-sealed": sealed,
+    "untuned-sealed-again": sealed_again,
     "untuned-looked-at": looked_at,
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
