@@ -18,7 +18,7 @@ DOT = J.primitive("dot_general")
 T, B, Z, X, N, H = 5, 3, 4, 6, 7, 8
 K = jax.random.split(jax.random.key(0), 6)
 PARAMS = {
-    "w": jax.random.normal(K[0], (Z + X + 5, H)) / 3.0,
+    "w": jax.random.normal(K[0], (2 * X + 5, H)) / 3.0,
     "v": jax.random.normal(K[1], (H,)),
     "x": jax.random.normal(K[2], (T, B, X)),
     "many": jax.random.normal(K[3], (N, X)),
@@ -64,7 +64,28 @@ def of_rows(p, x, z):
     return jnp.tanh(jnp.einsum("nk,kha->nha", both, p["w"][: Z + X].reshape(Z + X, 2, 4))).sum()
 
 
-PROGRAMS = [one_and_many, many_of_this_timestep, of_the_task, of_weights_first, all_pairs, of_rows]
+EDGES = np.array([[0, 2], [1, 0], [2, 1], [3, 2], [3, 3], [1, 3], [0, 1], [2, 2], [1, 1], [0, 3]])
+
+
+def messages(p, x, z):
+    """Of every edge, its two nodes, of which there are fewer."""
+    nodes = jnp.sin(p["many"][:4] * z[0])
+    to, of = nodes[EDGES[:, 0]], nodes[EDGES[:, 1]]
+    return jnp.tanh(jnp.concatenate([to, of], 1) @ p["w"][: 2 * X]).sum()
+
+
+def messages_of_columns(p, x, z):
+    """``w.T @ x.T``, of nodes that are picked anew at every timestep."""
+    nodes, last = jnp.sin(p["many"][:4] * z[0]), t_of(x)
+    rows = jnp.concatenate([nodes[(EDGES[:, 0] + last) % 4], nodes[EDGES[:, 1]]], 1)
+    return jax.lax.dot_general(p["w"][: 2 * X], rows, (((0,), (1,)), ((), ()))).sum(1) @ p["v"]
+
+
+def t_of(x):
+    return (jnp.abs(x[0]) * 10.0).astype(jnp.int32)
+
+
+PROGRAMS = [one_and_many, many_of_this_timestep, of_the_task, of_weights_first, all_pairs, of_rows, messages, messages_of_columns]
 
 
 def timestep(f, p, z, t):

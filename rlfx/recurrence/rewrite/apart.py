@@ -2,7 +2,8 @@
 
 A decoder that tells the reward of a task z at many points x, a critic of one state and many actions, a model of what is known
 and what is sampled: vectorised, z is spread over all points, and multiplied with its rows of the weights at each. Apart, its
-product is computed once for each z, and that of what is the same at every timestep once for all of them.
+product is computed once for each z, and that of what is the same at every timestep once for all of them. So of the edges of a
+graph: ``concatenate([nodes[to], nodes[of]], 1) @ w`` is ``(nodes @ w[:n])[to] + (nodes @ w[n:])[of]``, a product for each node.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equati
 from rlfx.recurrence.rewrite.lift import live
 
 _DOT, _CONCATENATE, _BROADCAST = map(J.primitive, ("dot_general", "concatenate", "broadcast_in_dim"))
+_GATHER = J.primitive("gather")
+#: Rows of a matrix, by their numbers.
+_ROWS = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
 
 #: A part leaves the product if that takes at most so much of its work, and if it has so many rows of the weights: the sum that
 #: is added takes about as long as the product of one.
-_WORTH, _FEWEST = 0.5, 4
+_WORTH, _FEWEST = 0.75, 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Operand:
       operand: the value, before it is spread.
       axes: which axis of the whole each of the operand's is; None: it is one long, and spread along that.
       points: at how many points of the domain it is another one.
+      picks: the gather that takes its rows, or None.
     """
 
     first: int
@@ -45,6 +50,7 @@ class Operand:
     operand: Atom
     axes: tuple[int | None, ...]
     points: float
+    picks: Equation | None = None
 
     @property
     def work(self) -> float:
@@ -98,9 +104,9 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         groups: dict[tuple, list[Operand]] = {}
         for v, part in zip(e.inputs, _parts(e, axis, program, definition), strict=True):
             if part.work <= _WORTH * often * part.count:
-                groups.setdefault((part.axes, part.points), []).append(part)
+                groups.setdefault((part.axes, part.points, part.picks and part.picks.inputs[1]), []).append(part)
             else:
-                groups.setdefault((), []).append(replace(part, operand=v, axes=tuple(range(len(v.shape)))))
+                groups.setdefault((), []).append(replace(part, operand=v, axes=tuple(range(len(v.shape))), picks=None))
         if sum(part.count for key, group in groups.items() if key for part in group) >= _FEWEST:
             return Apart(product, side, axis, tuple(map(tuple, groups.values())))
     return None
@@ -109,24 +115,35 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
 def _parts(e: Equation, axis: int, program: Program, definition: Mapping) -> list[Operand]:
     found, first = [], 0
     for v in e.inputs:
-        count, operand, axes = v.shape[axis], v, tuple(range(len(v.shape)))
+        count, operand, axes, picks = v.shape[axis], v, tuple(range(len(v.shape))), None
         spread = definition.get(v)
-        if spread is not None and spread.op is _BROADCAST and len(spread.inputs) == 1:
+        if spread is not None and axis == 1 and _takes_rows(spread):
+            operand, picks = spread.inputs[0], spread
+        elif spread is not None and spread.op is _BROADCAST and len(spread.inputs) == 1:
             (given,), along = spread.inputs, spread.params["broadcast_dimensions"]
             if axis in along and given.shape[along.index(axis)] == count:
                 operand = given
                 axes = tuple(a if n == v.shape[a] else None for n, a in zip(given.shape, along, strict=True))
         dims = program.dims_of(operand) if isinstance(operand, Var) else frozenset()
-        found.append(Operand(first, count, operand, axes, points(dims, program.domain)))
+        found.append(Operand(first, count, operand, axes, points(dims, program.domain), picks))
         first += count
     return found
+
+
+def _takes_rows(e: Equation) -> bool:
+    """Whether a gather takes rows of a matrix. What it gives beyond them is not a number, or zero: so are products of that."""
+    if e.op is not _GATHER or e.params["dimension_numbers"] != _ROWS or e.params["fill_value"] not in (None, 0):
+        return False
+    rows, picked = e.inputs
+    return tuple(e.params["slice_sizes"]) == (1, rows.shape[1]) and len(picked.shape) == 2
 
 
 def _in_parts(apart: Apart, build: Builder) -> list[Equation]:
     """The equations of the products, and of their sum, in place of the product."""
     build.equations = []
     operands = [part.operand for group in apart.groups for part in group]
-    inputs = [*operands, apart.product.inputs[1 - apart.side]]
+    picked = [group[0].picks.inputs[1] for group in apart.groups if group[0].picks is not None]
+    inputs = [apart.product.inputs[1 - apart.side], *operands, *picked]
     build.call(functools.partial(_sum_of_products, apart), inputs, apart.product)
     *before, last = build.equations
     return [*before, replace(last, outputs=apart.product.outputs)]
@@ -134,14 +151,18 @@ def _in_parts(apart: Apart, build: Builder) -> list[Equation]:
 
 def _sum_of_products(apart: Apart, *values: Any) -> Any:
     """The product, at one point."""
-    *operands, weights = values
-    rest = iter(operands)
-    products = [_product(apart, group, [next(rest) for _ in group], weights) for group in apart.groups]
-    return functools.reduce(jnp.add, products)
+    weights, *others = values
+    operands, picked = iter(others), iter(others[sum(map(len, apart.groups)) :])
+    found = []
+    for group in apart.groups:
+        product = _product(apart, group, [next(operands) for _ in group], weights)
+        picks = group[0].picks
+        found.append(_spread(apart, group[0], product if picks is None else _taken(apart, picks, product, next(picked))))
+    return functools.reduce(jnp.add, found)
 
 
 def _product(apart: Apart, group: Sequence[Operand], operands: Sequence[Any], weights: Any) -> Any:
-    """That of one group, spread as the whole one."""
+    """That of one group."""
     side, axis, product = apart.side, apart.axis, apart.product
     contracted, _ = product.params["dimension_numbers"]
     rows = contracted[1 - side][0]
@@ -154,7 +175,22 @@ def _product(apart: Apart, group: Sequence[Operand], operands: Sequence[Any], we
     dims = [(own,), (rows,)]
     if side:
         pair, dims = pair[::-1], dims[::-1]
-    found = J.bind(_DOT, {**product.params, "dimension_numbers": (tuple(dims), ((), ()))}, *pair)[0]
+    return J.bind(_DOT, {**product.params, "dimension_numbers": (tuple(dims), ((), ()))}, *pair)[0]
+
+
+def _taken(apart: Apart, picks: Equation, product: Any, picked: Any) -> Any:
+    """The rows of a product, where those of its operand were taken: they are its first axis, or its last one."""
+    at = product.ndim - 1 if apart.side else 0
+    others = tuple(i for i in range(product.ndim) if i != at)
+    numbers = jax.lax.GatherDimensionNumbers(offset_dims=others, collapsed_slice_dims=(at,), start_index_map=(at,))
+    sizes = tuple(1 if i == at else n for i, n in enumerate(product.shape))
+    return J.bind(_GATHER, {**picks.params, "dimension_numbers": numbers, "slice_sizes": sizes}, product, picked)[0]
+
+
+def _spread(apart: Apart, part: Operand, found: Any) -> Any:
+    """As the whole product is."""
+    side, axis, product = apart.side, apart.axis, apart.product
+    axes = [a for a in part.axes if a is not None]
     free = [a for a in range(len(product.inputs[side].shape)) if a != axis]  # of the whole one, in the output's order
     shape = product.outputs[0].shape
     others = len(shape) - len(free)
