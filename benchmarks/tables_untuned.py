@@ -59,7 +59,7 @@ def sealed() -> str:
 
 
 def sealed_again() -> str:
-    return with_later("sealed_again", {"pages kept": "sealed_again_pages_kept"})
+    return with_later("sealed_again", {"after": "sealed_again_after", "pages kept": "sealed_again_pages_kept"})
 
 
 def with_later(name: str, others: dict[str, str]) -> str:
