@@ -85,7 +85,17 @@ def t_of(x):
     return (jnp.abs(x[0]) * 10.0).astype(jnp.int32)
 
 
-PROGRAMS = [one_and_many, many_of_this_timestep, of_the_task, of_weights_first, all_pairs, of_rows, messages, messages_of_columns]
+def messages_of_two_graphs(p, x, z):
+    """The same numbers pick rows of matrices of different sizes."""
+    to, taken = jnp.asarray(EDGES[:, 0]), {"mode": "clip", "axis": 0}
+    rows = jnp.take(p["many"][:4] * z[0], to, **taken), jnp.take(p["many"][:5] * z[1], to, **taken)
+    return jnp.tanh(jnp.concatenate(rows, 1) @ p["w"][: 2 * X]).sum()
+
+
+PROGRAMS = [
+    one_and_many, many_of_this_timestep, of_the_task, of_weights_first, all_pairs, of_rows, messages, messages_of_columns,
+    messages_of_two_graphs,
+]  # fmt: skip
 
 
 def timestep(f, p, z, t):

@@ -19,6 +19,7 @@ from rlfx.recurrence.analysis.cost import bytes_of, points
 from rlfx.recurrence.execute.outputs import output_dims, outputs_of
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.program import Var
+from rlfx.recurrence.language.primitives import series_p
 from rlfx.recurrence.plan.budget import least, nearest, search
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.schedule.learner import Learner
@@ -26,6 +27,9 @@ from rlfx.recurrence.schedule.plan import Plan
 
 #: What part of a device's memory programs may fill: an allocator loses some to alignment and to holes.
 USABLE = 0.9
+
+#: What gives a value another name.
+_NAMES = frozenset({J.primitive("name"), series_p})
 
 #: A bound up to this part of what is free needs no compiler to be believed.
 PLENTY = 0.5
@@ -61,7 +65,8 @@ def with_room(evaluator: PlanEvaluator, learner: Learner, fastest: Plan, free: i
       free: bytes of that device.
     """
     room = free - _returned(evaluator) - (0 if evaluator.target.is_here else _given(evaluator))
-    if _all_values(evaluator) <= PLENTY * room or evaluator.estimated(fastest) <= PLENTY * room:
+    bound = lambda: evaluator.estimated(fastest) + _copied(evaluator, learner, fastest)  # noqa: E731
+    if _all_values(evaluator) <= PLENTY * room or bound() <= PLENTY * room:
         return fastest
     try:
         return nearest(evaluator, learner, fastest, room)
@@ -90,6 +95,19 @@ def _returned(evaluator: PlanEvaluator) -> int:
     outputs = [(v, output_dims(p, v)) for v in outputs_of(p) if isinstance(v, Var)]
     gradient = [(v, p.dims_of(v)) for v in evaluator.order]
     return sum(_bytes(evaluator, v, dims) for v, dims in (*outputs, *gradient))
+
+
+def _copied(evaluator: PlanEvaluator, learner: Learner, plan: Plan) -> int:
+    """Bytes of what a call returns and the learner reads, perhaps by another name: XLA may keep it twice."""
+    p, definition = evaluator.program, evaluator.program.definitions()
+
+    def named(v: Any) -> Any:
+        while (e := definition.get(v)) is not None and e.op in _NAMES:
+            v = e.inputs[0]
+        return v
+
+    returned = set(map(named, outputs_of(p)))
+    return sum(_bytes(evaluator, v, p.dims_of(v)) for v in learner.under(plan).stored if named(v) in returned)
 
 
 def _all_values(evaluator: PlanEvaluator) -> float:

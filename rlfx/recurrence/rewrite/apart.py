@@ -53,6 +53,12 @@ class Operand:
     picks: Equation | None = None
 
     @property
+    def beside(self) -> tuple:
+        """Equal of parts that are multiplied together: they vary alike, and the same rows are picked of as many."""
+        picked = None if self.picks is None else (self.picks.inputs[1], self.operand.shape[0])
+        return self.axes, self.points, picked
+
+    @property
     def work(self) -> float:
         """Its elements, over the domain."""
         return math.prod(self.operand.shape) * self.points
@@ -104,7 +110,7 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         groups: dict[tuple, list[Operand]] = {}
         for v, part in zip(e.inputs, _parts(e, axis, program, definition), strict=True):
             if part.work <= _WORTH * often * part.count:
-                groups.setdefault((part.axes, part.points, part.picks and part.picks.inputs[1]), []).append(part)
+                groups.setdefault(part.beside, []).append(part)
             else:
                 groups.setdefault((), []).append(replace(part, operand=v, axes=tuple(range(len(v.shape))), picks=None))
         if sum(part.count for key, group in groups.items() if key for part in group) >= _FEWEST:
