@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -89,18 +90,8 @@ def main(argv=None):
 
     from . import measure as m
 
-    if args.set == "tuning":
-        from .tuning import CASES, TINY
-    elif args.set == "held-out":
-        from .held_out import CASES, TINY
-    elif args.set == "looked-at":
-        from .looked_at import CASES, TINY
-    elif args.set == "unseen":
-        from .unseen import CASES, TINY
-    elif args.set == "sealed":
-        from .sealed import CASES, TINY
-    else:
-        from .sealed_again import CASES, TINY
+    chosen = importlib.import_module(f".{args.set.replace('-', '_')}", __package__)
+    CASES, TINY = chosen.CASES, chosen.TINY
     cases = {n: case for n, case in CASES.items() if not args.only or any(part in n for part in args.only)}
     if args.quick:
         cases = {f"{make.__module__.split('.')[-1]}.{make.__name__}": (make, TINY[make]) for make, _ in cases.values()}

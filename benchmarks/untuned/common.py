@@ -1,4 +1,5 @@
-"""What the workloads share: layers, keys, environments and returns, as plain JAX of one timestep or of ``[T, B]``."""
+"""What the workloads share: layers, keys, environments and returns, as plain JAX of one timestep or of ``[T, B]``;
+and how a program that acts is called."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import stop_gradient
+
+import rlfx
 
 
 class Step(NamedTuple):
@@ -65,6 +68,38 @@ def at(keys, t):
 
 def categorical(keys, logits):
     return jax.vmap(jax.random.categorical)(keys, stop_gradient(logits))
+
+
+def squashed(p, obs, noise):
+    """A squashed normal: the action and its log-probability."""
+    mean, log_std = jnp.split(mlp(p, obs, jax.nn.relu), 2, -1)
+    log_std = jnp.clip(log_std, -5.0, 2.0)
+    u = mean + jnp.exp(log_std) * noise
+    log_prob = -0.5 * noise**2 - log_std - 0.919 - 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
+    return jnp.tanh(u), log_prob.sum(-1)
+
+
+def mapped(critics, obs, action):
+    """All critics by `jax.vmap` over their stacked weights: ``[members, ...]``."""
+    x = jnp.concatenate([obs, action], -1)
+    return jax.vmap(lambda p: mlp(p, x, jax.nn.relu)[..., 0])(critics)
+
+
+def one_by_one(critics, obs, action):
+    x = jnp.concatenate([obs, action], -1)
+    members = critics[0]["w"].shape[0]
+    return jnp.stack([mlp(jax.tree.map(lambda w: w[i], critics), x, jax.nn.relu)[..., 0] for i in range(members)])
+
+
+def by_rlfx(program, length, batch):
+    """Loss, its gradient, and the last carry, of a program that acts."""
+    loss_fn = rlfx.compile(program, length=length, batch=batch)
+
+    def run(p, carry, key):
+        (loss, (carry, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, carry, key)
+        return loss, grads, carry
+
+    return run
 
 
 # -- returns over [T, B] ---------------------------------------------------------------------------------------------

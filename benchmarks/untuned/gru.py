@@ -60,16 +60,6 @@ def program(p, carry, t):
     return loss, (state, jnp.where(step.terminated, 0.0, h))
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, carry, key):
-        (loss, (carry, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, carry, key)
-        return loss, grads, carry
-
-    return run
-
-
 def by_hand(length, batch, form, chunk):
     def rollout(p, carry, key):
         action_keys, env_keys = c.streams(key, batch, "action", "env")
@@ -139,4 +129,4 @@ def by_hand(length, batch, form, chunk):
 def workload(length, batch, hidden, chunk=32):
     carry = c.batch_of(reset, batch), jnp.zeros((batch, hidden))
     forms = {name: by_hand(length, batch, name, chunk) for name in ("plain", "hoisted", "one pass", "checkpointed")}
-    return Workload({"rlfx": by_rlfx(length, batch), **forms}, (params_of(hidden), carry, jax.random.key(2)))
+    return Workload({"rlfx": c.by_rlfx(program, length, batch), **forms}, (params_of(hidden), carry, jax.random.key(2)))

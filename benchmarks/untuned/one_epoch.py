@@ -54,16 +54,6 @@ def a2c(p, state, t):
     return c.actor_critic_loss(logits, v, log_prob, target - stop_gradient(v), target), state
 
 
-def by_rlfx(program, length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, state, key):
-        (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, state, key)
-        return loss, grads, state
-
-    return run
-
-
 def ppo_points(v, last, log_prob, reward, done):
     """What the loss of a point takes beside the networks' outputs and its own log-probability."""
     advantage = c.gae(v, last, reward, done, GAMMA, LAMBDA)
@@ -118,7 +108,7 @@ def seed_by_seed(fn):
 def forms_of(program, hand, length, batch, chunk):
     make = lambda **how: by_hand(*hand, length, batch, **how)  # noqa: E731
     return {
-        "rlfx": by_rlfx(program, length, batch),
+        "rlfx": c.by_rlfx(program, length, batch),
         "plain": make(),
         "not flattened": make(flat=False),
         f"blocks of {chunk}": make(chunk=chunk),

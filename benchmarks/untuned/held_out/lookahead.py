@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.measure import Workload
 
@@ -76,16 +75,6 @@ def program(depth):
     return expert
 
 
-def by_rlfx(length, batch, depth):
-    loss_fn = rlfx.compile(program(depth), length=length, batch=batch)
-
-    def run(p, state, key):
-        (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, state, key)
-        return loss, grads, state
-
-    return run
-
-
 def by_hand(length, batch, depth, search=searched, flat=True, chunk=None, ahead=False):
     """``ahead``: the action's random numbers are drawn before the loop."""
 
@@ -122,7 +111,7 @@ def workload(length, batch, hidden, depth, chunk=16):
     make = lambda **how: by_hand(length, batch, depth, **how)  # noqa: E731
     by_rows = {"search": searched_in_rows}
     forms = {
-        "rlfx": by_rlfx(length, batch, depth), "plain": make(), "not flattened": make(flat=False),
+        "rlfx": c.by_rlfx(program(depth), length, batch), "plain": make(), "not flattened": make(flat=False),
         "search in rows": make(**by_rows),
         f"search in rows, blocks of {chunk}": make(**by_rows, chunk=chunk),
         f"search in rows, blocks of {chunk}, drawn ahead": make(**by_rows, chunk=chunk, ahead=True),

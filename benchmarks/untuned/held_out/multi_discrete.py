@@ -80,16 +80,6 @@ def program(p, state, t):
     return point_loss(log_p, v, action, old, normalised, advantage + stop_gradient(v)), state
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, state, key):
-        (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, state, key)
-        return loss, grads, state
-
-    return run
-
-
 def by_hand(length, batch, net=separate, flat=True, chunk=None, masks_kept=False):
     def run(p, state, key):
         action_keys, env_keys = c.streams(key, batch, "action", "env")
@@ -126,7 +116,7 @@ def by_hand(length, batch, net=separate, flat=True, chunk=None, masks_kept=False
 def workload(length, batch, hidden, chunk=16):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "joined": make(net=joined),
+        "rlfx": c.by_rlfx(program, length, batch), "plain": make(), "joined": make(net=joined),
         "not flattened, masks kept": make(flat=False, masks_kept=True),
         f"joined, blocks of {chunk}": make(net=joined, chunk=chunk), "joined, blocks of 1": make(net=joined, chunk=1),
     }  # fmt: skip

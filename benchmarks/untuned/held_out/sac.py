@@ -38,39 +38,19 @@ class Carry(NamedTuple):
     learner: Learner
 
 
-def policy(p, obs, noise):
-    """A squashed normal: the action and its log-probability."""
-    mean, log_std = jnp.split(c.mlp(p["actor"], obs, jax.nn.relu), 2, -1)
-    log_std = jnp.clip(log_std, -5.0, 2.0)
-    u = mean + jnp.exp(log_std) * noise
-    log_prob = -0.5 * noise**2 - log_std - 0.919 - 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
-    return jnp.tanh(u), log_prob.sum(-1)
-
-
-def mapped(critics, obs, action):
-    """Both critics by `jax.vmap` over their stacked weights: ``[2, ...]``."""
-    x = jnp.concatenate([obs, action], -1)
-    return jax.vmap(lambda p: c.mlp(p, x, jax.nn.relu)[..., 0])(critics)
-
-
-def one_by_one(critics, obs, action):
-    x = jnp.concatenate([obs, action], -1)
-    return jnp.stack([c.mlp(jax.tree.map(lambda w: w[i], critics), x, jax.nn.relu)[..., 0] for i in range(2)])
-
-
-def loss(p, target, x, noise, critics=mapped):
+def loss(p, target, x, noise, critics=c.mapped):
     """Of ``[N]`` transitions; noise ``[2, N, ACTIONS]``."""
     alpha = jnp.exp(p["log_alpha"])
-    action, log_prob = policy(stop_gradient(p), x.next_obs, noise[0])
+    action, log_prob = c.squashed(stop_gradient(p["actor"]), x.next_obs, noise[0])
     soft = critics(target, x.next_obs, action).min(0) - stop_gradient(alpha) * log_prob
     aim = stop_gradient(x.reward + GAMMA * (1 - x.done) * soft)
     critic_loss = ((critics(p["critics"], x.obs, x.action) - aim) ** 2).sum(0)
-    action, log_prob = policy(p, x.obs, noise[1])
+    action, log_prob = c.squashed(p["actor"], x.obs, noise[1])
     actor_loss = stop_gradient(alpha) * log_prob - critics(stop_gradient(p["critics"]), x.obs, action).min(0)
     return (critic_loss + actor_loss - p["log_alpha"] * stop_gradient(log_prob - ACTIONS)).mean()
 
 
-def learn(learner, x, noise, critics=mapped):
+def learn(learner, x, noise, critics=c.mapped):
     """``x[B, SAMPLES]``, ``noise[B, 2, SAMPLES, ACTIONS]``."""
     x = c.rows_of(x)
     noise = jnp.moveaxis(noise, 1, 0).reshape(2, -1, ACTIONS)
@@ -83,7 +63,7 @@ def learn(learner, x, noise, critics=mapped):
 def program(capacity, samples):
     def sac(_, carry, t):
         obs = carry.state["x"]
-        action, _ = policy(carry.learner.p, obs, jax.random.normal(t.key_for("action"), (ACTIONS,)))
+        action, _ = c.squashed(carry.learner.p["actor"], obs, jax.random.normal(t.key_for("action"), (ACTIONS,)))
         state, step = drift(t.key_for("env"), carry.state, action)
         seen = Transition(obs, action, step.reward, step.terminated.astype(jnp.float32), state["x"])
         memory = rlfx.series(seen, history=carry.memory)
@@ -105,7 +85,7 @@ def unpack(rows):
     return Transition(obs, action, reward[..., 0], done[..., 0], next_obs)
 
 
-def by_hand(length, batch, capacity, samples, critics=mapped, table=False, ahead=False):
+def by_hand(length, batch, capacity, samples, critics=c.mapped, table=False, ahead=False):
     """``table``: memory as rows of numbers; ``ahead``: all random numbers drawn before the loop."""
 
     def draws(keys, t):
@@ -124,7 +104,7 @@ def by_hand(length, batch, capacity, samples, critics=mapped, table=False, ahead
         def body(carry, x):
             t, (act_noise, i, noise) = x if ahead else (x, draws(keys, x))
             obs = carry.state["x"]
-            action, _ = policy(carry.learner.p, obs, act_noise)
+            action, _ = c.squashed(carry.learner.p["actor"], obs, act_noise)
             state, step = jax.vmap(drift)(c.at(env_keys, t), carry.state, action)
             seen = Transition(obs, action, step.reward, step.terminated.astype(jnp.float32), state["x"])
             seen = pack(seen) if table else seen
@@ -163,10 +143,10 @@ def workload(length, batch, hidden, samples, capacity=1000):
     forms = {
         "rlfx": lambda carry, key: run(None, carry, key),
         "plain": make(),
-        "one by one": make(critics=one_by_one),
-        "one by one, drawn ahead": make(critics=one_by_one, ahead=True),
-        "one by one, rows": make(critics=one_by_one, table=True),
-        "one by one, rows, drawn ahead": make(critics=one_by_one, table=True, ahead=True),
+        "one by one": make(critics=c.one_by_one),
+        "one by one, drawn ahead": make(critics=c.one_by_one, ahead=True),
+        "one by one, rows": make(critics=c.one_by_one, table=True),
+        "one by one, rows, drawn ahead": make(critics=c.one_by_one, table=True, ahead=True),
     }
     own = {form: (Carry(state, table, learner), key) for form in forms if "rows" in form} | {"rlfx": (ours, key)}
     return Workload(forms, (Carry(state, buffers, learner), key), own, compared, tolerance=2e-3)

@@ -49,16 +49,6 @@ def program(p, state, t):
     return c.actor_critic_loss(logits, v, log_prob, advantage, advantage + stop_gradient(v)), state
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, state, key):
-        (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, state, key)
-        return loss, grads, state
-
-    return run
-
-
 def by_hand(length, batch, acting=heads, learning=heads, flat=True, chunk=None):
     def run(p, state, key):
         action_keys, env_keys = c.streams(key, batch, "action", "env")
@@ -94,7 +84,8 @@ def workload(length, batch, hidden):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     first, joined = ({"acting": net, "learning": net} for net in (features_first, joined_features_first))
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False), "blocks of 1": make(chunk=1),
+        "rlfx": c.by_rlfx(program, length, batch), "plain": make(), "not flattened": make(flat=False),
+        "blocks of 1": make(chunk=1),
         "features first": make(**first), "features first, blocks of 1": make(**first, chunk=1),
         "joined, features first, blocks of 1": make(**joined, chunk=1),
     }  # fmt: skip

@@ -90,16 +90,6 @@ def program(agents):
     return mappo
 
 
-def by_rlfx(length, batch, agents):
-    loss_fn = rlfx.compile(program(agents), length=length, batch=batch)
-
-    def run(p, state, key):
-        (loss, (state, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, state, key)
-        return loss, grads, state
-
-    return run
-
-
 def by_hand(
     length, batch, agents, acting=actors, learning=actors, late=False, once=False, flat=True, chunk=None, ahead=False
 ):
@@ -158,7 +148,7 @@ def workload(length, batch, agents, hidden, chunk=4):
     make = lambda **how: by_hand(length, batch, agents, **how)  # noqa: E731
     one, rows = ({"acting": f, "learning": f} for f in (actors_as_one, actors_in_rows))
     forms = {
-        "rlfx": by_rlfx(length, batch, agents), "plain": make(), "not flattened": make(flat=False),
+        "rlfx": c.by_rlfx(program(agents), length, batch), "plain": make(), "not flattened": make(flat=False),
         "values late": make(late=True), "critic once": make(once=True), "first layers as one": make(**one, late=True),
         "rows": make(**rows, late=True), f"blocks of {chunk}": make(late=True, chunk=chunk),
         f"rows, blocks of {chunk}": make(**rows, late=True, chunk=chunk),

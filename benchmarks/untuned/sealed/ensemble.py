@@ -21,27 +21,6 @@ def params_of(key, members, hidden):
     return {"actor": actor, "critics": jax.vmap(critic)(jax.random.split(k[1], members))}
 
 
-def policy(p, obs, noise):
-    """A squashed normal: the action and its log-probability."""
-    mean, log_std = jnp.split(c.mlp(p, obs, jax.nn.relu), 2, -1)
-    log_std = jnp.clip(log_std, -5.0, 2.0)
-    u = mean + jnp.exp(log_std) * noise
-    log_prob = -0.5 * noise**2 - log_std - 0.919 - 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
-    return jnp.tanh(u), log_prob.sum(-1)
-
-
-def mapped(critics, obs, action):
-    """All critics by `jax.vmap` over their stacked weights: ``[members, ...]``."""
-    x = jnp.concatenate([obs, action], -1)
-    return jax.vmap(lambda p: c.mlp(p, x, jax.nn.relu)[..., 0])(critics)
-
-
-def one_by_one(critics, obs, action):
-    x = jnp.concatenate([obs, action], -1)
-    members = critics[0]["w"].shape[0]
-    return jnp.stack([c.mlp(jax.tree.map(lambda w: w[i], critics), x, jax.nn.relu)[..., 0] for i in range(members)])
-
-
 def in_a_loop(critics, obs, action):
     x = jnp.concatenate([obs, action], -1)
     return jax.lax.map(lambda p: c.mlp(p, x, jax.nn.relu)[..., 0], critics)
@@ -62,7 +41,7 @@ def two_of(target, pair):
     return jax.tree.map(lambda w: w[pair], target)
 
 
-def point_loss(p, x, action, log_prob, aim, critics=mapped):
+def point_loss(p, x, action, log_prob, aim, critics=c.mapped):
     error = 0.5 * ((critics(p["critics"], x["obs"], x["action"]) - aim) ** 2).sum(0)
     return error + ALPHA * log_prob - critics(stop_gradient(p["critics"]), x["obs"], action).mean(0)
 
@@ -70,8 +49,8 @@ def point_loss(p, x, action, log_prob, aim, critics=mapped):
 def program(params, carry, t):
     (p, target, pair), data = params
     x = rlfx.inputs(data)[t]
-    action, log_prob = policy(p["actor"], x["obs"], jax.random.normal(t.key_for("noise"), (ACTIONS,)))
-    soft = mapped(two_of(target, pair), x["obs"], action).min(0) - ALPHA * log_prob
+    action, log_prob = c.squashed(p["actor"], x["obs"], jax.random.normal(t.key_for("noise"), (ACTIONS,)))
+    soft = c.mapped(two_of(target, pair), x["obs"], action).min(0) - ALPHA * log_prob
     soft = rlfx.series(stop_gradient(soft), end=0.0)
     step = c.Step(x["reward"], x["done"], jnp.zeros_like(x["done"]))
     aim = stop_gradient(rlfx.n_step_return(step, soft[t + 1], gamma=GAMMA, n=STEPS))
@@ -88,7 +67,7 @@ def by_rlfx(length, batch):
     return run
 
 
-def by_hand(length, batch, critics=mapped, flat=True, once=False, chunk=None):
+def by_hand(length, batch, critics=c.mapped, flat=True, once=False, chunk=None):
     """``once``: the policy is evaluated once, for the targets and for its loss; ``chunk``: timesteps of a block."""
 
     def run(p, target, pair, data, key):
@@ -109,17 +88,17 @@ def by_hand(length, batch, critics=mapped, flat=True, once=False, chunk=None):
             return stop_gradient(flatten(aim))
 
         def loss_once(p):
-            action, log_prob = policy(p["actor"], flatten(data["obs"]), flatten(noise))
+            action, log_prob = c.squashed(p["actor"], flatten(data["obs"]), flatten(noise))
             aim = aims(stop_gradient(action), stop_gradient(log_prob))
             return point_loss(p, flatten(data), action, log_prob, aim, critics).mean()
 
         if once:
             return jax.value_and_grad(loss_once)(p)
-        aim = aims(*policy(p["actor"], flatten(data["obs"]), flatten(noise)))
+        aim = aims(*c.squashed(p["actor"], flatten(data["obs"]), flatten(noise)))
 
         def loss(p, part):
             x, noise, aim = part
-            action, log_prob = policy(p["actor"], x["obs"], noise)
+            action, log_prob = c.squashed(p["actor"], x["obs"], noise)
             return point_loss(p, x, action, log_prob, aim, critics).sum() / (length * batch)
 
         part = flatten(data), flatten(noise), aim
@@ -138,7 +117,7 @@ def workload(length, batch, members, hidden, chunk=4):
         "reward": jax.random.normal(k[2], size), "done": (jax.random.uniform(k[3], size) < 0.03).at[-1].set(True),
     }  # fmt: skip
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
-    ones, joined = {"critics": one_by_one}, {"critics": first_joined}
+    ones, joined = {"critics": c.one_by_one}, {"critics": first_joined}
     forms = {
         "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False), "policy once": make(once=True),
         "one by one": make(**ones), "one by one, policy once": make(**ones, once=True),

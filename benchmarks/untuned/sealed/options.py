@@ -83,16 +83,6 @@ def program(p, carry, t):
     return 0.5 * (value - aim) ** 2 - gain + ending, (state, option, step.terminated)
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, carry, key):
-        (loss, (carry, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, carry, key)
-        return loss, grads, carry
-
-    return run
-
-
 def arrival_of(q, beta, old):
     beta = c.pick(beta, old)
     return (1.0 - beta) * c.pick(q, old) + beta * q.max(-1)
@@ -196,7 +186,8 @@ def workload(length, batch, options, hidden, chunk=4):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     heads, first = ({"acting": f, "learning": f} for f in (joined, features_first))
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False), "heads joined": make(**heads),
+        "rlfx": c.by_rlfx(program, length, batch), "plain": make(), "not flattened": make(flat=False),
+        "heads joined": make(**heads),
         f"heads joined, blocks of {chunk}": make(**heads, chunk=chunk),
         "heads joined, blocks of 1": make(**heads, chunk=1), "one pass, heads joined": make(**heads, onepass=True),
         "features first": make(**first), "features first, blocks of 1": make(**first, chunk=1),

@@ -90,16 +90,6 @@ def program(p, carry, t):
     return loss, (state, jax.tree.map(again, manager), jax.tree.map(again, worker))
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, carry, key):
-        (loss, (carry, _)), grads = jax.value_and_grad(loss_fn, has_aux=True)(p, carry, key)
-        return loss, grads, carry
-
-    return run
-
-
 # -- by hand: the learner's states ``h[T, B, ...]`` of manager and worker, from what was seen
 
 
@@ -284,7 +274,7 @@ def by_hand(length, batch, learner=together, onepass=False, keeps=False, ahead=F
 def workload(length, batch, hidden, chunk=8):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "windows stacked": make(stacked=True),
+        "rlfx": c.by_rlfx(program, length, batch), "plain": make(), "windows stacked": make(stacked=True),
         "one pass": make(onepass=True), "one pass, drawn ahead": make(onepass=True, ahead=True),
         f"parts of {chunk}": make(learner=functools.partial(in_parts, chunk=chunk)), "inputs hoisted": make(learner=hoisted),
         "weights after": make(learner=weights_after), "weights after, gates kept": make(learner=weights_after, keeps=True),

@@ -61,6 +61,13 @@ class Builder:
         as_it_is, literal = (lambda eqn: False), (lambda atom: Lit(atom.val))
         return J.walk(jaxpr, [Lit(c) for c in consts], inputs, visit, inlines=as_it_is, literal=literal)
 
+    def instead(self, fn: Callable, inputs: Iterable[Atom], equation: Equation) -> list[Equation]:
+        """The equations of ``fn`` at one point, in place of an equation with one output; none is appended."""
+        self.equations = []
+        self.call(fn, inputs, equation)
+        *before, last = self.equations
+        return [*before, replace(last, outputs=equation.outputs)]
+
     def name(self, value: Atom, like: Equation) -> Var:
         out = self.var(value.shape, value.dtype)
         self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
@@ -76,13 +83,7 @@ def exchanged(program: Program, instead: Callable[[Equation], Callable | None]) 
     build, found = Builder(program), []
     for equation in program.equations:
         fn = instead(equation)
-        if fn is None:
-            found.append(equation)
-            continue
-        build.equations = []
-        build.call(fn, equation.inputs, equation)
-        *before, last = build.equations
-        found += [*before, replace(last, outputs=equation.outputs)]
+        found += [equation] if fn is None else build.instead(fn, equation.inputs, equation)
     if len(found) == len(program.equations):
         return program
     return with_equations(program, found)

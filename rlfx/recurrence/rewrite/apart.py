@@ -88,7 +88,8 @@ def with_parts_apart(program: Program) -> Program:
         return program
     build, equations = Builder(program), []
     for e in program.equations:
-        equations += _in_parts(found[e], build) if e in found else [e]
+        apart = found.get(e)
+        equations += [e] if apart is None else build.instead(functools.partial(_sum_of_products, apart), _inputs(apart), e)
     return with_equations(program, live(tuple(equations), program))
 
 
@@ -144,15 +145,11 @@ def _takes_rows(e: Equation) -> bool:
     return tuple(e.params["slice_sizes"]) == (1, rows.shape[1]) and len(picked.shape) == 2
 
 
-def _in_parts(apart: Apart, build: Builder) -> list[Equation]:
-    """The equations of the products, and of their sum, in place of the product."""
-    build.equations = []
+def _inputs(apart: Apart) -> list[Atom]:
+    """What its products are computed of: the weights, the parts, and the numbers of the rows that are picked."""
     operands = [part.operand for group in apart.groups for part in group]
     picked = [group[0].picks.inputs[1] for group in apart.groups if group[0].picks is not None]
-    inputs = [apart.product.inputs[1 - apart.side], *operands, *picked]
-    build.call(functools.partial(_sum_of_products, apart), inputs, apart.product)
-    *before, last = build.equations
-    return [*before, replace(last, outputs=apart.product.outputs)]
+    return [apart.product.inputs[1 - apart.side], *operands, *picked]
 
 
 def _sum_of_products(apart: Apart, *values: Any) -> Any:

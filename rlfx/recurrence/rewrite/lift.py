@@ -100,6 +100,19 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     return tuple(e for e in equations if e in seen)
 
 
+def reaches(equation: Equation, goal: Equation, definition: Mapping[Atom, Equation]) -> bool:
+    """Whether an equation depends on what another one computes, at this or any other timestep."""
+    todo, seen = [equation], set()
+    while todo:
+        found = (definition.get(v) for v in todo.pop().inputs)
+        new = {e for e in found if e is not None} - seen
+        if goal in new:
+            return True
+        seen |= new
+        todo += new
+    return False
+
+
 def _lift_one(equation: Equation, spans_of: Mapping, points_of: _Points, build: Builder) -> Atom | None:
     """The value of a reduction at one point, from equations that ``build`` received; None if it is not lifted."""
     if equation.op is discounted_sum_p:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
-from rlfx.recurrence.rewrite.lift import live
+from rlfx.recurrence.rewrite.lift import live, reaches
 
 _SUM, _BROADCAST = J.primitive("reduce_sum"), J.primitive("broadcast_in_dim")
 
@@ -63,13 +63,14 @@ def with_loops_over_pairs(program: Program, fewest: int) -> Program:
     found = {}
     for e in program.equations:
         pairs = _pairs(e, definition, users, fewest) if e.op is _SUM else None
-        if pairs is not None and "t" in program.dims_of(e.outputs[0]) and not _recurs(e, definition):
+        if pairs is not None and "t" in program.dims_of(e.outputs[0]) and not reaches(e, e, definition):
             found[e] = pairs
     if not found:
         return program
     build, equations = Builder(program), []
     for e in program.equations:
-        equations += _looped(found[e], build) if e in found else [e]
+        pairs = found.get(e)
+        equations += [e] if pairs is None else build.instead(functools.partial(_evaluated, pairs), pairs.operands, e)
     return with_equations(program, live(tuple(equations), program))
 
 
@@ -122,26 +123,6 @@ def _axis(total: Equation, varies: Iterable[Sequence[int]]) -> int | None:
     both = [a for a in total.params["axes"] if any(a in v for v in varies) and any(a not in v for v in varies)]
     fitting = [a for a in both if min(shape[a], math.prod(shape) // shape[a]) >= _FEW]
     return min(fitting, key=shape.__getitem__, default=None)
-
-
-def _recurs(equation: Equation, definition: Mapping[Atom, Equation]) -> bool:
-    """Whether an equation depends on its own output at another timestep."""
-    todo, seen = [equation], set()
-    while todo:
-        new = {definition[v] for v in todo.pop().inputs if v in definition} - seen
-        if equation in new:
-            return True
-        seen |= new
-        todo += new
-    return False
-
-
-def _looped(pairs: Pairs, build: Builder) -> list[Equation]:
-    """The equations of the loop, in place of the sum."""
-    build.equations = []
-    build.call(functools.partial(_evaluated, pairs), pairs.operands, pairs.total)
-    *before, last = build.equations
-    return [*before, replace(last, outputs=pairs.total.outputs)]
 
 
 def _evaluated(pairs: Pairs, *values: Any) -> Any:

@@ -22,7 +22,7 @@ from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
 from rlfx.recurrence.language.domain import may_be_empty
 from rlfx.recurrence.language.primitives import attend_p
-from rlfx.recurrence.rewrite.lift import live
+from rlfx.recurrence.rewrite.lift import live, reaches
 
 _DIV, _DOT, _EXP, _SUB = (J.primitive(p) for p in ("div", "dot_general", "exp", "sub"))
 _SUM, _MAX, _BROADCAST = (J.primitive(p) for p in ("reduce_sum", "reduce_max", "broadcast_in_dim"))
@@ -69,7 +69,7 @@ def _divided_last(product: Equation, definition: Mapping, users: Mapping, build:
         if out.dtype != softmax.total.dtype or out.dtype == jnp.float16:
             continue
         axes = _axes_of_product(side, len(operand.shape), len(out.shape), softmax.axis, batched)
-        if _reaches(product, product, definition):
+        if reaches(product, product, definition):
             params = {**product.params, "side": side, "axes": axes}
             inputs = (softmax.scores, product.inputs[1 - side])
             return [dataclasses.replace(product, op=attend_p, params=params, inputs=inputs)]
@@ -91,19 +91,6 @@ def _not_of_nothing(softmax: Softmax, product: Equation, build: Builder) -> Atom
     size = build.var((), jnp.result_type(int))  # of 64 bits with jax_enable_x64
     build.equations.append(Equation(J.DIM_AS_VALUE, {"dim": dim}, (), (size,), product.where, product.scope))
     return build.call(lambda n, s: jnp.where(n <= 0, jnp.ones_like(s), s), [size, softmax.total], product)
-
-
-def _reaches(equation: Equation, goal: Equation, definition: Mapping[Atom, Equation]) -> bool:
-    """Whether an equation depends on what another one computes, at this or any other timestep."""
-    todo, seen = [equation], set()
-    while todo:
-        found = (definition.get(v) for v in todo.pop().inputs)
-        new = {e for e in found if e is not None} - seen
-        if goal in new:
-            return True
-        seen |= new
-        todo += new
-    return False
 
 
 def _axes_of_product(side: int, rank: int, out_rank: int, axis: int, batched: Any) -> tuple[int, ...]:
