@@ -119,10 +119,11 @@ def make_train(
     *,
     rate: float = 2.5e-4,
     mesh: Any = None,
+    transform: Any = None,
     **epochs: Any,
 ) -> Callable:
     """``train(key) -> (agent, (score, done))``; each of the latter is [updates, T, envs]."""
-    rollout = rlfx.unroll(make_act(env), length=LENGTH, batch=envs, mesh=mesh)
+    rollout = rlfx.unroll(make_act(env), length=LENGTH, batch=envs, mesh=mesh, transform=transform)
     schedule = lambda count: rate * (1 - (count // (EPOCHS * MINIBATCHES)) / updates)  # noqa: E731
     optimizer = optax.chain(optax.clip_by_global_norm(NORM), optax.adam(schedule, eps=1e-5))
 

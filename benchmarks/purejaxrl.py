@@ -1,7 +1,8 @@
 """PureJaxRL's own `ppo.py`, from a checkout of the pinned commit, under today's gymnax: the peer of `ppo_full.py`.
 
 The file is read from a git repository (a clone, or a bare one) at the pinned commit and executed; nothing of it is kept
-here. It was written for gymnax 0.0.x. What the shim does, and all it does:
+here. Where files travelled without their repository, those of that commit will do. It was written for gymnax 0.0.x. What the shim
+does, and all it does:
 
 * `gymnax.make` returns gymnax's own `LegacyStepAPIWrapper` around the environment: one `done` instead of
   `terminated, truncated`;
@@ -15,7 +16,9 @@ under jax 0.10).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
+import pathlib
 import subprocess
 import sys
 import types
@@ -23,6 +26,11 @@ from collections.abc import Callable
 
 REPOSITORY = "https://github.com/luchris429/purejaxrl"
 COMMIT = "31756b197773a52db763fdbe6d635e4b46522a73"
+#: Of the two files there.
+DIGESTS = {
+    "purejaxrl/ppo.py": "6650c9f8943ed67e8d287d0dd1536e49d8f603e04550cdc506727e46b34024fd",
+    "purejaxrl/wrappers.py": "b2dafeafdf83755336d2455955b868bf1d7cb02eeddd81c1591714886651900f",
+}
 DEFAULTS = {
     "LR": 2.5e-4,
     "NUM_ENVS": 4,
@@ -70,13 +78,22 @@ def _legacy_make(name: str, **kwargs: object) -> tuple:
     return LegacyStepAPIWrapper(env), params
 
 
-def _execute(checkout: str, path: str, name: str) -> types.ModuleType:
+def _text(checkout: str, path: str) -> str:
+    """A file at the pinned commit."""
+    file = pathlib.Path(checkout, path)
+    if file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() == DIGESTS[path]:
+        return file.read_text()
     show = subprocess.run(["git", "-C", checkout, "show", f"{COMMIT}:{path}"], capture_output=True, text=True)
     if show.returncode:
         sys.exit(f"{checkout} has no commit {COMMIT[:8]}: git clone {REPOSITORY} and give its path.\n{show.stderr}")
+    return show.stdout
+
+
+def _execute(checkout: str, path: str, name: str) -> types.ModuleType:
+    text = _text(checkout, path)
     module = types.ModuleType(name)
     sys.modules[name] = module  # flax looks up the module of a dataclass, and ppo imports wrappers
-    exec(compile(show.stdout, f"{COMMIT[:8]}:{path}", "exec"), module.__dict__)
+    exec(compile(text, f"{COMMIT[:8]}:{path}", "exec"), module.__dict__)
     return module
 
 

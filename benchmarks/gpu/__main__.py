@@ -1,24 +1,32 @@
 """What only an accelerator can show, most valuable first, in under ten minutes; begun again, it goes on where it was.
 
-    python -m benchmarks.gpu [--out benchmarks/results/gpu] [--only numerics kernels] [--minutes 10] [--tiny]
+    python -m benchmarks.gpu [--out benchmarks/results/gpu] [--only numerics kernels] [--minutes 10] [--beside 8] [--tiny]
 
 Each step is a process of its own, with a limit of seconds, and writes ``STEP.json``: device, versions, date, rows. A step whose
 file is there, of the same versions and commit, is not run again; of one that was ended, the rows that it had are kept. The exit
 status is 1 if anything was wrong: numbers that differ from the CPU's, kernels from loops, bytes over a budget. Needs nothing
 from a network. On a CPU it tests itself.
+
+Most of the time is compilation. So ``--beside N`` (by default half of the cores) first runs up to N steps beside each other, only
+to compile: their programs stay in a cache of jax's, their rows are thrown away (``--rehearse`` keeps them, and ends there). What
+is reported is measured after that, one step at a time. PureJaxRL is compared with if ``RLFX_PUREJAXRL`` names its checkout.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import datetime
 import json
+import os
 import pathlib
 import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import dataclass, replace
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -30,16 +38,21 @@ def about(tiny: bool) -> dict:
     import jaxlib
 
     device = jax.devices()[0]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     versions = {
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "python": platform.python_version(),
     }
     device = {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
-    return {"device": device, "versions": versions, "commit": commit, "tiny": tiny}
+    return {"device": device, "versions": versions, "commit": commit(), "tiny": tiny}
+
+
+def commit() -> str:
+    """Of the checkout; of files that travelled without one, what ``RLFX_COMMIT`` says."""
+    try:
+        return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("RLFX_COMMIT", "unknown")
 
 
 def run_step(name: str, tiny: bool, out: pathlib.Path) -> None:
@@ -83,10 +96,17 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER.parent / "results" / "gpu")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--beside", type=int, default=(os.cpu_count() or 2) // 2, help="steps that compile at once; 1: none")
+    parser.add_argument("--cache", type=pathlib.Path, help="of compiled programs; by default of this run alone")
+    parser.add_argument("--rehearse", action="store_true", help="compile and try, measure nothing")
     parser.add_argument("--tiny", action="store_true", help="sizes that only test the steps")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.step:
+        import benchmarks.gpu.steps  # noqa: F401
+
+        about(args.tiny)
+        sys.stdin.readline()  # begun while another step is measured: wait for the word
         run_step(args.step, args.tiny, args.out)
         return 0
     asked = "import json, benchmarks.gpu.__main__ as m; from benchmarks.gpu.steps import STEPS; " \
@@ -95,43 +115,99 @@ def main() -> int:
         subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     )
     print(f"{known['device']['kind']}, jax {known['versions']['jax']}", flush=True)
+    end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
-    end, failed = time.monotonic() + 60 * args.minutes, False
+    names = [n for n in args.only or limits if made(args.out / f"{n}.json", known) is None]
+    with tempfile.TemporaryDirectory() as folder:
+        temporary, failed = pathlib.Path(folder), False
+        measured = Running(args.tiny, args.out, args.cache or temporary / "programs", temporary / "kept", end)
+        if args.rehearse:
+            failed = measured.beside(names, limits, args.beside)
+        elif args.beside > 1:
+            half = min(end, time.monotonic() + 30 * args.minutes)
+            replace(measured, out=temporary, kept=temporary / "rehearsed", end=half).beside(names, limits, args.beside)
+        if not args.rehearse:
+            failed = measured.in_turn(names, limits)
     for name in args.only or limits:
-        path = (args.out / f"{name}.json").resolve()
-        found = made(path, known)
-        if found is None:
-            found = started(name, args.tiny, path, min(limits[name], end - time.monotonic()))
-        failed |= bool(found.get("wrong")) or "error" in found
-        print(
-            f"{name:12s} {found.get('error') or found['wrong'] or 'right'}  ({found.get('seconds', '-')} s)", flush=True
-        )
+        if name not in names:
+            failed |= told(name, made(args.out / f"{name}.json", known) or {})
     return int(failed)
 
 
-def started(name: str, tiny: bool, path: pathlib.Path, seconds: float) -> dict:
-    """The answer of a step in a process of its own; what went wrong, if it gave none."""
-    if seconds <= 0:
-        return {"error": "no time was left: run it again"}
-    partial = path.with_suffix(".partial")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu",
-        "--step",
-        name,
-        "--out",
-        str(partial),
-        *(["--tiny"] if tiny else []),
-    ]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"took more than {seconds:.0f} s: run it again" + kept(partial)}
-    if done.returncode or not partial.exists():
-        return {"error": said(done.stderr) + kept(partial)}
-    partial.replace(path)
-    return json.loads(path.read_text())
+def told(name: str, found: dict) -> bool:
+    """Print a step's answer: whether anything is wrong."""
+    result = found.get("error") or found["wrong"] or "right"
+    print(f"{name:12s} {result}  ({found.get('seconds', '-')} s)", flush=True)
+    return result != "right"
+
+
+@dataclass(frozen=True)
+class Running:
+    """How steps are run: each in a process of its own.
+
+    Attributes:
+      tiny: with sizes that only test the steps.
+      out: the folder of their answers.
+      cache: of compiled programs.
+      kept: what kernels were found to be.
+      end: when no more time is left, by the monotonic clock.
+    """
+
+    tiny: bool
+    out: pathlib.Path
+    cache: pathlib.Path
+    kept: pathlib.Path
+    end: float
+
+    def beside(self, names: list[str], limits: dict, count: int) -> bool:
+        """Steps beside each other: whether any went wrong."""
+        with concurrent.futures.ThreadPoolExecutor(max(count, 1)) as pool:
+            answers = {name: pool.submit(lambda n: self.ended(n, self.begun(n), 3 * limits[n]), name) for name in names}
+            wrong = [told(f"({name})", answer.result()) for name, answer in answers.items()]
+        return any(wrong)
+
+    def in_turn(self, names: list[str], limits: dict) -> bool:
+        """One step at a time, the next one's process waiting: whether any went wrong."""
+        failed, waiting = False, self.begun(names[0]) if names else None
+        for name, following in zip(names, [*names[1:], None], strict=True):
+            process, waiting = waiting, self.begun(following) if following else None
+            failed |= told(name, self.ended(name, process, limits[name]))
+        return failed
+
+    def begun(self, name: str) -> subprocess.Popen:
+        """The process of a step, which waits for a line."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "benchmarks.gpu", "--step", name, "--out", str(self._partial(name))]
+        own = {
+            "JAX_COMPILATION_CACHE_DIR": str(self.cache.resolve()), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "RLFX_CACHE": str(self.kept.resolve()),
+        }  # fmt: skip
+        return subprocess.Popen(
+            command + ["--tiny"] * self.tiny, cwd=ROOT, text=True, env={**os.environ, **own},
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def ended(self, name: str, process: subprocess.Popen, seconds: float) -> dict:
+        """The answer of a step, which may begin now; what went wrong, if it gave none."""
+        partial, seconds = self._partial(name), min(seconds, self.end - time.monotonic())
+        try:
+            if seconds <= 0:
+                return {"error": "no time was left: run it again"}
+            _, text = process.communicate("begin\n", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return {"error": f"took more than {seconds:.0f} s: run it again" + kept(partial)}
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode or not partial.exists():
+            return {"error": said(text) + kept(partial)}
+        path = self.out / f"{name}.json"
+        partial.replace(path)
+        return json.loads(path.read_text())
+
+    def _partial(self, name: str) -> pathlib.Path:
+        return (self.out / f"{name}.partial").resolve()
 
 
 def kept(partial: pathlib.Path) -> str:

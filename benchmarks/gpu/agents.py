@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 import jax
@@ -55,19 +57,40 @@ def epochs(tiny: bool, envs: int) -> tuple[dict, list[str]]:
 
 
 def acting(tiny: bool, envs: int) -> tuple[dict, list[str]]:
-    """Acting with a policy as one kernel against a loop: the first steps have the same numbers; and times of 128 steps."""
+    """Acting with a policy as one kernel against a loop: the first steps have the same numbers; and times of 128 steps.
+
+    ``chosen`` is what rlfx takes by itself after it has compared both; ``one kernel`` is the kernel in any case.
+    """
     example, _, (params, _, carry) = _agent(envs)
-    row: dict[str, Any] = {"environments": envs}
-    results = []
+    return compared(tiny, example.act, envs, params, carry, {"environments": envs})
+
+
+def widths(tiny: bool, name: str) -> tuple[dict, list[str]]:
+    """The same, of policies of several widths: which of them are faster as one kernel?"""
+    import kernel_limits
+
+    act, *shapes = kernel_limits.NETWORKS[name]()
+    envs = kernel_limits.BATCH
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    drawn = lambda s: jax.random.normal(next(keys), s.shape) / max(s.shape[0], 1) ** 0.5  # noqa: E731
+    return compared(tiny, act, envs, *jax.tree.map(drawn, tuple(shapes)), {"network": name, "environments": envs})
+
+
+def compared(tiny: bool, act: Any, envs: int, params: Any, carry: Any, row: dict) -> tuple[dict, list[str]]:
+    """Milliseconds of acting as a loop, as rlfx chooses, and as one kernel; the difference of the last from the first."""
+    kernel = {} if jax.default_backend() == "cpu" else {"backend": "triton"}
+    forms = {
+        "loop": {}, "chosen": {"transform": rlfx.fuse_steps},
+        "one kernel": {"transform": functools.partial(rlfx.fuse_steps, **kernel)},
+    }  # fmt: skip
+    results, key = [], jax.random.key(1)
     with jax.default_matmul_precision("highest"):
-        for name, options in (("loop", {}), ("one kernel", {"transform": rlfx.fuse_steps})):
-            few, many = (
-                jax.jit(rlfx.unroll(example.act, length=length, batch=envs, **options))
-                for length in (STEPS, STEPS if tiny else example.LENGTH)
-            )
-            results.append(few(params, carry, jax.random.key(1)))
-            row[f"{name} ms"] = median_ms(many, (params, carry, jax.random.key(1)), 3 if tiny else 15)
-    row["difference"] = distance(*reversed(results))
+        for name, options in forms.items():
+            few, many = (rlfx.unroll(act, length=n, batch=envs, **options) for n in (STEPS, STEPS if tiny else 128))
+            results.append(jax.jit(few)(params, carry, key))
+            row[f"{name} ms"] = median_ms(jax.jit(many), (params, carry, key), 3 if tiny else 15)
+    row["loops"] = str(rlfx.unroll(act, length=STEPS, batch=envs, **forms["chosen"]).explain(params, carry, key))[-600:]
+    row["difference"] = distance(results[2], results[0])
     return row, [f"{envs} environments: {row['difference']:.1e}"] if row["difference"] > EXACT else []
 
 
@@ -86,3 +109,22 @@ def ppo(tiny: bool, envs: int) -> tuple[dict, list[str]]:
         row[f"{name} MB"] = run.memory_analysis().temp_size_in_bytes / 1e6
         row[f"{name} ms"] = median_ms(run, (agent, jax.random.key(1)), 3 if tiny else 15)
     return {"ratio": row["rlfx ms"] / row["hand ms"], **row}, []
+
+
+def peer(tiny: bool, envs: int) -> tuple[dict, list[str]]:
+    """Training as PureJaxRL trains, by PureJaxRL's own file and by rlfx: environment steps a second."""
+    import ppo_full
+
+    checkout = os.environ.get("RLFX_PUREJAXRL")
+    if checkout is None:
+        return {"environments": envs, "refused": "RLFX_PUREJAXRL names no checkout of PureJaxRL"}, []
+    updates = 2 if tiny else 10
+    programs = {n: p for n, p in ppo_full.programs(checkout, envs, updates, None).items() if n != "rlfx, gymnax"}
+    env = rlfx.envs.make("CartPole-v1")
+    fused = ppo_full.make_train(env, envs, updates, transform=rlfx.fuse_steps)
+    programs["rlfx, one kernel"] = fused, programs["rlfx"][1]
+    row: dict[str, Any] = {"environments": envs, "updates": updates}
+    for name, (train, key) in programs.items():
+        ms = median_ms(jax.jit(train), (key,), 3 if tiny else 7)
+        row[f"{name}, steps/s"] = 1e3 * envs * ppo_full.LENGTH * updates / ms
+    return {"ratio": row["rlfx, one kernel, steps/s"] / row["PureJaxRL, steps/s"], **row}, []

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 
 import rlfx
 from benchmarks.gpu import agents
+from benchmarks.gpu.images import PLANS, images
 from benchmarks.gpu.measures import distance, median_ms
 from benchmarks.gpu.programs import LEARNERS, init
+from benchmarks.gpu.workloads import CASES, workload
 from rlfx.envs import fast_prng
 from rlfx.errors import RlfxError
 from rlfx.transforms.fuse_steps import fuse_steps
@@ -199,15 +201,21 @@ def trace(tiny: bool, batch: int) -> tuple[dict, list[str]]:
 SIZES = ((128, 64), (250, 1024), (2000, 1024), (250, 65536))
 COUNTS = (2**6, 2**10, 2**16, 2**8, 2**12, 2**14)  # the most telling first
 
+WIDTHS = ("2 layers of 64", "GRU of 64", "3 layers of 128", "2 layers of 256", "GRU of 128", "2 layers of 512")
+
 STEPS = {
     "numerics": Step(lambda tiny: [*LEARNERS], numerics, 150),
     "epochs": Step(lambda tiny: [64] if tiny else [64, 1024], agents.epochs, 60),
     "kernels": Step(lambda tiny: ENVS[:2] if tiny else ENVS, kernels, 120),
     "acting": Step(lambda tiny: [16] if tiny else [64, 1024], agents.acting, 90),
     "ppo": Step(lambda tiny: [16] if tiny else [64, 1024, 4096], agents.ppo, 120),
+    "images": Step(lambda tiny: [*PLANS], images, 90),
+    "peer": Step(lambda tiny: [16] if tiny else [64, 1024], agents.peer, 90),
+    "workloads": Step(lambda tiny: [*CASES][:: 4 if tiny else 1], workload, 150),
+    "updates": Step(lambda tiny: [8] if tiny else [512, 64, 4096, 16384], updates, 90),
     "memory": Step(lambda tiny: (8, 4, 2, 1), memory, 90),
     "recurrences": Step(lambda tiny: [(16, 4)] if tiny else SIZES, recurrences, 60),
-    "updates": Step(lambda tiny: [8] if tiny else [512, 64, 4096, 16384], updates, 90),
+    "widths": Step(lambda tiny: WIDTHS[:1] if tiny else WIDTHS, agents.widths, 120),
     "rollouts": Step(
         lambda tiny: [(ENVS[0], 16)] if tiny else [(name, n) for n in COUNTS for name in ENVS], rollouts, 120
     ),

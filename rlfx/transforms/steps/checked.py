@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def verdict(kernel: Callable, plain: Callable, arguments: tuple, device: str, fo
       ...     verdict(lambda x: (x + 1, None), lambda x: (x, None), (jax.numpy.ones(32),), "a device", Path(folder)).why
       'it gives other numbers in 32 of 32 environments'
     """
-    made_by = [device, *(version(name) for name in ("jax", "jaxlib", "rlfx"))]
+    made_by = [device, *(_version(name) for name in ("jax", "jaxlib", "rlfx"))]
     texts = [_text(plain, arguments)]
     try:
         texts.append(_text(kernel, arguments))
@@ -180,6 +180,14 @@ def _timed(fn: Callable, arguments: tuple) -> tuple[Any, float]:
         jax.block_until_ready(run(*arguments))
         seconds.append(time.perf_counter() - start)
     return given, statistics.median(seconds)
+
+
+def _version(name: str) -> str:
+    """Of a package; rlfx may run from a folder that nobody installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _failed(error: Exception) -> Verdict:
