@@ -48,11 +48,11 @@ def about(tiny: bool) -> dict:
 
 
 def commit() -> str:
-    """Of the checkout; of files that travelled without one, what ``RLFX_COMMIT`` says."""
-    try:
-        return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, stderr=subprocess.DEVNULL).strip()
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("RLFX_COMMIT", "unknown")
+    """Of the checkout; ``RLFX_COMMIT``, where files travelled without theirs."""
+    if "RLFX_COMMIT" in os.environ:
+        return os.environ["RLFX_COMMIT"]
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def run_step(name: str, tiny: bool, out: pathlib.Path) -> None:

@@ -43,11 +43,11 @@ def epochs(tiny: bool, envs: int) -> tuple[dict, list[str]]:
         return (optax.apply_updates(params, updates), opt_state), None
 
     learner = params, opt_state
-    alike = packed(learn, learner, sample, 1 << 16)
-    assert alike is not None
-    forms = {"arrays": (inlined(learn), learner), "vectors": (alike, alike.pack(learner))}
     row, results = {"environments": envs, "rows": rows}, []
     with jax.default_matmul_precision("highest"):
+        alike = packed(learn, learner, sample, 1 << 16)
+        assert alike is not None
+        forms = {"arrays": (inlined(learn), learner), "vectors": (alike, alike.pack(learner))}
         for name, (fn, carry) in forms.items():
             run = jax.jit(lambda c, s, fn=fn: jax.lax.scan(lambda c, _: fn(c, s), c, None, length=16)[0])
             results.append(run(carry, sample))

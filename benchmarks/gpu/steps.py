@@ -92,7 +92,7 @@ def kernels(tiny: bool, name: str) -> tuple[dict, list[str]]:
             row[backend] = distance(run(key, states), expected)
             row[f"{backend} ms"] = median_ms(run, (key, states), 5)
         except Exception as error:
-            row[backend] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            row[backend] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             if not isinstance(error, RlfxError):  # what a backend refuses in our words is a result
                 wrong.append(f"{name}, {backend}: {row[backend]}")
             continue
@@ -186,6 +186,7 @@ def trace(tiny: bool, batch: int) -> tuple[dict, list[str]]:
 
     from rlfx import profile
 
+    jax.config.update("jax_enable_compilation_cache", False)  # what comes from there has no names of operations
     params = ppo_timerl.init(jax.random.key(0), 64)
     state = jax.vmap(ppo_timerl.env_reset)(jax.random.split(jax.random.key(1), batch))
     run = jax.jit(ppo_timerl.compiled_by_rlfx(batch))
