@@ -83,13 +83,13 @@ def compared(tiny: bool, act: Any, envs: int, params: Any, carry: Any, row: dict
         "loop": {}, "chosen": {"transform": rlfx.fuse_steps},
         "one kernel": {"transform": functools.partial(rlfx.fuse_steps, **kernel)},
     }  # fmt: skip
-    results, key = [], jax.random.key(1)
+    results, key, length = [], jax.random.key(1), STEPS if tiny else 128
     with jax.default_matmul_precision("highest"):
         for name, options in forms.items():
-            few, many = (rlfx.unroll(act, length=n, batch=envs, **options) for n in (STEPS, STEPS if tiny else 128))
-            results.append(jax.jit(few)(params, carry, key))
-            row[f"{name} ms"] = median_ms(jax.jit(many), (params, carry, key), 3 if tiny else 15)
-    row["loops"] = str(rlfx.unroll(act, length=STEPS, batch=envs, **forms["chosen"]).explain(params, carry, key))[-600:]
+            run = jax.jit(rlfx.unroll(act, length=length, batch=envs, **options))
+            first = jax.tree.map(lambda y: y[:STEPS], run(params, carry, key)[1])
+            results.append(first)
+            row[f"{name} ms"] = median_ms(run, (params, carry, key), 3 if tiny else 15)
     row["difference"] = distance(results[2], results[0])
     return row, [f"{envs} environments: {row['difference']:.1e}"] if row["difference"] > EXACT else []
 

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
+from rlfx.transforms.steps.defined import DEFINED
 from rlfx.transforms.steps.program import StepProgram
 from rlfx.transforms.steps.scalarize import NARROW, Target, array_of, keys_of
 
@@ -24,13 +25,49 @@ Flat = Sequence[jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """How Pallas compiles the kernel: the only place that knows the backends."""
+    """How Pallas compiles the kernel: the only place that knows the backends.
+
+    Attributes:
+      rewrites: primitives that it lacks, as functions of what it has.
+      widest: the bytes of its widest number.
+      tile: in the body, the number of its tile.
+    """
 
     rewrites: Mapping[Any, Callable]
     spec: Any = pl.no_block_spec
     compiler: Any = None
     interpret: bool = False
-    widest: int = 8  # bytes of a number
+    widest: int = 8
+    tile: Callable[[], Any] = lambda: pl.program_id(0)
+
+    def made(self, body: Callable, tiles: int, inputs: int, outputs: Sequence[Any], name: str, **more: Any) -> Callable:
+        """``tiles`` programs of a body, which takes references to so many inputs and to outputs of these types."""
+        return pl.pallas_call(
+            body,
+            out_shape=outputs,
+            grid=(tiles,),
+            in_specs=[self.spec] * inputs,
+            out_specs=[self.spec] * len(outputs),
+            interpret=self.interpret,
+            compiler_params=self.compiler,
+            name=name,
+            **more,
+        )
+
+
+class Mosaic(Backend):
+    """Mosaic GPU has an entry of its own since jax 0.11."""
+
+    def made(self, body: Callable, tiles: int, inputs: int, outputs: Sequence[Any], name: str, **more: Any) -> Callable:
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        body.__name__ = name
+        return plgpu.kernel(
+            body, out_type=outputs, grid=(tiles,), grid_names=(_TILES,), compiler_params=self.compiler, **more
+        )
+
+
+_TILES = "tiles"
 
 
 def kernel(
@@ -67,7 +104,7 @@ def kernel(
 
     def run(*refs):
         (time, index), packed, before, given, after, out = cut(refs, sizes)
-        here = pl.ds(pl.program_id(0) * block, block)
+        here = pl.ds(target.tile() * block, block)
         first, envs = time[here], index[here]
         weights = _unpacked(program, packed, places)
 
@@ -84,16 +121,7 @@ def kernel(
 
     states = [jax.ShapeDtypeStruct((n,), d) for d in stored]
     shapes = [*states, *[jax.ShapeDtypeStruct((length, n), d) for d in outputs]]
-    call = pl.pallas_call(
-        run,
-        out_shape=shapes,
-        grid=(n // block,),
-        in_specs=[target.spec] * len(inputs),
-        out_specs=[target.spec] * len(shapes),
-        interpret=target.interpret,
-        compiler_params=target.compiler,
-        name="rlfx_fused_steps",
-    )
+    call = target.made(run, n // block, len(inputs), shapes, "rlfx_fused_steps")
     results = call(*inputs)
     dtypes = [*program.carry.dtypes, *program.ys.dtypes]
     results = [x.astype(d) for x, d in zip(results, dtypes, strict=True)]
@@ -216,6 +244,7 @@ def _round(x, *, rounding_method):
 
 
 REWRITES = {
+    **DEFINED,
     J.primitive("erf_inv"): _erf_inv,
     J.primitive("sign"): _sign,
     J.primitive("integer_pow"): _integer_pow,
@@ -223,7 +252,7 @@ REWRITES = {
     J.primitive("round"): _round,
     J.primitive("square"): lambda x: x * x,
 }
-"""What Pallas' GPU backends lack, from what they have."""
+"""What Pallas' GPU backends lack, or leave undefined, from what they have."""
 
 
 def _floor(x):
@@ -247,6 +276,7 @@ def _not(x):
 
 
 MOSAIC_REWRITES = {
+    **DEFINED,
     **REWRITES,
     J.primitive("floor"): _floor,
     J.primitive("ceil"): lambda x: -_floor(-x),
@@ -266,7 +296,7 @@ def _mosaic_gpu(block: int) -> Backend:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     warpgroup = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
-    return Backend(MOSAIC_REWRITES, pl.BlockSpec(memory_space=plgpu.GMEM), warpgroup)
+    return Mosaic(MOSAIC_REWRITES, compiler=warpgroup, tile=lambda: jax.lax.axis_index(_TILES))
 
 
 def _tpu(block: int) -> Backend:

@@ -127,7 +127,11 @@ class Interpreter:
         def one(*elements):
             return self.elements(self.run(closed.jaxpr, closed.consts, [cell(e) for e in elements])[0])[()]
 
-        return [self.map(one, args, eqn.outvars[0].aval)]
+        target = self.target  # what it is built from may have it, for some numbers
+        self.target = dataclasses.replace(target, rewrites={k: v for k, v in target.rewrites.items() if v is not fn})
+        found = self.map(one, args, eqn.outvars[0].aval)
+        self.target = target
+        return [found]
 
     # -- representations ---------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def run(
 
     def kernel(*refs):
         (time, number), matrices, initial, moving, after, out = cut(refs, sizes)
-        begin = pl.program_id(0) * block
+        begin = target.tile() * block
         here = pl.ds(begin, block)
         start = jnp.broadcast_to(time[0], (block,))
         envs = number[0] + jnp.minimum(begin + jax.lax.iota(np.int32, block), np.int32(n - 1))
@@ -74,17 +74,9 @@ def run(
         _store(program.carry, form.wide, after, (here,), counted(length, advance, state))
 
     states = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in before]
-    call = pl.pallas_call(
-        kernel,
-        out_shape=[*states, *ys],
-        grid=(size // block,),
-        in_specs=[target.spec] * len(inputs),
-        out_specs=[target.spec] * (len(states) + len(ys)),
-        input_output_aliases={sizes[1] + i: i for i in range(len(states))},  # a state that is donated stays where it is
-        interpret=target.interpret,
-        compiler_params=target.compiler,
-        name="rlfx_acting",
-    )
+    # a state that is donated stays where it is
+    kept = {sizes[1] + i: i for i in range(len(states))}
+    call = target.made(kernel, size // block, len(inputs), [*states, *ys], "rlfx_acting", input_output_aliases=kept)
     results = call(*inputs)
     new = _from_memory(program.carry, form.wide, [x[:n] for x in results[: len(states)]], (n,))
     return new, _from_memory(program.ys, form.wide_ys, [y[:, :n] for y in results[len(states) :]], (length, n))
