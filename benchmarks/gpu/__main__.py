@@ -96,7 +96,9 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER.parent / "results" / "gpu")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--beside", type=int, default=(os.cpu_count() or 2) // 2, help="steps that compile at once; 1: none")
+    parser.add_argument(
+        "--beside", type=int, default=(os.cpu_count() or 2) // 2, help="steps that compile at once; 1: none"
+    )
     parser.add_argument("--cache", type=pathlib.Path, help="of compiled programs; by default of this run alone")
     parser.add_argument("--rehearse", action="store_true", help="compile and try, measure nothing")
     parser.add_argument("--tiny", action="store_true", help="sizes that only test the steps")

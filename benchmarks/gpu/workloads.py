@@ -37,9 +37,7 @@ def workload(tiny: bool, name: str) -> tuple[dict, list[str]]:
     found = make(**(cases.TINY[make] if tiny else {**sizes, **others}))
     row: dict[str, Any] = {"workload": name, "ms": {}, "MB": {}, "difference": {}}
     with jax.default_matmul_precision("highest"):
-        programs = {
-            form: jax.jit(fn).lower(*found.arguments_of(form)).compile() for form, fn in found.forms.items()
-        }
+        programs = {form: jax.jit(fn).lower(*found.arguments_of(form)).compile() for form, fn in found.forms.items()}
         results = {}
         for form, run in programs.items():
             arguments = found.arguments_of(form)
@@ -49,7 +47,11 @@ def workload(tiny: bool, name: str) -> tuple[dict, list[str]]:
     row["difference"] = {form: difference(result, results["plain"]) for form, result in results.items()}
     by_hand = {form: ms for form, ms in row["ms"].items() if form != "rlfx"}
     best = min(by_hand, key=lambda form: by_hand[form])
-    ratios = {"of plain": row["ms"]["rlfx"] / by_hand["plain"], "of best": row["ms"]["rlfx"] / by_hand[best], "best": best}
+    ratios = {
+        "of plain": row["ms"]["rlfx"] / by_hand["plain"],
+        "of best": row["ms"]["rlfx"] / by_hand[best],
+        "best": best,
+    }
     rounding = max(d for form, d in row["difference"].items() if form != "rlfx")  # hundreds of steps make it larger
     off = row["difference"]["rlfx"]
     return {**ratios, **row}, [f"{name}: {off:.1e}, by hand {rounding:.1e}"] if off > max(1e-3, 3 * rounding) else []
