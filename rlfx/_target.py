@@ -248,7 +248,7 @@ def _cpu() -> Target:
 
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
-    rates, room = Rates(tf32, f32, bandwidth, 4e-6), Room(cache=cache, memory=memory)
+    rates, room = Rates(tf32, f32, bandwidth, 1.5e-6), Room(cache=cache, memory=memory)
     return Target(name, "gpu", rates, room, replace(_ACCELERATOR, packed=1 << 16), machine=MACHINES.get(name))
 
 

@@ -95,7 +95,8 @@ class Launches:
 def unmatched(events: list[Event], device: Executions) -> tuple[collections.Counter, collections.Counter]:
     """`(runs without a launch, launches without a run)` of each function.
 
-    The first were under way when the capture began, the second had not finished when it ended, or have nothing to run.
+    The first were under way when the capture began, the second had not finished when it ended, or have nothing to run. Of a
+    function whose instructions have no run (kernels of a GPU) it is not known how often it ran: none is without one.
     """
     launches: collections.Counter = collections.Counter()
     calls: dict[int, list[tuple[int, str]]] = collections.defaultdict(list)
@@ -119,7 +120,9 @@ def unmatched(events: list[Event], device: Executions) -> tuple[collections.Coun
     run, number = np.unique(device.run[known], return_inverse=True)
     pairs = np.unique(number * max(1, len(distinct)) + index[device.kind[known]]) if len(run) else np.zeros(0, np.int64)
     ran = collections.Counter(distinct[i] for i in (pairs % max(1, len(distinct))).tolist())
-    return ran - launches, launches - ran
+    unknown = {functions[kind] for kind in np.unique(device.kind[~known]).tolist()}
+    late = {f: n for f, n in (launches - ran).items() if f not in unknown}
+    return ran - launches, collections.Counter(late)
 
 
 def extents(device: Executions, window: tuple[int, int], early: bool, late: bool) -> dict[int, tuple[int, int]]:

@@ -81,7 +81,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
         r"|AllocateOutputBuffers.*|.*::CreateOutputs|.*::ExecutePrepare.*|ThunkExecutor::Execute|SlinkyThreadPool::.*"
         r"|.*ThreadPool.*|cu[A-Z].*|hip[A-Z].*|.*HashTableLookup.*|.*::GetDefaultLayout.*|RunInvariantCheckers"
         r"|.*::AllocateRawBuffer.*|TaskDispatcher::.*|.*KernelCache.*|Eigen.*|.*::Release.*|.*::Delete.*"
-        r"|create_new_tracked_device_buffer.*|.*Donat.*|GpuExecutable::.*|.*Thunk.*::.*|Allocate.*|.*Callback::.*",
+        r"|create_new_tracked_device_buffer.*|.*Donat.*|GpuExecutable::.*|.*Thunk.*::.*|Allocate.*|Memory(All|Deall)ocation|.*Callback::.*",
         Rule("inherit"),
     ),
 )
@@ -91,6 +91,7 @@ _COMPILED = tuple((re.compile(pattern, re.DOTALL), rule) for pattern, rule in RU
 COMPILER_THREADS = re.compile(r".*(compil|codegen|llvm|ptxas).*", re.IGNORECASE)
 KNOWN_PLANES = re.compile(
     r"/host:CPU|/host:metadata|Task Environment|/device:.+:\d+|/host:CUPTI|/host:ROCTRACER|/host:python-tracer"
+    r"|/host:__ScopeRangeCallStack__"
 )
 DEVICE_PLANE = re.compile(r"/device:.+:\d+.*")
 # Lines of device planes that restate others: derived by trace viewers, or of another granularity.

@@ -1,0 +1,148 @@
+"""The tables of docs/gpu.md: what ``make gpu`` measured on a device.
+
+Steps in ``results/gpu`` ran one at a time; those in ``results/gpu/beside`` beside each other, on one device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from benchmarks.tables_markdown import markdown, read, rows, table
+
+#: What a difference is of.
+SMALL = "{:.0e}"
+
+
+def ms(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def difference(value: float) -> str:
+    return "0" if value == 0 else SMALL.format(value).replace("e-0", "e-")
+
+
+def numerics() -> str:
+    columns = {"program": lambda r: r["program"], "float32 products": lambda r: difference(r["highest"])}
+    return table(rows("gpu/beside/numerics"), {**columns, "tf32": lambda r: difference(r["default"])})
+
+
+def kernels() -> str:
+    def form(r, name):
+        return f"{r['vmap ms'] / r[f'{name} ms']:.1f}x, {difference(r[name])}"
+
+    columns = {"environment": lambda r: r["env"], "loop, ms": lambda r: ms(r["vmap ms"])}
+    more = {"Triton": lambda r: form(r, "triton"), "Mosaic GPU": lambda r: form(r, "mosaic_gpu")}
+    return table(rows("gpu/kernels"), {**columns, **more})
+
+
+def acting() -> str:
+    found = [{"name": f"CartPole, {r['environments']:,} environments", **r} for r in rows("gpu/acting")]
+    found += [{"name": f"{r['network']}, {r['environments']:,} environments", **r} for r in rows("gpu/widths")]
+    return table(found, {
+        "policy": lambda r: r["name"], "loop, ms": lambda r: ms(r["loop ms"]), "one kernel, ms": lambda r: ms(r["one kernel ms"]),
+        "what rlfx takes, ms": lambda r: ms(r["chosen ms"]), "difference": lambda r: difference(r["difference"]),
+    })  # fmt: skip
+
+
+def ppo() -> str:
+    one_epoch = [{"name": f"one epoch, T 250, B {r['B']:,}", **r} for r in rows("gpu/updates")]
+    four = [{"name": f"4 epochs of 4 minibatches, T 128, B {r['environments']:,}", **r} for r in rows("gpu/ppo")]
+
+    def of_hand(r, name):
+        return f"{ms(r[f'{name} ms'])} ({r[f'{name} ms'] / r['hand ms']:.2f})"
+
+    return table(one_epoch + four, {
+        "PPO": lambda r: r["name"], "by hand, ms": lambda r: ms(r["hand ms"]), "rlfx (of by hand)": lambda r: of_hand(r, "rlfx"),
+        "acting as one kernel (of by hand)": lambda r: of_hand(r, "one kernel"),
+        "MB by hand": lambda r: f"{r['hand MB']:,.0f}", "rlfx": lambda r: f"{r['rlfx MB']:,.0f}",
+    })  # fmt: skip
+
+
+def peer() -> str:
+    def of_peer(r, name):
+        there, here = r["PureJaxRL, steps/s"], r[f"{name}, steps/s"]
+        return f"{here / 1e6:.1f} M ({here / there:.1f}x)"
+
+    return table(rows("gpu/peer"), {
+        "environments": lambda r: f"{r['environments']:,}", "PureJaxRL": lambda r: f"{r['PureJaxRL, steps/s'] / 1e6:.1f} M",
+        "rlfx": lambda r: of_peer(r, "rlfx"), "acting as one kernel": lambda r: of_peer(r, "rlfx, one kernel"),
+    })  # fmt: skip
+
+
+def workloads_rows() -> list[dict]:
+    return rows("gpu/workloads") + rows("gpu/workloads_too")
+
+
+def workloads() -> str:
+    return table(workloads_rows(), {
+        "workload": lambda r: r["workload"], "rlfx, ms": lambda r: ms(r["ms"]["rlfx"]), "of plain": lambda r: f"{r['of plain']:.2f}",
+        "of the best by hand": lambda r: f"{r['of best']:.2f} ({r['best']} of {len(r['ms']) - 1})",
+        "MB": lambda r: f"{r['MB']['rlfx']:,.0f}", "MB of the best": lambda r: f"{r['MB'][r['best']]:,.0f}",
+    })  # fmt: skip
+
+
+def mean_of(name: str) -> str:
+    found = [math.log(r[f"of {name}"]) for r in workloads_rows()]
+    return f"{math.exp(sum(found) / len(found)):.2f}"
+
+
+def memory() -> str:
+    def mb(value):
+        return "" if value is None else f"{value / 1e6:,.0f}"
+
+    def plan(r):
+        offload = ", offloaded" if "offload=None" not in r["plan"] else ""
+        block = r["plan"].partition("block=")[2].partition(",")[0]
+        return ("at once" if block == "None" else f"blocks of {block}") + offload
+
+    return table(rows("gpu/beside/memory"), {
+        "budget, MB": lambda r: mb(r["budget"]) or "none", "plan": plan, "XLA's temporary MB": lambda r: mb(r["temp_bytes"]),
+        "most in use, MB": lambda r: mb(r["peak_bytes"]),
+    })  # fmt: skip
+
+
+def recurrences() -> str:
+    return table(rows("gpu/beside/recurrences"), {
+        "T, B": lambda r: f"{r['T']:,}, {r['B']:,}", "loop, ms": lambda r: ms(r["loop ms"]),
+        "associative scan, ms": lambda r: ms(r["associative scan ms"]), "difference": lambda r: difference(r["difference"]),
+    })  # fmt: skip
+
+
+def images() -> str:
+    return table(rows("gpu/beside/images"), {
+        "plan": lambda r: r["plan"], "device, MB": lambda r: f"{r['MB']:,.0f}", "host, MB": lambda r: f"{r['host MB']:,.0f}",
+        "ms": lambda r: ms(r["ms"]), "difference": lambda r: difference(r["difference"]),
+    })  # fmt: skip
+
+
+def rollouts() -> str:
+    found: dict[str, dict[int, dict]] = {}
+    for r in rows("gpu/beside/rollouts"):
+        found.setdefault(r["env"], {})[r["N"]] = r
+    counts = sorted(next(iter(found.values())))
+    most = lambda of: f"{max(r['fused, steps/s'] for r in of.values()) / 1e9:.1f} G"  # noqa: E731
+    body = [[env, *[f"{of[n]['ratio']:.1f}" for n in counts], most(of)] for env, of in found.items()]
+    return markdown(["environment", *[f"{n:,}" for n in counts], "steps a second, most"], body)
+
+
+def of_all(name: str, least: bool, field: str) -> str:
+    found = [r[field] for r in rows(name)]
+    return f"{(min if least else max)(found):.2g}"
+
+
+TABLES: Mapping = {
+    "gpu-numerics": numerics, "gpu-kernels": kernels, "gpu-acting": acting, "gpu-ppo": ppo, "gpu-peer": peer,
+    "gpu-workloads": workloads, "gpu-memory": memory, "gpu-recurrences": recurrences, "gpu-images": images, "gpu-rollouts": rollouts,
+}  # fmt: skip
+
+VALUES: Mapping = {
+    "gpu-device": lambda: read("gpu/ppo")["device"]["kind"],
+    "gpu-jax": lambda: read("gpu/ppo")["versions"]["jax"],
+    "gpu-date": lambda: read("gpu/ppo")["date"],
+    "gpu-of-best": lambda: mean_of("best"),
+    "gpu-of-plain": lambda: mean_of("plain"),
+    "gpu-workloads": lambda: str(len(workloads_rows())),
+    "gpu-highest": lambda: difference(max(r["highest"] for r in rows("gpu/beside/numerics"))),
+    "gpu-tf32": lambda: difference(max(r["default"] for r in rows("gpu/beside/numerics"))),
+}
