@@ -76,7 +76,8 @@ def workloads_rows() -> list[dict]:
 
 def workloads() -> str:
     return table(workloads_rows(), {
-        "workload": lambda r: r["workload"], "rlfx, ms": lambda r: ms(r["ms"]["rlfx"]), "of plain": lambda r: f"{r['of plain']:.2f}",
+        "workload": lambda r: r["workload"], "rlfx, ms": lambda r: ms(r["ms"]["rlfx"]),
+        "of plain": lambda r: f"{r['of plain']:.2f}",
         "of the best by hand": lambda r: f"{r['of best']:.2f} ({r['best']} of {len(r['ms']) - 1})",
         "MB": lambda r: f"{r['MB']['rlfx']:,.0f}", "MB of the best": lambda r: f"{r['MB'][r['best']]:,.0f}",
     })  # fmt: skip
@@ -133,7 +134,8 @@ def of_all(name: str, least: bool, field: str) -> str:
 
 TABLES: Mapping = {
     "gpu-numerics": numerics, "gpu-kernels": kernels, "gpu-acting": acting, "gpu-ppo": ppo, "gpu-peer": peer,
-    "gpu-workloads": workloads, "gpu-memory": memory, "gpu-recurrences": recurrences, "gpu-images": images, "gpu-rollouts": rollouts,
+    "gpu-workloads": workloads, "gpu-memory": memory, "gpu-recurrences": recurrences, "gpu-images": images,
+    "gpu-rollouts": rollouts,
 }  # fmt: skip
 
 VALUES: Mapping = {

@@ -35,6 +35,14 @@ def test_a_step_is_written_once_and_found_again(tmp_path):
     assert gpu(tmp_path, "--only", "recurrences", "--minutes", "0").stdout.count("no time was left: run it again") == 1
 
 
+def test_steps_beside_each_other_are_rehearsed_and_then_measured(tmp_path):
+    done = gpu(tmp_path, "--only", "recurrences", "epochs", "--beside", "2")
+    assert done.returncode == 0, done.stderr
+    said = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert said == ["(recurrences)", "(epochs)", "recurrences", "epochs"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["epochs.json", "recurrences.json"]
+
+
 def test_a_step_that_fails_says_why(tmp_path):
     done = gpu(tmp_path, "--only", "recurrences", "--minutes", "0.001")
     assert done.returncode == 1

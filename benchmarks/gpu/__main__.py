@@ -170,10 +170,11 @@ class Running:
 
     def in_turn(self, names: list[str], limits: dict) -> bool:
         """One step at a time, the next one's process waiting: whether any went wrong."""
-        failed, waiting = False, self.begun(names[0]) if names else None
-        for name, following in zip(names, [*names[1:], None], strict=True):
-            process, waiting = waiting, self.begun(following) if following else None
-            failed |= told(name, self.ended(name, process, limits[name]))
+        failed, processes = False, {name: self.begun(name) for name in names[:1]}
+        for name, following in zip(names, [*names[1:], ""], strict=False):
+            if following:
+                processes[following] = self.begun(following)
+            failed |= told(name, self.ended(name, processes.pop(name), limits[name]))
         return failed
 
     def begun(self, name: str) -> subprocess.Popen:
