@@ -23,6 +23,7 @@ from rlfx.errors import TargetError
 LENGTH, BATCH, OBS, ACTIONS = 128, 1024, 8, 4
 WIDTHS, LAYERS = (64, 128, 256, 512), (2, 3, 4)
 S = jax.ShapeDtypeStruct
+KERNEL = functools.partial(rlfx.fuse_steps, backend="triton")  # by itself rlfx makes none that is slower than the loop
 
 
 def moved(state, action, key):
@@ -78,7 +79,7 @@ def compiled(name, machine, limit):
     """A row: of the kernel what ptxas says of it, or why there is none."""
     act, params, carry = NETWORKS[name]()
     target = rlfx.target(machine)
-    rollout = rlfx.unroll(act, length=LENGTH, batch=BATCH, transform=rlfx.fuse_steps, target=target)
+    rollout = rlfx.unroll(act, length=LENGTH, batch=BATCH, transform=KERNEL, target=target)
     row = {"network": name, "target": machine}
     try:
         found = target.compile(rollout, params, carry, targets.KEY, limit=limit)

@@ -18,8 +18,8 @@ import sys
 from benchmarks.tables_markdown import ROOT
 
 SUBJECTS = ("profile_tables", "tables_envs", "tables_gpu", "tables_index", "tables_learning", "tables_memory", "tables_nests",
-            "tables_place", "tables_speed", "tables_targets", "tables_training", "tables_untuned", "tables_values", "tables_variants",
-            "values_compiled", "values_place", "values_profile")  # fmt: skip
+            "tables_place", "tables_speed", "tables_targets", "tables_training", "tables_untuned", "tables_values",
+            "tables_variants", "values_compiled", "values_place", "values_profile")  # fmt: skip
 MODULES = [importlib.import_module(f"benchmarks.{s}") for s in SUBJECTS]
 TABLES = {name: made for module in MODULES for name, made in module.TABLES.items()}
 VALUES = {name: made for module in MODULES for name, made in getattr(module, "VALUES", {}).items()}

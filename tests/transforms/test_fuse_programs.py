@@ -329,3 +329,25 @@ def test_twice_is_once():
     once, twice = fuse_steps(program), fuse_steps(fuse_steps(program))
     assert once.directives == twice.directives
     assert_close(rlfx.lower(once)(2.0, jnp.ones(2, jnp.float32)), rlfx.lower(program)(2.0, jnp.ones(2, jnp.float32)))
+
+
+@pytest.mark.parametrize(("width", "kernel"), [(64, True), (256, False)])
+def test_a_kernel_with_many_weights_is_slower_than_the_loop(width, kernel):
+    """As it was measured; who names a backend gets the kernel."""
+    weights = jnp.zeros((4, width)), jnp.zeros((width, width)), jnp.zeros((width, 2))
+
+    def act(p, x, t):
+        logits = jnp.tanh(jnp.tanh(x @ p[0]) @ p[1]) @ p[2]
+        action = jax.random.categorical(t.key_for("action"), logits)
+        return 0.9 * x + 0.1 * action.astype(x.dtype), action
+
+    def explained(transform):
+        rollout = rlfx.unroll(act, length=8, batch=32, target="h200", transform=transform)
+        return str(rollout.explain(weights, jnp.zeros((32, 4)), jax.random.key(0)))
+
+    said = explained(fuse_steps)
+    assert ("fused: its steps are one kernel (triton)" in said) == kernel
+    assert ("a kernel with 262 KiB of weights" in said) != kernel
+    if not kernel:
+        assert 'is slower than the loop; backend="triton" fuses it nevertheless' in said
+        assert "fused: its steps are one kernel (triton)" in explained(partial(fuse_steps, backend="triton"))

@@ -28,6 +28,12 @@ _APART = frozenset(map(J.primitive, ("dot_general", "conv_general_dilated", "sca
 _FEW = 16
 
 
+#: Bytes of weights that a kernel multiplies with in a timestep, at most. An H200 takes 0.8 ms for 128 timesteps of 1,024
+#: environments with 19 KiB of them, 3.8 with 134 and 21.5 with 268, where the loop takes 2.5 to 3.7. With far more, kernels take
+#: minutes to compile. (``benchmarks/results/gpu/widths.json``, ``benchmarks/kernel_limits.py``)
+MOST_WEIGHTS = 256 * 1024
+
+
 def products_prevail(multiplications: int, n: int) -> bool:
     """Whether a CPU spends a timestep of n environments in matrix products of so many multiplications each.
 
@@ -90,13 +96,17 @@ class FusedLoops:
 
     def _parts(self, program: Program, loop: Loop, target: Target) -> tuple[Loop, Loop] | str:
         parts = _split(loop)
-        if self.backend == "auto" and target.platform == "cpu" and not isinstance(parts, str):
-            costs = {e: _multiplications(e, program) for e in parts[0].body}
-            total, n = sum(costs.values()), program.domain.batch or 1
-            if products_prevail(total, n):
-                where = max(costs, key=costs.__getitem__).where
-                many = f"{total * n / 1e6:.1f} million multiplications a timestep ({where})"
-                return f'on a CPU its time is that of matrix products, {many}; backend="scan" fuses around them'
+        if self.backend != "auto" or isinstance(parts, str):
+            return parts
+        costs = {e: _multiplications(e, program) for e in parts[0].body}
+        total, n = sum(costs.values()), program.domain.batch or 1
+        where = max(costs, key=costs.__getitem__).where if costs else None
+        if target.platform == "cpu" and products_prevail(total, n):
+            many = f"{total * n / 1e6:.1f} million multiplications a timestep ({where})"
+            return f'on a CPU its time is that of matrix products, {many}; backend="scan" fuses around them'
+        if target.platform != "cpu" and 4 * total > MOST_WEIGHTS:
+            many = f"{4 * total / 1024:.0f} KiB of weights ({where})"
+            return f'a kernel with {many} is slower than the loop; backend="triton" fuses it nevertheless'
         return parts
 
     def _fused(self, running: RunningLoop, state: Sequence, times: Any, slices: dict) -> tuple:
