@@ -25,6 +25,7 @@ RECIPES = {
     "ppo_inverted_pendulum": ("ppo_continuous.py inverted_pendulum", ", springs"),
     "sac_inverted_pendulum": ("sac.py inverted_pendulum", ""),
     "sac_inverted_pendulum_spring": ("sac.py inverted_pendulum_spring", ", springs"),
+    "ppo_reacher": ("ppo_continuous.py reacher", ", 50 steps an episode"),
     "search": ("search.py", ", against a perfect opponent"), "apg": ("apg.py", ", through the dynamics"),
     "es": ("es.py", ""), "her": ("her.py her", ", ten bits"), "r2d2": ("r2d2.py", ", a corridor of eight"),
     "learned_discount": ("learned_discount.py", ""), "awr": ("awr.py", ", offline from SAC's log"),

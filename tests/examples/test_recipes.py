@@ -123,6 +123,7 @@ LEARNED |= {
     "ppo_cartpole": ppo.FAMILY["cartpole"],
     "ppo_inverted_pendulum": ppo_continuous.FAMILY["inverted_pendulum"],
     "ppo_mountain_car": ppo.FAMILY["mountain_car"],
+    "ppo_reacher": ppo_continuous.FAMILY["reacher"],
     "pqn_breakout": pqn.FAMILY["breakout"],
     "sac_inverted_pendulum": sac.FAMILY["inverted_pendulum"],
     "sac_mountain_car": sac.FAMILY["mountain_car"],
