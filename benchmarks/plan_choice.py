@@ -3,10 +3,10 @@
     python -m benchmarks.plan_choice [--set fresh|held-out|unseen|tuning] [--only NAME ...] [--rounds 7] [--again 15]
 
 The family of a program: every form that is legal for its learner, blocks of timesteps of T by quarters down to 1, and of half and
-twice the chosen size, a quarter of the environments at a time, each with and without the actor's wide products kept, and the
-chosen plan. All are compiled, their losses and gradients compared, and timed in interleaved rounds of one process on one core
-(CPU seconds). The chosen plan and the three that seemed fastest are then timed again, in rounds of their own: the least of many
-noisy medians is too small. What was lost is the median of paired rounds, chosen to fastest. ``fresh`` are the programs of
+twice the chosen size, a quarter of the environments at a time, or half and twice as many as were chosen, each with and without
+the actor's wide products kept, and the chosen plan. All are compiled, their losses and gradients compared, and timed in
+interleaved rounds of one process on one core (CPU seconds). The chosen plan and the three that seemed fastest are then timed
+again, in rounds of their own: the least of many noisy medians is too small. What was lost is the median of paired rounds, chosen to fastest. ``fresh`` are the programs of
 benchmarks/plan_programs.py, on which nothing was fitted.
 """
 
@@ -90,9 +90,10 @@ class Noted(Options):
 
 
 def family(chosen, learner, order, batch):
-    """The plans of a learner: forms, blocks of timesteps, a quarter of the environments at a time, wide products kept or not.
+    """The plans of a learner: forms, blocks of timesteps, some of the environments at a time, wide products kept or not.
 
-    Blocks are T by quarters down to 1, and half and twice the block that was chosen.
+    Blocks are T by quarters down to 1, and half and twice the block that was chosen; of environments a quarter, all timesteps at
+    a time also half and twice as many as were chosen.
     """
     length = learner.program.domain.length
     wanted = {length >> i for i in range(2, length.bit_length(), 2)} | {1}
@@ -100,13 +101,15 @@ def family(chosen, learner, order, batch):
         wanted |= {chosen.block // 2, 2 * chosen.block}
     blocks = sorted({n for size in wanted if 0 < size < length and (n := divisor_near(length, size)) < length})
     parts = batch % 4 == 0 and why_not_environments(learner, order) is None
+    some = chosen.environments or batch // 4
+    several = {n for n in (batch // 4, some // 2, 2 * some) if parts and 0 < n < batch and batch % n == 0}
     found = []
     for form in FORMS:
         if why_not(form, learner) is not None:
             continue
         found += [Plan(form)] if form in WHOLE else [Plan(form, block) for block in blocks]
-        if parts and form == "at once":
-            found.append(Plan(form, environments=batch // 4))
+        if form == "at once":
+            found += [Plan(form, environments=n) for n in sorted(several)]
         if parts and form == "blocks" and blocks:
             found.append(Plan(form, blocks[-1], batch // 4))
     keeps = any(is_wide(e, learner.program) for e in learner.active)

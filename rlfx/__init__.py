@@ -13,6 +13,7 @@ from rlfx.recurrence.api.compile import compile as compile
 from rlfx.recurrence.api.compile import lower as lower
 from rlfx.recurrence.api.compile import trace as trace
 from rlfx.recurrence.api.compile import unroll as unroll
+from rlfx.recurrence.api.explained import explain as explain
 from rlfx.recurrence.language.effects import effect as effect
 from rlfx.recurrence.language.history import History as History
 from rlfx.recurrence.language.kept import Every as Every

@@ -248,6 +248,18 @@ def _arrays(value: Any) -> Any:
 ARRAYS = Kind("a pytree of arrays of numbers", '{"obs": jnp.zeros(4), "reward": jnp.float32(0)}', _arrays)
 
 
+def is_array(value: Any) -> bool:
+    """Whether jax takes it for an array, a number or a key, by its shape and type."""
+    try:
+        if isinstance(value, (bool, int, float, complex)):
+            jax.typeof(value)
+            return True
+        known = jnp.issubdtype(value.dtype, jax.dtypes.extended) or np.dtype(value.dtype).kind not in "OSU"
+        return known and hasattr(value, "shape")
+    except (AttributeError, OverflowError, TypeError):
+        return False
+
+
 def _key(value: Any) -> Any:
     dtype = getattr(value, "dtype", None)
     if dtype is None or isinstance(value, np.generic):

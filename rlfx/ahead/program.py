@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx._checks import shown
+from rlfx._checks import is_array, shown
 from rlfx.ahead.machines import Machine
 from rlfx.errors import TargetError, located
 
@@ -129,21 +129,15 @@ def surroundings(
 
 def _struct(given: Any, name: str) -> jax.ShapeDtypeStruct:
     """The shape of an argument, and how it lies on a mesh, if it does."""
-    leaf = given
-    try:
-        if isinstance(leaf, (bool, int, float, complex)):
-            return jax.ShapeDtypeStruct((), jax.typeof(leaf).dtype, weak_type=True)
-        known = J.is_key(leaf) or jax.dtypes.canonicalize_dtype(leaf.dtype).kind not in "OSU"
-        leaf = leaf if known and hasattr(leaf, "shape") else None
-    except (AttributeError, OverflowError, TypeError):
-        leaf = None
-    if leaf is None:
+    if not is_array(given):
         fact = f"An argument of {name} is no array: {shown(given)}."
         fix = "Give arrays or shapes (jax.ShapeDtypeStruct), and bind the rest: functools.partial, or a lambda."
         raise TargetError(located(fact, where=J.here(), fix=fix))
-    sharding = getattr(leaf, "sharding", None)
+    if isinstance(given, (bool, int, float, complex)):
+        return jax.ShapeDtypeStruct((), jax.typeof(given).dtype, weak_type=True)
+    sharding = getattr(given, "sharding", None)
     split = isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if split else None)
+    return jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding if split else None)
 
 
 def _words(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -11,7 +11,7 @@ import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import LOOPED, ROWS, ROWS_OF_BLOCK, cache_block
+from rlfx.recurrence.plan.choose import LOOPED, ROWS, ROWS_OF_BLOCK, cache_block, why_not
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
@@ -134,7 +134,7 @@ def test_acting_on_data_runs_in_blocks_that_fit_the_cache():
         )
     passes = [
         str(
-            rlfx.compile(off_policy, length=T, batch=B, target=target)
+            rlfx.compile(off_policy, length=T, batch=B, target=target, plan=rlfx.Plan("blocks", 4))
             .physical((PARAMS, X), last, wrt=(True, False))
             .acting
         )
@@ -321,3 +321,58 @@ def test_chunks_of_a_stream_make_up_for_the_buffers_that_every_chunk_copies():
     short, middle, long = (chunk(n, 2**6) for n in (2, 12, 24))
     assert short == 1 < middle < long
     assert chunk(2, 2**12) > short  # what the cache holds, where that is more
+
+
+def believes(params, h, t):
+    """A belief that is learned from at the next timestep, too: no blocks; it decodes all timesteps of the data."""
+    p, data = params
+    given = rlfx.inputs(data)
+    h = jnp.tanh(h @ p["h"] + given[t] @ p["in"][:, :16])
+    belief = rlfx.series(h[:8], start=jnp.zeros(8))
+    told = jnp.tanh((h @ p["wide"])[None] + given[:] @ p["in"][:, :64]).mean(0)
+    return jnp.sum((belief[t] - belief[t - 1]) ** 2) + jnp.mean(told**2), h
+
+
+def test_recurrences_without_blocks_take_environments_at_a_time():
+    k, many = jax.random.split(jax.random.key(1), 3), 16
+    p = {"h": jax.random.normal(k[0], (16, 16)) / 4, "in": PARAMS["in"], "wide": jax.random.normal(k[1], (16, 64)) / 4}
+    data, h = jax.random.normal(k[2], (T, many, 5)), jnp.zeros((many, 16))
+
+    def loss_fn(**options):
+        return rlfx.compile(believes, length=T, batch=many, **options)
+
+    learner = loss_fn(target=CPU).explain((p, data), h).learner
+    assert why_not("blocks", learner) is not None
+    assert learner.region.loops
+    each = activation_bytes(learner, 1, slices=False) * T
+
+    def chosen(count, **rates):
+        target = with_room(tile=2**14, cache=int(count * each), unmapped=int(8 * each))
+        return loss_fn(target=replace(target, rates=replace(target.rates, **rates))).plan((p, data), h)
+
+    assert chosen(4, overhead=1e-9) == rlfx.Plan(environments=4)
+    assert chosen(9, overhead=1e-9) == rlfx.Plan(environments=8)
+    assert chosen(2, overhead=1e-9) == rlfx.Plan()  # of two rows a product does little else than read weights
+    assert chosen(4, overhead=1.0) == rlfx.Plan()  # loops would take longer to start than activations to memory
+    assert chosen(16, overhead=1e-9) == rlfx.Plan()
+
+    def gradient(fn):
+        return jax.value_and_grad(lambda p: fn((p, data), h)[0])(p)
+
+    expected = gradient(rlfx.reference(believes, length=T, batch=many))
+    for plan in (rlfx.Plan(), rlfx.Plan(environments=4)):
+        found = gradient(loss_fn(plan=plan))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
+def test_a_budget_takes_fewer_environments_where_there_are_no_blocks():
+    many = 16
+    p = {"h": jnp.eye(16) / 4, "in": PARAMS["in"], "wide": jnp.ones((16, 64)) / 8}
+    data, h = jnp.ones((64, many, 5)), jnp.zeros((many, 16))
+    whole = rlfx.compile(believes, length=64, batch=many, plan=rlfx.Plan())
+    needed = whole.explain((p, data), h, measure=True).measured_bytes
+    small = rlfx.compile(believes, length=64, batch=many, memory_budget=needed // 3)
+    plan = small.plan((p, data), h)
+    assert plan.form == "at once"
+    assert plan.environments in (1, 2, 4, 8)
+    assert small.explain((p, data), h).measured_bytes <= needed // 3

@@ -10,9 +10,9 @@ from jax.lax import stop_gradient
 
 import rlfx
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.once import CACHES
+from rlfx.recurrence.plan.once import CACHES, TILE
 from rlfx.recurrence.plan.planner import Options
-from rlfx.recurrence.schedule.learner import temporaries
+from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
 CPU = rlfx.target("cpu")
 T, B, WIDTH = 8, 4, 16
@@ -105,6 +105,17 @@ def test_the_gradient_is_that_of_the_reference(f, batch):
     close(at_once(PARAMS, X[:batch]), gradient(rlfx.reference, f, batch)(PARAMS, X[:batch]))
 
 
+@pytest.mark.parametrize("f", PROGRAMS)
+@pytest.mark.parametrize("environments", [1, 2])
+def test_the_gradient_of_some_environments_at_a_time_is_that_of_the_reference(f, environments):
+    def found(make, **how):  # with respect to the carry, which has all environments, there is no such gradient
+        fn = make(f, length=T, batch=B, **how)
+        return jax.value_and_grad(lambda p: fn(p, X, KEY)[0])
+
+    tiles = jax.jit(found(rlfx.compile, plan=rlfx.Plan(environments=environments)))
+    close(tiles(PARAMS), found(rlfx.reference)(PARAMS))
+
+
 def predicts(p, x, t):
     """No action is sampled: plain loops can follow."""
     moved = stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * jnp.sin(x))
@@ -127,7 +138,7 @@ def test_the_gradient_is_that_of_plain_loops():
                 total += (v[t] - target) ** 2 * (1.0 + stop_gradient(v[t]))
         return total / (T * B)
 
-    for plan in (None, rlfx.Plan(), rlfx.Plan("blocks", 4)):
+    for plan in (None, rlfx.Plan(), rlfx.Plan("blocks", 4), rlfx.Plan(environments=2)):
         close(gradient(rlfx.compile, predicts, plan=plan)(PARAMS, X), jax.value_and_grad(loss)(PARAMS))
 
 
@@ -139,7 +150,10 @@ def test_acting_does_not_evaluate_the_critic(f):
     assert learner.whole.whole is learner.whole  # once is enough
     assert learner.under(rlfx.Plan()) is learner.whole
     assert learner.under(rlfx.Plan("blocks", 4)) is learner
-    assert learner.under(rlfx.Plan(environments=2)) is learner  # means over all environments are known before
+    coupled = f is normalised  # means over all environments are known before
+    assert learner.under(rlfx.Plan(environments=2)) is (learner if coupled else learner.whole)
+    assert (learner.whole.coupled is not None) is coupled
+    assert learner.coupled is None
 
 
 @pytest.mark.parametrize("f", [returned, carried])
@@ -170,11 +184,12 @@ def test_environments_that_end():
         fn = make(ends, length=T, batch=B, until=lambda carry: carry[1], **how)
         return jax.value_and_grad(lambda p: fn(p, carry, KEY)[0])(PARAMS)
 
-    close(found(rlfx.compile, plan=rlfx.Plan()), found(rlfx.reference))
+    for plan in (rlfx.Plan(), rlfx.Plan(environments=1)):
+        close(found(rlfx.compile, plan=plan), found(rlfx.reference))
 
 
-def caches(*, tile):
-    return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile, cache=tile))
+def caches(*, tile, cache=None):
+    return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile, cache=cache or tile))
 
 
 def test_it_is_the_default_where_all_activations_take_a_few_caches():
@@ -189,6 +204,49 @@ def test_it_is_the_default_where_all_activations_take_a_few_caches():
     in_blocks = rlfx.incrementalize(normalised, over="t", block_size=8)
     asked = rlfx.compile(in_blocks, length=length, batch=B, target=caches(tile=needed))
     assert asked.plan(PARAMS, X, KEY).form == "blocks"
+
+
+def default(f, tile, cache, length=64, batch=32, **how):
+    x = jax.random.normal(K[4], (batch, 5))
+    return rlfx.compile(f, length=length, batch=batch, target=caches(tile=tile, cache=cache), **how).plan(PARAMS, x, KEY)
+
+
+def test_larger_programs_take_as_many_environments_as_a_few_caches_hold():
+    one = activation_bytes(learner_of(targets, 64, 1).whole, 1) * 64
+    for tiles in (4, 8):  # 256 rows a weight, at least
+        assert default(targets, tiles * one / TILE, 1e3 * one) == rlfx.Plan(environments=tiles)
+    assert default(targets, 0.9 * one / CACHES, one).form == "blocks"  # one has more than fits
+
+
+def test_where_environments_need_each_other_all_are_taken_if_the_cache_holds_what_exists():
+    batch = 32
+    x = jax.random.normal(K[4], (batch, 5))
+    explained = rlfx.compile(normalised, length=64, batch=batch, plan=rlfx.Plan()).explain(PARAMS, x, KEY)
+    tile = 0.5 * temporaries(rlfx.Plan(), explained.learner, batch) / CACHES
+    assert default(normalised, tile, 1.1 * explained.predicted_bytes) == rlfx.Plan()
+    assert default(normalised, tile, 0.9 * explained.predicted_bytes).form == "blocks"
+
+
+def test_products_that_both_evaluate_are_spared_not_those_of_acting_alone():
+    """A target network's values are acting's or the learner's: once in any case, and no reason."""
+
+    def stops(p, x, t):
+        moved = stop_gradient(0.9 * jnp.roll(x, 1) + 0.1 * jnp.sin(x))
+        target = stop_gradient(rlfx.series(critic({**p, "critic": p["in"]}, x), end=0.0)[t + 1])
+        return (critic(p, x) - target) ** 2, moved
+
+    assert learner_of(stops).products - learner_of(stops).whole.products
+    tile = 2 * temporaries(rlfx.Plan(), learner_of(stops, 64, B), B) / CACHES
+    assert default(stops, tile, tile, batch=B).form == "blocks"
+
+
+def test_blocks_that_are_skipped_stay():
+    def late(p, x, t):
+        loss, moved, _ = targets(p, x, t)
+        return jnp.where(t >= 32, loss, 0.0), moved
+
+    one = activation_bytes(learner_of(targets, 64, 1).whole, 1) * 64
+    assert default(late, 2 * one / TILE, 1e3 * one).form == "blocks"
 
 
 def test_explain_says_where_the_critic_is():

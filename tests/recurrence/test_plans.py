@@ -9,7 +9,8 @@ import pytest
 
 import rlfx
 from rlfx.errors import ScheduleError
-from rlfx.recurrence.plan.choose import why_not
+from rlfx.recurrence.analysis.divisors import divisors
+from rlfx.recurrence.plan.choose import why_not, why_not_environments
 from tests import strategies
 from tests.recurrence.test_generated import mismatches
 from tests.sampling import spread
@@ -226,10 +227,12 @@ def test_generated_programs_have_the_same_results_under_every_legal_plan(seed):
     rng = np.random.RandomState(seed)
     compiled = rlfx.compile(p.function, **p.options())
     try:
-        explained = compiled.explain(*p.arguments())
+        explained = compiled.explain(*p.arguments(), wrt=True)
     except rlfx.errors.RlfxError:
         return
     legal = [form for form in ("blocks", "stream", "replay") if why_not(form, explained.learner) is None]
+    if (p.batch or 1) > 1 and why_not_environments(explained.learner, explained.evaluator.order) is None:
+        legal.append("at once")
     params, carry, key = p.arguments()
 
     def evaluated(fn):
@@ -237,7 +240,8 @@ def test_generated_programs_have_the_same_results_under_every_legal_plan(seed):
 
     expected = evaluated(compiled) if legal else None
     for form in legal:
-        plan = rlfx.Plan(form, int(rng.randint(1, p.length + 1)))
+        several = int(rng.choice(divisors(p.batch or 1)[:-1])) if form == "at once" else None
+        plan = rlfx.Plan(form, None if form == "at once" else int(rng.randint(1, p.length + 1)), several)
         got = evaluated(rlfx.compile(p.function, **p.options(), plan=plan))
         assert not mismatches(got, expected), f"{p!r}{plan!r}"
 

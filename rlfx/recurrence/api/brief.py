@@ -103,6 +103,8 @@ def brief(explained: Any) -> Brief:
     named, run, differentiates = Named(program), explained.passes, not explained.values_only
     title = f"{program.name}: {program.size.replace(' ', ', ')}"
     title += ", the values and the gradient" if differentiates else ", the values; nothing is differentiated"
+    if explained.evaluator.axes:
+        title += f", mapped {' x '.join(str(axis.size) for axis in explained.evaluator.axes)} times by jax.vmap"
     one_pass = run.acting.differentiated
     passes = [("acting and learning, in one loop" if one_pass else "acting", _rows(run.acting.nodes, 1, named))]
     if run.learning is not None:
@@ -197,7 +199,7 @@ def _listed(names: Any) -> str:
 
 def _kept(explained: Any, named: Named) -> tuple[str, tuple[KeptValue, ...]] | None:
     program, on_host = explained.program, explained.on_host
-    sizes = {v: bytes_in_all(v, program) for v in explained.learner.stored}
+    sizes = {v: bytes_in_all(v, program) for v in explained.cut.stored}
     large = sorted((v for v in sizes if program.dims_of(v) or v.shape), key=lambda v: -sizes[v])
     if not large:
         return None

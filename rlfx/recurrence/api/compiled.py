@@ -221,7 +221,8 @@ class Compiled:
           params, carry, key: arguments of the compiled function, arrays or shapes.
           wrt: which leaves of ``params`` the call differentiates: a pytree of bools, a prefix of ``params``, with one bool for
             each leaf or for a whole subtree. ``wrt=(True, False)`` of ``params=(weights, data)``, of which
-            ``jax.grad(lambda w: loss_fn((w, data), carry)[0])`` is the call. None, the default: all floats.
+            ``jax.grad(lambda w: loss_fn((w, data), carry)[0])`` is the call. None, the default: all floats, but those that
+            ``rlfx.inputs`` alone reads. ``rlfx.explain`` looks at the gradient itself.
 
         Raises:
           ProgramError: ``wrt`` is no such prefix, or marks no float.

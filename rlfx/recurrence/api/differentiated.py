@@ -12,6 +12,7 @@ from rlfx import _jaxpr as J
 from rlfx._checks import shown
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.analysis.cost import bytes_of, show_bytes
+from rlfx.recurrence.execute.outputs import outputs_of
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.language.primitives import inputs_p
 from rlfx.recurrence.schedule.learner import is_float
@@ -20,7 +21,9 @@ tree = jax.tree_util
 
 
 def differentiated(program: Program, params: Any, wrt: Any) -> tuple[Var, ...]:
-    """The leaves of ``params`` with a derivative: all floats, or those that ``wrt`` marks.
+    """The leaves of ``params`` with a derivative: those that ``wrt`` marks, or all floats that are no data.
+
+    Data are what ``rlfx.inputs`` alone reads: a call seldom differentiates those. Where there is nothing else, they count.
 
     Args:
       wrt: None, or a pytree of bools, a prefix of ``params``: one for each leaf, or for a whole subtree.
@@ -29,7 +32,8 @@ def differentiated(program: Program, params: Any, wrt: Any) -> tuple[Var, ...]:
       ProgramError: it is no such prefix, or marks no float.
     """
     if wrt is None:
-        return tuple(v for v in program.params if is_float(v))
+        floats, data = tuple(v for v in program.params if is_float(v)), _data(program)
+        return tuple(v for v in floats if v not in data) or floats
     marks = [mark for mark, part in _subtrees(params, wrt) for _ in tree.tree_leaves(part)]
     chosen = tuple(v for v, marked in zip(program.params, marks, strict=True) if marked and is_float(v))
     if not chosen:
@@ -56,26 +60,26 @@ def _error(fact: str) -> ProgramError:
 
 
 def data_note(program: Program, order: Sequence[Var]) -> str | None:
-    """What to say where most of what counts as differentiated is data: leaves that ``rlfx.inputs`` reads."""
-    data = _data(program)
-    given, rest = (sum(bytes_of(v, program.domain) for v in order if (v in data) is side) for side in (True, False))
-    if given <= rest:
+    """What to say where data are among the ``params``, and do not count as differentiated."""
+    left = _data(program).difference(order)
+    size = sum(bytes_of(v, program.domain) for v in program.params if v in left and is_float(v))
+    if not size:
         return None
-    return (
-        f"all floats of params count as differentiated: {show_bytes(given)} that rlfx.inputs reads, {show_bytes(rest)} of other "
-        "leaves. Say which are: wrt=(True, False) of (weights, data)"
-    )
+    return f"what rlfx.inputs alone reads of params ({show_bytes(size)}) is not differentiated. If your call does: wrt=True"
 
 
-def _data(program: Program) -> set[Var]:
-    """What data of ``rlfx.inputs`` is computed from."""
+def _data(program: Program) -> frozenset[Var]:
+    """The leaves of ``params`` that nothing but ``rlfx.inputs`` reads, as they are, or changed one by one (an image of bytes)."""
     definition = program.definitions()
-    found: set[Var] = set()
-    todo = [v for e in program.equations if e.op is inputs_p for v in e.inputs if isinstance(v, Var)]
-    while todo:
-        value = todo.pop()
-        if value not in found:
-            found.add(value)
-            equation = definition.get(value)
-            todo += [] if equation is None else [v for v in equation.inputs if isinstance(v, Var)]
-    return found
+    on_the_way: set[Var] = set()
+    for e in program.equations:
+        given = [v for v in e.inputs if isinstance(v, Var)] if e.op is inputs_p else []
+        while len(given) == 1 and given[0] not in on_the_way:
+            on_the_way.update(given)
+            made = definition.get(given[0])
+            given = [] if made is None else [v for v in made.inputs if isinstance(v, Var)]
+    used = {v for v in outputs_of(program) if isinstance(v, Var)}
+    for e in reversed(program.equations):  # a value is defined before it is used, but by reads, which are no such chain
+        if e.op is not inputs_p and not (set(e.outputs) <= on_the_way and used.isdisjoint(e.outputs)):
+            used.update(v for v in e.inputs if isinstance(v, Var))
+    return frozenset(v for v in program.params if v in on_the_way and v not in used)

@@ -26,12 +26,14 @@ class Call:
       rule: the program with its schedules and plans.
       what: "value", "value and gradient", or "pullback".
       perturbed: the inputs with respect to which the derivative is taken.
+      targets: what is differentiated; None: the loss, or else all outputs.
       body: the forward pass, from which calls under ``jax.vmap`` are made.
     """
 
     rule: Any
     what: str = "value"
     perturbed: frozenset[Var] = frozenset()
+    targets: tuple[Var, ...] | None = None
     body: Any = None
 
     @property

@@ -185,11 +185,8 @@ class GradientRule:
         if self.sharding is not None or self.planner.replans(self, learner) or self.plan(learner, order) != Plan():
             found = self.split.over_devices(self._forward, self._input_specs, outputs)(values, t0)
             return found, (None, (values, t0), marks)
-        if depth():
-            differentiate = lambda _: functools.partial(self._differentiate, learner, perturbed)  # noqa: E731
-            found, pullback = planned(differentiate, Call(self, "value and gradient", perturbed), values, t0)
-        else:
-            found, pullback = self._differentiate(learner, perturbed, values, t0)
+        differentiate = lambda _: functools.partial(self._differentiate, learner, perturbed)  # noqa: E731
+        found, pullback = planned(differentiate, Call(self, "value and gradient", perturbed), values, t0)
         return found, (pullback, None, marks)
 
     @with_room
@@ -237,11 +234,9 @@ class GradientRule:
     def _planned(self, learner: Learner, perturbed: frozenset[Var], evaluate: Callable, *args: Any) -> Any:
         """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better.
 
-        One equation of a program that calls this one, too.
+        One equation of what calls it: another program, or a function that is explained.
         """
-        if not depth() and not self.planner.replans(self, learner):
-            return evaluate(())(*args)
-        return planned(evaluate, Call(self, "value and gradient", perturbed), *args)
+        return planned(evaluate, Call(self, "value and gradient", perturbed, learner.targets), *args)
 
     def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()):
         """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""

@@ -147,6 +147,9 @@ def _families(evaluator: PlanEvaluator, learner: Learner, fastest: Plan) -> Iter
     length = program.domain.length
     split = why_not_environments(learner, evaluator.order) is None
     start = fastest.block or length
+    blocks = why_not("blocks", learner) is None
+    if split and fastest.form == "at once" and (fastest.environments is not None or not blocks):
+        yield [Plan(environments=n) for n in divisors(batch)[::-1] if n < (fastest.environments or batch)]
     for form in ("stream", "blocks"):
         if why_not(form, learner) is None:
             yield list(_tiles(form, start, length, batch if split else 1, _least(learner)))

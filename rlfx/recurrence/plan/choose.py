@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, starts_of
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.gradient.stream import Stream, find_stream
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Equation, Var
-from rlfx.recurrence.language.index import Lookup
-from rlfx.recurrence.language.primitives import across_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.bands import is_window
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 
 #: Rows of a product that a CPU computes about as fast as many.
 ROWS = 64
+
+#: Rows of a product in a loop, at least: of fewer it reads the weights for nothing else.
+ROWS_OF_LOOP = 4
 
 #: In how many blocks, at least, values are fetched from the host.
 HOST_BLOCKS = 8
@@ -52,14 +53,8 @@ def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
     shared = {v for v, is_shared in zip(program.next_carry, program.shared, strict=True) if is_shared}
     if program.domain.until and shared & set(learner.targets):
         return "the gradient flows through a last carry that environments share, which the last of all leaves"
-    coupled = next((e for e in learner.region.equations if _couples(e)), None)
+    coupled = learner.coupled
     return None if coupled is None else f"{coupled.op.name} needs all environments ({coupled.where})"
-
-
-def _couples(equation: Equation) -> bool:
-    over_batch = equation.op is reduce_p and "b" in equation.params["over"]
-    looks = equation.is_read and isinstance(equation.access, Lookup) and equation.access.across_batch
-    return over_batch or looks or equation.op in (whole_p, across_p)
 
 
 def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int, target: Target) -> Plan:
@@ -192,18 +187,29 @@ def resident_environments(
     Windows of other timesteps are many times as large as what they read. If the activations of all environments and their
     cotangents are more than the memory that calls have again, as many are taken at a time as the machine's cache holds.
     What is computed of slices runs in blocks of timesteps: it is kept by nobody, and as wide as T if the slices are no windows.
+    Recurrences run once for each tile, and have its rows: as long as they start in less time than activations take to memory.
     """
     domain, equations = learner.program.domain, learner.region.equations
     room, each = target.room, activation_bytes(learner, 1, slices=False) * domain.length * copies
     if room.tile is None or room.unmapped is None or 2 * each * batch <= room.unmapped:
         return None
     slices = [is_window(e, domain) for e in equations if e.is_ragged and e.is_read]
-    if not all(slices) or learner.region.loops or why_not_environments(learner, order) is not None:
+    if not all(slices) or why_not_environments(learner, order) is not None:
         return None
     count = divisor_up_to(batch, max(1, int(room.cache // each)))
     # One at a time may be slower than all: 5x for a sum over 16 timesteps. Blocks of windows have rows enough.
     fewest = 1 if slices and domain.length >= ROWS else 2
+    if learner.region.loops:
+        fewest, again = ROWS_OF_LOOP, 3 * seconds_of_loops(learner, target) * (batch / count - 1)
+        if again > 3 * each * batch / target.rates.bandwidth:
+            return None
     return count if fewest <= count < batch else None
+
+
+def seconds_of_loops(learner: Learner, target: Target) -> float:
+    """About how long the loops over time of a region take to start their operations."""
+    domain, body = learner.program.domain, (e for loop in learner.region.loops for e in loop.body)
+    return target.rates.overhead * domain.length * sum(starts_of(e.op, e.params, domain) for e in body)
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:
@@ -221,7 +227,7 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     if copies == 1 and learner.region.loops:
         fitting = max(fitting, min(room, LOOPED)) if fitting > 1 else 1
     elif copies == 1:
-        fitting = max(fitting, min(room, math.ceil(ROWS_OF_BLOCK / _rows(learner, batch))))
+        fitting = max(fitting, min(room, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch))))
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     if fitting >= length:
@@ -234,7 +240,7 @@ def _trips(equation: Equation) -> int:
     return equation.params["length"] if equation.op is J.SCAN else 1
 
 
-def _rows(learner: Learner, batch: int) -> float:
+def rows_of(learner: Learner, batch: int) -> float:
     """How many rows a timestep multiplies its weights with, in the mean over them; infinite without weights.
 
     With convolutions, too: they have a row for each position, and activations that longer blocks move through a slower cache.

@@ -1,31 +1,90 @@
-"""What the loss evaluates, and a stopped value reads, is evaluated once: at once, where that takes little memory.
+"""What the loss evaluates, and a stopped value reads, is evaluated once: all timesteps, of as many environments as fit a cache.
 
 A critic's values are learned from, and make advantages. Blocks of timesteps need advantages before they begin, so that acting
-evaluates the critic, and the learner again. All at once, one evaluation serves both (``Learner.whole``).
+evaluates the critic, and the learner again. All timesteps at once, one evaluation serves both (``Learner.whole``). Environments
+can be taken a few at a time then: each tile has all timesteps of them, so that nothing has to be known before.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+
 from rlfx._target import Target
+from rlfx.recurrence.analysis.cost import PRODUCTS
+from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.analysis.storage import work_of
-from rlfx.recurrence.schedule.learner import Learner, temporaries
+from rlfx.recurrence.gradient.counted import conditions
+from rlfx.recurrence.ir.program import Var
+from rlfx.recurrence.plan.choose import ROWS_OF_BLOCK, rows_of, seconds_of_loops, why_not_environments
+from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 
-#: The least part of all products that pays.
-LEAST = 0.05
+#: The least part of all products that pays: products are about half of the time.
+LEAST = 1 / 16
 
-#: How many times a core's own cache all activations may take. Beyond that blocks, which stay in it, are as fast.
+#: How many times a core's own cache activations may take, of all environments or of one, and nobody looks closer. (About half of
+#: the values that are counted exist at a time.)
 CACHES = 8
 
+#: How many times that of a tile of environments: each tile runs the loops over time again, and adds to the gradients of weights.
+TILE = 4
 
-def evaluated_once(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
-    """A plan in blocks, or all at once if that pays; ``batch``: environments on a device, in all copies of the program."""
+
+def evaluated_once(
+    plan: Plan,
+    learner: Learner,
+    order: Sequence[Var],
+    batch: int,
+    target: Target,
+    estimated: Callable[[Plan], int],
+    copies: int = 1,
+) -> Plan:
+    """A plan in blocks of timesteps, or one for all of them that evaluates once if that pays.
+
+    Environments at a time where none needs others (advantages that are normalised over them do); all of them where what exists
+    at a time stays in the machine's cache.
+
+    Args:
+      estimated: temporary bytes under a plan, by an estimate that takes a trace.
+      copies: how many of the program ``jax.vmap`` makes.
+    """
     tile = target.room.tile
-    if tile is None or plan.form != "blocks" or plan.cached or plan.environments is not None or learner.region.loops:
+    if tile is None or plan.form != "blocks" or plan.environments is not None or learner.region.loops:
         return plan
-    if temporaries(Plan(), learner, batch) > CACHES * tile:
-        return plan
-    program = learner.program
-    spared = sum(work_of(e, program) for e in learner.products - learner.whole.products)
+    program, whole = learner.program, learner.whole
+    spared = sum(work_of(e, program) for e in (learner.products & frozenset(learner.region.equations)) - whole.products)
     learned = sum(work_of(e, program) for e in learner.region.equations)
-    return Plan() if spared > LEAST * (3 * learned + sum(work_of(e, program) for e in learner.products)) else plan
+    if spared <= LEAST * (3 * learned + sum(work_of(e, program) for e in learner.products)):
+        return plan
+    needed = temporaries(Plan(), learner, batch * copies)
+    if needed <= CACHES * tile:
+        return Plan()
+    if target.rewrites.branches and conditions(learner):  # blocks that the loss does not count are skipped
+        return plan
+    count = _tile_of_environments(learner, order, batch, target, copies, spared)
+    if count is not None:
+        return Plan(environments=count)
+    cache = target.room.cache
+    return Plan() if needed <= 2 * cache and estimated(Plan()) <= cache else plan
+
+
+def _tile_of_environments(
+    learner: Learner, order: Sequence[Var], batch: int, target: Target, copies: int, spared: float
+) -> int | None:
+    """How many environments are taken at a time; None: all timesteps of one are too many, or it costs more than is spared.
+
+    Loops over time run once for each tile, so that they must not multiply weights, with fewer rows, nor take long to start.
+    """
+    program, whole = learner.program, learner.whole
+    tile, cache = target.room.tile or math.inf, target.room.cache
+    each = activation_bytes(whole, 1) * program.domain.length * copies
+    rows = math.ceil(ROWS_OF_BLOCK / (rows_of(learner, 1) * program.domain.length))
+    count = divisor_near(batch, max(1, int(TILE * tile // each), min(int(cache // (2 * each)), rows)))
+    if each > CACHES * tile or count == batch or why_not_environments(whole, order) is not None:
+        return None
+    if any(e.op in PRODUCTS for loop in whole.region.loops for e in loop.body):
+        return None
+    again = seconds_of_loops(whole, target) * (batch / count - 1)
+    part = copies * batch / (program.domain.batch or 1)
+    return count if again <= spared * part / target.rates.flops else None

@@ -59,7 +59,8 @@ def predict(learner: Learner, plan: Plan, batch: int, target: Target) -> Cost:
     forward = [_work(schedule, batch) for schedule in acting]
     region = _work(learner.region, batch)
     block, environments = plan.block or length, plan.environments or batch
-    tiles = -(-length // block) * -(-batch // environments)
+    again = -(-batch // environments)  # loops over time run for each tile of environments
+    tiles = -(-length // block) * again
     activations = activation_bytes(learner, batch) * length
     tile = activations * (block / length) * (environments / batch)
     spilled = activations * (1.0 + _BACKWARD) if tile > target.room.cache else 0.0
@@ -73,8 +74,8 @@ def predict(learner: Learner, plan: Plan, batch: int, target: Target) -> Cost:
         flops=sum(flops for flops, _ in forward) + learning * region[0],
         elements=sum(elements for _, elements in forward) + learning * region[1],
         moved=2.0 * stored + spilled + 3.0 * parameters * tiles,
-        started=sum(_started(schedule, domain, 1) for schedule in acting)
-        + learning * _started(learner.region, domain, tiles),
+        started=sum(_started(schedule, domain, 1, 1) for schedule in acting)
+        + learning * _started(learner.region, domain, tiles, again),
     )
 
 
@@ -96,10 +97,10 @@ def _work(schedule: Schedule, batch: int) -> tuple[float, float]:
     return flops, elements
 
 
-def _started(schedule: Schedule, domain: Domain, tiles: int) -> float:
-    """How many operations are started: those of a loop at every timestep."""
+def _started(schedule: Schedule, domain: Domain, tiles: int, again: int) -> float:
+    """How many operations are started: those of a loop at every timestep, ``again`` for each tile of environments."""
     return sum(
-        (domain.length if isinstance(s, Loop) else tiles) * starts_of(e.op, e.params, domain)
+        (domain.length * again if isinstance(s, Loop) else tiles) * starts_of(e.op, e.params, domain)
         for s in schedule.stages
         for e in s.equations
     )

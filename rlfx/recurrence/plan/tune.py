@@ -55,12 +55,16 @@ def neighbours(learner: Learner, order: Sequence[Var], best: Plan, batch: int) -
         sizes = {best.block or length} | {
             min(length, max(1, int((best.block or length) * f))) for f in (0.25, 0.5, 2, 4)
         }
-        found += [Plan("blocks", divisor_near(length, n), best.environments) for n in sizes if n < length]
+        several = best.environments if best.block else None
+        found += [Plan("blocks", divisor_near(length, n), several) for n in sizes if n < length]
         found.append(Plan())
         if best.form == "stream":
             found += [replace(best, block=divisor_near(length, n)) for n in sizes if n < length]
         if best.environments is None and batch % 2 == 0 and why_not_environments(learner, order) is None:
             found.append(Plan("blocks", best.block or length, batch // 2))
+    if best.form == "at once" and why_not_environments(learner, order) is None:
+        several = {divisor_near(batch, max(1, int((best.environments or batch) * f))) for f in (0.25, 0.5, 2)}
+        found += [Plan(environments=n) for n in several if n < batch]
     if why_not("one pass", learner) is None:
         yield Plan("one pass")
     yield from found

@@ -16,7 +16,7 @@ from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_o
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
-from rlfx.recurrence.language.index import Point, Window
+from rlfx.recurrence.language.index import Lookup, Point, Window
 from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 from rlfx.recurrence.schedule.plan import Plan
@@ -83,9 +83,15 @@ class Learner:
         return found if found.products < self.products else self
 
     def under(self, plan: Plan) -> Learner:
-        """The cut that a plan runs: the ``whole`` one if it takes all timesteps and environments at once."""
-        split = plan.environments is not None or plan.offload is not None or self.program.directives.offload
-        return self if plan.form != "at once" or split else self.whole
+        """The cut that a plan runs: the ``whole`` one if it takes all timesteps, and as many environments as that one needs."""
+        if plan.form != "at once" or self.program.directives.offload:
+            return self
+        return self if plan.environments is not None and self.whole.coupled is not None else self.whole
+
+    @property
+    def coupled(self) -> Equation | None:
+        """What in the region needs all environments; None if some can be learned from at a time."""
+        return next((e for e in self.region.equations if _couples(e)), None)
 
     @cached_property
     def products(self) -> frozenset[Equation]:
@@ -113,6 +119,12 @@ class Learner:
         """The recurrences through which the gradient flows backwards in time."""
         carried = set(self.program.next_carry)
         return tuple(e for e in self.active if e.is_read and e.source in carried)
+
+
+def _couples(equation: Equation) -> bool:
+    over_batch = equation.op is reduce_p and "b" in equation.params["over"]
+    looks = equation.is_read and isinstance(equation.access, Lookup) and equation.access.across_batch
+    return over_batch or looks or equation.op in (whole_p, across_p)
 
 
 _FIXED = frozenset({reduce_p, whole_p, across_p, inputs_p})
