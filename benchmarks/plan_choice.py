@@ -6,8 +6,8 @@ The family of a program: every form that is legal for its learner, blocks of tim
 twice the chosen size, a quarter of the environments at a time, or half and twice as many as were chosen, each with and without
 the actor's wide products kept, and the chosen plan. All are compiled, their losses and gradients compared, and timed in
 interleaved rounds of one process on one core (CPU seconds). The chosen plan and the three that seemed fastest are then timed
-again, in rounds of their own: the least of many noisy medians is too small. What was lost is the median of paired rounds, chosen to fastest. ``fresh`` are the programs of
-benchmarks/plan_programs.py, on which nothing was fitted.
+again, in rounds of their own: the least of many noisy medians is too small. What was lost is the median of paired rounds, chosen
+to fastest. ``fresh`` are the programs of benchmarks/plan_programs.py, on which nothing was fitted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Default plans on a CPU: wide products kept where memory allows it, data in blocks that fit a core's cache while acting, too."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -186,6 +187,21 @@ def test_blocks_of_a_recurrence_are_one_timestep_or_long_enough_for_their_loops(
     step = activation_bytes(looped, B)
     for tile, cache, block in ((1, 2**20, 1), (2, 2**20, LOOPED), (2, 8, 4), (16, 2**20, 16)):
         assert cache_block(looped, B, with_room(tile=tile * step, cache=cache * step), 1024) == block
+
+
+def test_blocks_have_rows_enough_where_a_recurrence_is_the_smaller_part():
+    """From every state of a narrow recurrence a wide network goes on: its weights are read by every block."""
+
+    def imagines(p, h, t):
+        h = jnp.tanh(h @ p["in"][:, :5])
+        ahead = jnp.tanh(jnp.tanh(h @ p["in"]) @ p["hidden"])
+        return jnp.sum((ahead @ p["pi"]) ** 2), h
+
+    learner = learner_of(imagines, PARAMS, jnp.ones((B, 5)), 1024)
+    assert learner.region.loops
+    step, wanted = activation_bytes(learner, B), ROWS_OF_BLOCK / B
+    assert cache_block(learner, B, with_room(tile=step, cache=2**30), 1024) == divisor_near(1024, math.ceil(wanted))
+    assert cache_block(learner, B, with_room(tile=step, cache=8 * step), 1024) == 4
 
 
 def test_a_convolution_multiplies_its_weights_with_a_row_for_each_position():

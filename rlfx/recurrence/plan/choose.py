@@ -10,6 +10,7 @@ from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, starts_of
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
+from rlfx.recurrence.analysis.storage import work_of
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.gradient.stream import Stream, find_stream
@@ -33,6 +34,9 @@ OF_ROLLOUT = 1 / 8
 
 #: Timesteps of a recurrence in a block, if it is not one: every block starts loops, forward and backward.
 LOOPED = 8
+
+#: The part of a learner's work in loops over time from which on these decide how long a block is.
+OF_WORK = 1 / 4
 
 #: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
 ROWS_OF_BLOCK = 256
@@ -218,13 +222,14 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     Every block reads all weights, and adds to their gradients: it has rows enough to make up for that, as far as half of the
     machine's cache allows. So have copies of the program, each of which has weights of its own. A recurrence reads them at
     every timestep anyway, but starts its loops in every block: none of one timestep, which has no loops, or ``LOOPED``.
+    Where most of the work is no part of it (imagination from every state), its rows are those that count.
     """
     if target.room.tile is None:
         return length
     step = max(activation_bytes(learner, batch) * copies, 1)
     fitting = max(1, int(target.room.tile // step))
     room = int(target.room.cache // (2 * step))
-    if copies == 1 and learner.region.loops:
+    if copies == 1 and _recurs(learner):
         fitting = max(fitting, min(room, LOOPED)) if fitting > 1 else 1
     elif copies == 1:
         fitting = max(fitting, min(room, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch))))
@@ -233,6 +238,13 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     if fitting >= length:
         return length
     return divisor_near(length, fitting)
+
+
+def _recurs(learner: Learner) -> bool:
+    """Whether more than a part ``OF_WORK`` of the learner's work is in loops over time."""
+    program, body = learner.program, [e for loop in learner.region.loops for e in loop.body]
+    work, inside = (sum(work_of(e, program) for e in of) for of in (learner.region.equations, body))
+    return inside > OF_WORK * work
 
 
 def _trips(equation: Equation) -> int:
