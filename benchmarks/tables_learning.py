@@ -26,6 +26,7 @@ RECIPES = {
     "sac_inverted_pendulum": ("sac.py inverted_pendulum", ""),
     "sac_inverted_pendulum_spring": ("sac.py inverted_pendulum_spring", ", springs"),
     "ppo_reacher": ("ppo_continuous.py reacher", ", 50 steps an episode"),
+    "sac_reacher": ("sac.py reacher", ", 50 steps an episode"),
     "search": ("search.py", ", against a perfect opponent"), "apg": ("apg.py", ", through the dynamics"),
     "es": ("es.py", ""), "her": ("her.py her", ", ten bits"), "r2d2": ("r2d2.py", ", a corridor of eight"),
     "learned_discount": ("learned_discount.py", ""), "awr": ("awr.py", ", offline from SAC's log"),

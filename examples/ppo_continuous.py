@@ -1,4 +1,4 @@
-"""PPO with continuous actions, on Pendulum-v1 and a robot of brax: a Gaussian policy, observations and rewards on a scale.
+"""PPO with continuous actions, on Pendulum-v1 and robots of brax: a Gaussian policy, observations and rewards on a scale.
 
 Notice the moments. `rlfx.normalize` counts the observations of the whole batch at every timestep, in a `Shared` carry: all
 environments see the same scale, and it is saved with the agent. `moments(obs)` uses it without counting: for the critic on

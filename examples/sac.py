@@ -1,4 +1,4 @@
-"""SAC on Pendulum, a car and a robot of brax: acting and learning at every timestep, twin critics, a learned temperature.
+"""SAC on Pendulum, a car and robots of brax: acting and learning at every timestep, twin critics, a learned temperature.
 
 Notice that there is no replay buffer class and no training loop: `rlfx.History` keeps the series of transitions, `memory[i]`
 reads it at random, and everything that is learned is one `Shared` carry, changed once for all environments. Samples of a
@@ -90,11 +90,16 @@ BALANCE = Task(
     "sac_inverted_pendulum", "brax/inverted_pendulum", 190.0, updates=80, scale=0.1, options=(("episode_length", 200),),
     critics=STEADY, temperature=0.1, every=10,
 )  # fmt: skip
-#: brax's springs give way where they are pushed hard, and a policy that has the whole force learns to shake. With a tenth, an
+#: On brax's springs the joint rings after a push, and a policy that has the whole force learns to shake. With a tenth of it, an
 #: entropy of 0 and a rate that falls it learns to hold, not well enough for the bar (docs/training.md).
 SPRINGS = replace(
     BALANCE, name="sac_inverted_pendulum_spring", options=(("backend", "spring"), *BALANCE.options), bounds=10.0, entropy=0.0,
     gamma=0.97, falling=True, every=20,
+)  # fmt: skip
+#: As gymnasium cuts it. The noise that an entropy of -1 asks for is one of a fourth of the torque here.
+REACHER = Task(
+    "sac_reacher", "brax/reacher", -10.0, updates=80, scale=3.0, gamma=0.95, bounds=4.0, temperature=0.03, critics=STEADY,
+    options=(("episode_length", 50),), falling=True, every=10,
 )  # fmt: skip
 
 
@@ -210,7 +215,7 @@ def make(task=PENDULUM, *, length=LENGTH, envs=ENVS, updates=None, hidden=(64, 6
 
 
 FAMILY = {"pendulum": make, "mountain_car": partial(make, CAR), "inverted_pendulum": partial(make, BALANCE)}
-FAMILY |= {"inverted_pendulum_spring": partial(make, SPRINGS)}
+FAMILY |= {"inverted_pendulum_spring": partial(make, SPRINGS), "reacher": partial(make, REACHER)}
 
 if __name__ == "__main__":
     sys.exit(main(FAMILY))

@@ -127,6 +127,7 @@ LEARNED |= {
     "pqn_breakout": pqn.FAMILY["breakout"],
     "sac_inverted_pendulum": sac.FAMILY["inverted_pendulum"],
     "sac_mountain_car": sac.FAMILY["mountain_car"],
+    "sac_reacher": sac.FAMILY["reacher"],
 }
 
 
