@@ -34,8 +34,9 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	touch $@
 
 NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py returns.py keys.py lift.py plans.py epochs.py own_cotangents.py custom_derivatives.py composition.py)
+NEWEST += $(addprefix tests/transforms/test_fuse_, steps.py defined.py)
 
-# Of the compiler's tests, those that meet most of jax, on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
+# Of the compiler's tests, and the kernels', those that meet most of jax, on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
 test-newest: $(VENV)/.test
 	$(BIN)/python -c "import jax; print('newest lane: jax', jax.__version__)"
 	RLFX_TESTS=quick $(PYTEST) -m 'not slow' $(NEWEST)

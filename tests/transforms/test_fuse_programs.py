@@ -15,6 +15,7 @@ from rlfx.errors import ProgramError
 from rlfx.transforms.fuse_steps import fuse_loops, fuse_steps, tune
 from rlfx.transforms.steps.loop import products_prevail
 from tests import strategies
+from tests.cuda import lowered
 from tests.recurrence.test_generated import QUICK, mismatches, outcome
 
 FUSED = "fused: its steps are one scalarised program"
@@ -218,8 +219,7 @@ def test_generated_programs():
 def test_lowers_for_cuda():
     fused = rlfx.unroll(lambda w, s, t: ppo(w, s, t)[1:], length=5, batch=64,
                         transform=partial(fuse_steps, backend="triton"))  # fmt: skip
-    lowered = jax.jit(fused).trace(init(), start(64), jax.random.key(0)).lower(lowering_platforms=("cuda",))
-    assert "triton" in lowered.as_text()
+    assert "triton" in lowered(jax.jit(fused), init(), start(64), jax.random.key(0))
 
 
 def test_interpreted_kernel():

@@ -12,6 +12,7 @@ from rlfx.envs import fast_prng
 from rlfx.errors import ProgramError
 from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_steps, supported, tune
 from rlfx.transforms.vectorize import vectorize
+from tests.cuda import lowered
 from tests.sampling import slow
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Catch-bsuite"]
@@ -118,8 +119,7 @@ def test_lowers_for_cuda_and_interprets(name):
     def make(backend):
         return jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend=backend, tile=8))
 
-    lowered = make("triton").trace(key, states).lower(lowering_platforms=("cuda",))
-    assert "triton" in lowered.as_text()
+    assert "triton" in lowered(make("triton"), key, states)
     assert supported(env, policy="random")
     if name != "Breakout-MinAtar":  # see test_trajectory_equals_scan_of_vmap
         assert_same(make("vmap")(key, states), make("interpret")(key, states), atol=2e-5)
@@ -133,7 +133,7 @@ def test_lowers_for_mosaic_gpu(name):
     env = rlfx.envs.make(name)
     key, states = start(env, 128, fast_prng)
     run = jax.jit(fuse_steps(env, 25, policy="random", outputs="statistics", backend="mosaic_gpu"))
-    assert "mosaic_gpu" in run.trace(key, states).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in lowered(run, key, states)
 
 
 @pytest.mark.parametrize("backend", ["tile", pytest.param("scan", marks=pytest.mark.slow), "interpret"])
@@ -149,12 +149,8 @@ def test_policy_inside(backend):
     assert_same(reference, fused, atol=1e-4)
     np.testing.assert_array_equal(reference[1].action, fused[1].action)
     assert 0 < float(fused[1].action.mean()) < 1
-    lowered = (
-        jax.jit(fuse_steps(env, 25, policy=mlp, outputs="statistics", backend="triton"))
-        .trace(key, states, params)
-        .lower(lowering_platforms=("cuda",))
-    )
-    assert "triton" in lowered.as_text()
+    kernel = jax.jit(fuse_steps(env, 25, policy=mlp, outputs="statistics", backend="triton"))
+    assert "triton" in lowered(kernel, key, states, params)
 
 
 def test_wide_policy_is_a_matrix_product():
@@ -314,7 +310,7 @@ def test_brax():
     assert supported(env, policy="random")
     key, states = start(env, 4, fast_prng)
     run = jax.jit(fuse_steps(env, 2, policy="random", outputs="final", backend="triton", tile=4))
-    assert "triton" in run.trace(key, states).lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in lowered(run, key, states)
     answer = supported(rlfx.envs.make("brax/inverted_pendulum", backend="generalized"), policy="random")
     assert not answer
     assert "cholesky" in answer.reason

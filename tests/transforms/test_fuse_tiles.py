@@ -17,6 +17,7 @@ from rlfx.transforms.fuse_steps import UnsupportedPrimitive, fuse_scan, fuse_ste
 from rlfx.transforms.steps import pallas, tiled
 from rlfx.transforms.steps.moved import moved
 from rlfx.transforms.steps.program import trace_step
+from tests.cuda import lowered
 from tests.sampling import slow
 from tests.transforms.test_fuse_steps import walk
 
@@ -421,7 +422,7 @@ def test_one_launch_with_products_in_its_loop():
     inside = [e.primitive.name for v in loop.params.values() if hasattr(v, "jaxpr") for e in walk(v.jaxpr)]
     assert inside.count("dot_general") == 2  # the first layers are sums of three, the heads sums over rows
     assert not {"get", "masked_load", "load"} & set(inside)
-    assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in lowered(run, networks(3, 64, 64), beginning(32, 3))
 
 
 def form(body, size):
