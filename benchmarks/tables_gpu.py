@@ -10,16 +10,13 @@ from collections.abc import Mapping
 
 from benchmarks.tables_markdown import markdown, read, rows, table
 
-#: What a difference is of.
-SMALL = "{:.0e}"
-
 
 def ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def difference(value: float) -> str:
-    return "0" if value == 0 else SMALL.format(value).replace("e-0", "e-")
+    return "0" if value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def numerics() -> str:
@@ -125,11 +122,6 @@ def rollouts() -> str:
     most = lambda of: f"{max(r['fused, steps/s'] for r in of.values()) / 1e9:.1f} G"  # noqa: E731
     body = [[env, *[f"{of[n]['ratio']:.1f}" for n in counts], most(of)] for env, of in found.items()]
     return markdown(["environment", *[f"{n:,}" for n in counts], "steps a second, most"], body)
-
-
-def of_all(name: str, least: bool, field: str) -> str:
-    found = [r[field] for r in rows(name)]
-    return f"{(min if least else max)(found):.2g}"
 
 
 TABLES: Mapping = {

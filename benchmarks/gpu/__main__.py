@@ -105,9 +105,11 @@ def main() -> int:
     parser.add_argument("--step", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.step:
+        import jax
+
         import benchmarks.gpu.steps  # noqa: F401
 
-        about(args.tiny)
+        jax.devices()
         sys.stdin.readline()  # begun while another step is measured: wait for the word
         run_step(args.step, args.tiny, args.out)
         return 0
@@ -119,7 +121,8 @@ def main() -> int:
     print(f"{known['device']['kind']}, jax {known['versions']['jax']}", flush=True)
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
-    names = [n for n in args.only or limits if made(args.out / f"{n}.json", known) is None]
+    answers = {name: made(args.out / f"{name}.json", known) for name in args.only or limits}
+    names = [name for name, found in answers.items() if found is None]
     with tempfile.TemporaryDirectory() as folder:
         temporary, failed = pathlib.Path(folder), False
         measured = Running(args.tiny, args.out, args.cache or temporary / "programs", temporary / "kept", end)
@@ -130,9 +133,8 @@ def main() -> int:
             replace(measured, out=temporary, kept=temporary / "rehearsed", end=half).beside(names, limits, args.beside)
         if not args.rehearse:
             failed = measured.in_turn(names, limits)
-    for name in args.only or limits:
-        if name not in names:
-            failed |= told(name, made(args.out / f"{name}.json", known) or {})
+    for name, found in answers.items():
+        failed |= found is not None and told(name, found)
     return int(failed)
 
 

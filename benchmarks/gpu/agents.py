@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 import rlfx
-from benchmarks.gpu.measures import distance, median_ms
+from benchmarks.gpu.measures import EXACT, distance, median_ms
 from rlfx.recurrence.ir.interpret import inlined
 from rlfx.recurrence.rewrite.packed import packed
 
-EXACT = 2e-4
 STEPS = 8  # of acting whose numbers are compared: later, a rounding may have chosen another action
 
 
@@ -78,7 +77,7 @@ def widths(tiny: bool, name: str) -> tuple[dict, list[str]]:
 
 def compared(tiny: bool, act: Any, envs: int, params: Any, carry: Any, row: dict) -> tuple[dict, list[str]]:
     """Milliseconds of acting as a loop, as rlfx chooses, and as one kernel; the difference of the last from the first."""
-    kernel = {} if jax.default_backend() == "cpu" else {"backend": "triton"}
+    kernel = {} if rlfx.target().platform == "cpu" else {"backend": "triton"}
     forms = {
         "loop": {}, "chosen": {"transform": rlfx.fuse_steps},
         "one kernel": {"transform": functools.partial(rlfx.fuse_steps, **kernel)},

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import rlfx
-from benchmarks.gpu.measures import distance, median_ms
+from benchmarks.gpu.measures import EXACT, distance, median_ms
 from rlfx.errors import RlfxError
 
 SIZE, LENGTH, BATCH = 128, 64, 128
@@ -54,4 +54,4 @@ def images(tiny: bool, name: str) -> tuple[dict, list[str]]:
     row |= {"MB": stats.temp_size_in_bytes / 1e6, "host MB": stats.host_temp_size_in_bytes / 1e6}
     row["ms"] = median_ms(run, _made(tiny)[1], 3)
     row["difference"] = distance(result, _expected(tiny))
-    return row, [f"{name}: {row['difference']:.1e}"] if row["difference"] > 2e-4 else []
+    return row, [f"{name}: {row['difference']:.1e}"] if row["difference"] > EXACT else []

@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+#: Differences from the CPU that are rounding: at full precision, and as jax multiplies by default (tf32, bfloat16 on a TPU).
+EXACT, DEFAULT = 2e-4, 5e-2
+
 
 def distance(one: Any, other: Any) -> float:
     """The largest difference in a leaf, relative to the largest number there."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import rlfx
 from benchmarks.gpu import agents
 from benchmarks.gpu.images import PLANS, images
-from benchmarks.gpu.measures import distance, median_ms
+from benchmarks.gpu.measures import DEFAULT, EXACT, distance, median_ms
 from benchmarks.gpu.programs import LEARNERS, init
 from benchmarks.gpu.workloads import CASES, workload
 from rlfx.envs import fast_prng
@@ -24,8 +24,6 @@ from rlfx.errors import RlfxError
 from rlfx.transforms.fuse_steps import fuse_steps
 
 ENVS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "Catch-bsuite", "Breakout-MinAtar")
-#: Differences from the CPU that are rounding: at full precision, and as jax multiplies by default (tf32, bfloat16 on a TPU).
-EXACT, DEFAULT = 2e-4, 5e-2
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def numerics(tiny: bool, name: str) -> tuple[dict, list[str]]:
 def kernels(tiny: bool, name: str) -> tuple[dict, list[str]]:
     """Fused environment steps against ``scan(vmap(step))``: the same numbers; each backend that this device has."""
     n, k = (8, 5) if tiny else (1024, 100)
-    backends = {"gpu": ("triton", "mosaic_gpu"), "tpu": ("tpu",)}.get(jax.default_backend(), ("scan", "interpret"))
+    backends = {"gpu": ("triton", "mosaic_gpu"), "tpu": ("tpu",)}.get(rlfx.target().platform, ("scan", "interpret"))
     env = rlfx.envs.make(name)
     key = jax.random.key(0, impl=fast_prng)
     states = jax.vmap(env.reset)(jax.random.split(key, n))
@@ -191,7 +189,7 @@ def trace(tiny: bool, batch: int) -> tuple[dict, list[str]]:
     params = ppo_timerl.init(jax.random.key(0), 64)
     state = jax.vmap(ppo_timerl.env_reset)(jax.random.split(jax.random.key(1), batch))
     # Kernels that are launched together, as a graph, have no names.
-    options = {} if jax.default_backend() == "cpu" else {"xla_gpu_enable_command_buffer": ""}
+    options = {} if rlfx.target().platform == "cpu" else {"xla_gpu_enable_command_buffer": ""}
     run = jax.jit(ppo_timerl.compiled_by_rlfx(batch)).lower(params, state, jax.random.key(2)).compile(options)
     jax.block_until_ready(run(params, state, jax.random.key(2)))
     with tempfile.TemporaryDirectory() as folder:

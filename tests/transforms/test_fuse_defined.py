@@ -44,6 +44,18 @@ def test_in_a_kernel(wide):
     jax.tree.map(np.testing.assert_array_equal, run("interpret")[1][0], run("vmap")[1][0])
 
 
+def test_of_wide_draws():
+    """Whole numbers that are a tile, on either side."""
+
+    def body(shared, t, b, carry, x):
+        carry = jnp.tanh(carry @ shared)
+        n = jax.random.randint(jax.random.fold_in(jax.random.key(0), b + t), (16,), 0, 40)
+        return carry, ((7 << n).sum(), (100 // n).sum(), (n % 7).sum(), (n >> 32).sum(), (n // (n - 3)).sum())
+
+    run = lambda backend: fuse_scan(body, 3, backend=backend)(jnp.eye(16), jnp.ones((24, 16)), None)  # noqa: E731
+    jax.tree.map(np.testing.assert_array_equal, run("interpret")[1], run("vmap")[1])
+
+
 def test_no_kernel_shifts_by_the_width_of_a_number():
     """jax's threefry does, wherever a key takes in a number of 32 bits: whole kernels were removed as undefined."""
 

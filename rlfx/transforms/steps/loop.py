@@ -68,8 +68,8 @@ class FusedLoops:
         """What runs a forward loop whose steps have a scalar form, and that it is fused; or why it is not."""
         if loop.direction != "forward":
             return None, None
-        parts = self._parts(program, loop, target)
         kernel = kernel_of(self.backend, target)
+        parts = self._parts(program, loop, target, kernel)
         body = None if isinstance(parts, str) else _Body.of(program, parts[0], program.dims_of, kernel)
         why = parts if body is None else _primitives(body, target, kernel)
         if why is not None:
@@ -94,18 +94,17 @@ class FusedLoops:
         known.update(zip(rest.loop.stacked, _after(rest, core.loop.stacked, times, known), strict=True))
         return final, [known[v] for v in running.loop.stacked]
 
-    def _parts(self, program: Program, loop: Loop, target: Target) -> tuple[Loop, Loop] | str:
+    def _parts(self, program: Program, loop: Loop, target: Target, kernel: str | None) -> tuple[Loop, Loop] | str:
         parts = _split(loop)
         if self.backend != "auto" or isinstance(parts, str):
             return parts
         costs = {e: _multiplications(e, program) for e in parts[0].body}
         total, n = sum(costs.values()), program.domain.batch or 1
-        where = max(costs, key=costs.__getitem__).where if costs else None
         if target.platform == "cpu" and products_prevail(total, n):
-            many = f"{total * n / 1e6:.1f} million multiplications a timestep ({where})"
+            many = f"{total * n / 1e6:.1f} million multiplications a timestep ({_dearest(costs)})"
             return f'on a CPU its time is that of matrix products, {many}; backend="scan" fuses around them'
-        if target.platform != "cpu" and 4 * total > MOST_WEIGHTS:
-            many = f"{4 * total / 1024:.0f} KiB of weights ({where})"
+        if kernel is not None and 4 * total > MOST_WEIGHTS:
+            many = f"{4 * total / 1024:.0f} KiB of weights ({_dearest(costs)})"
             return f'a kernel with {many} is slower than the loop; backend="triton" fuses it nevertheless'
         return parts
 
@@ -126,6 +125,11 @@ class FusedLoops:
         final = [x if "b" in running.state_dims[v] else x[0] for v, x in zip(loop.depth, kept, strict=True)]
         stacked = [y if "b" in program.dims_of(v) else y[:, 0] for v, y in zip(loop.stacked, ys, strict=True)]
         return final, stacked
+
+
+def _dearest(costs: dict[Equation, int]) -> str:
+    """Where most is multiplied."""
+    return max(costs, key=costs.__getitem__).where
 
 
 def _multiplications(e: Equation, program: Program) -> int:

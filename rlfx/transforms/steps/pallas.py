@@ -276,7 +276,6 @@ def _not(x):
 
 
 MOSAIC_REWRITES = {
-    **DEFINED,
     **REWRITES,
     J.primitive("floor"): _floor,
     J.primitive("ceil"): lambda x: -_floor(-x),

@@ -21,6 +21,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import UnsupportedSliceOp, located
 from rlfx.transforms.steps import keys as F
+from rlfx.transforms.steps.defined import Defined
 from rlfx.transforms.steps.folding import fold
 
 Rule = Callable[..., list]
@@ -98,7 +99,7 @@ class Interpreter:
         wide = [v.aval.dtype for v in eqn.outvars if not J.is_key(v.aval) and v.aval.dtype.itemsize > most]
         if wide and not J.sub_jaxprs(eqn.params):  # loops and branches: what they compute is looked at
             raise unsupported(eqn, f"makes {wide[0]}, and this backend has numbers of {8 * most} bits", NARROW)
-        if op in self.target.rewrites:
+        if op in self.target.rewrites and not _fine(self.target.rewrites[op], args, eqn):
             return self.rewritten(eqn, args)
         if op not in self.rules:
             raise unsupported(eqn)
@@ -120,18 +121,28 @@ class Interpreter:
         return fold(op, params, args)
 
     def rewritten(self, eqn: Any, args: list) -> list:
-        fn = self.target.rewrites[eqn.primitive]
-        scalars = [jax.ShapeDtypeStruct((), v.aval.dtype) for v in eqn.invars]
-        closed = F.trace(lambda *xs: fn(*xs, **eqn.params), *scalars)
+        rewrite, unknown = self.rewrite(eqn, args)
+        closed = F.trace(rewrite, *[jax.ShapeDtypeStruct((), eqn.invars[i].aval.dtype) for i in unknown])
 
         def one(*elements):
             return self.elements(self.run(closed.jaxpr, closed.consts, [cell(e) for e in elements])[0])[()]
 
-        target = self.target  # what it is built from may have it, for some numbers
-        self.target = dataclasses.replace(target, rewrites={k: v for k, v in target.rewrites.items() if v is not fn})
-        found = self.map(one, args, eqn.outvars[0].aval)
+        target = self.target  # what an operation is built from may be itself, of some numbers
+        others = {op: fn for op, fn in target.rewrites.items() if op is not eqn.primitive}
+        self.target = dataclasses.replace(target, rewrites=others)
+        found = self.map(one, [args[i] for i in unknown], eqn.outvars[0].aval)
         self.target = target
         return [found]
+
+    def rewrite(self, eqn: Any, args: list) -> tuple[Callable, list[int]]:
+        """What an equation is on this backend, as a function of its first argument and the unknown ones, and which these are."""
+        known, fn = [None, *map(_one, args[1:])], self.target.rewrites[eqn.primitive]
+
+        def applied(*unknown: Any) -> Any:
+            rest = iter(unknown)
+            return fn(*[next(rest) if k is None else k for k in known], **eqn.params)
+
+        return applied, [i for i, k in enumerate(known) if k is None]
 
     # -- representations ---------------------------------------------------------------------------------------------
 
@@ -244,6 +255,21 @@ class Interpreter:
 def known(x: Any) -> np.ndarray:
     """A constant as a numeric numpy array."""
     return np.asarray(x)
+
+
+def _one(x: Any) -> np.generic | None:
+    """The number that all elements are, if it is known."""
+    if not is_known(x) or not x.size or (x != x.reshape(-1)[0]).any():
+        return None
+    return x.reshape(-1)[0]
+
+
+def _fine(rewrite: Any, args: Sequence[Any], eqn: Any) -> bool:
+    """Whether the operation is defined as it is, for what is known of its second operand."""
+    if not isinstance(rewrite, Defined):
+        return False
+    known = list(args[1].reshape(-1)) if is_known(args[1]) else [None]
+    return all(rewrite.fine(eqn.invars[0].aval.dtype, y) for y in known)
 
 
 def is_known(x: Any) -> bool:

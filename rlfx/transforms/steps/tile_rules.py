@@ -66,14 +66,8 @@ class TileInterpreter(Interpreter):
     def rewritten(self, eqn: Any, args: list) -> list:
         if not any(isinstance(x, Tile) for x in args):
             return super().rewritten(eqn, args)
-        known = [_one(x) for x in args]
-        fn = self.target.rewrites[eqn.primitive]
-
-        def applied(*xs):
-            rest = iter(xs)
-            return fn(*[next(rest) if k is None else k for k in known], **eqn.params)
-
-        return [self.mapped(applied, [x for x, k in zip(args, known, strict=True) if k is None], eqn)]
+        rewrite, unknown = self.rewrite(eqn, args)
+        return [self.mapped(rewrite, [args[i] for i in unknown], eqn)]
 
     def mapped(self, fn: Callable, args: list, eqn: Any) -> Tile:
         """An operation row by row, of tiles and what has the same shape or none."""
@@ -98,13 +92,6 @@ class TileInterpreter(Interpreter):
         """Any representation as a tile."""
         x = x.elements() if isinstance(x, Weights) and len(x.shape) > 1 else x
         return x if isinstance(x, Tile) else Stacked([self.full(e) for e in self.elements(x).reshape(-1)], x.shape, eqn)
-
-
-def _one(x: Any) -> np.generic | None:
-    """The number that all elements are, if it is known."""
-    if isinstance(x, Tile) or not is_known(x) or not x.size or (x != x.reshape(-1)[0]).any():
-        return None
-    return x.reshape(-1)[0]
 
 
 def _is_wide(aval: Any) -> bool:
