@@ -59,6 +59,7 @@ CRASHED = {
     "a call without a body of jit's name, in a scan whose products are rewritten": 12664,
     "a start that is the same at every timestep and that the learner computes, learned from in blocks": 12741,
     "which environments have not ended, sent to the host": 12773,
+    "a product of two slices beside each other": 11510,
 }
 
 

@@ -168,3 +168,32 @@ def test_what_varies_less_is_computed_less_often():
 def test_others_stay_as_they_are(f):
     traced, apart, _ = products(f)
     assert apart is traced
+
+
+def halves_of_an_episode(w, series, t):
+    """A vector of all timesteps, of two slices whose lengths depend on t."""
+    both = jnp.concatenate([series[: t + 1], 2.0 * series[t + 1 :]])
+    return w[:T] @ jnp.sin(both[:, 0]) + both[:, 1] @ both[:, 0]
+
+
+def rows_of_a_slice(w, series, t):
+    """Rows picked of a slice, beside one that is the same for all."""
+    rows = series[: t + 1][jnp.minimum(jnp.array([0, 1, 0, 2, 1, 0]), t.now)]
+    return jnp.tanh(jnp.concatenate([rows, jnp.broadcast_to(series[t], rows.shape)], 1) @ w[: 2 * X].reshape(2 * X, 1)).sum()
+
+
+@pytest.mark.parametrize("f", [halves_of_an_episode, rows_of_a_slice])
+def test_parts_of_slices_that_depend_on_t(f):
+    def program(p, z, t):
+        return f(p["w"][:, 0], rlfx.series(rlfx.inputs(p["x"])[t]), t), z
+
+    traced = rlfx.trace(program, PARAMS, CARRY, length=T, batch=B)
+    assert any(e.op is DOT for e in traced.equations)
+    assert (with_parts_apart(traced) is traced) == (f is halves_of_an_episode)  # what is the same for all rows may leave them
+
+    def gradient(make, **how):
+        fn = make(program, length=T, batch=B, **how)
+        return jax.value_and_grad(lambda p: fn(p, CARRY)[0])(PARAMS)
+
+    found, expected = gradient(rlfx.compile, target=ALWAYS), gradient(rlfx.reference)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)

@@ -392,3 +392,27 @@ def test_a_budget_takes_fewer_environments_where_there_are_no_blocks():
     assert plan.form == "at once"
     assert plan.environments in (1, 2, 4, 8)
     assert small.explain((p, data), h).measured_bytes <= needed // 3
+
+
+def through_dynamics(p, x, t):
+    """The gradient flows through what acts: all of it is differentiated, but for noise and returns."""
+    action = jnp.tanh(x @ p["in"]) @ p["hidden"][:, :5] + 0.1 * jax.random.normal(t.key, (5,))
+    value = rlfx.series(jax.lax.stop_gradient(jnp.sum(x)), end=0.0)
+    target = jax.lax.stop_gradient(rlfx.discounted_sum(value[t:], 0.9))
+    return jnp.sum(x**2) + 0.1 * (jnp.sum(x) - target) ** 2, 0.9 * x + 0.1 * jnp.sin(action)
+
+
+def test_where_all_that_acts_is_learned_from_it_runs_forward_once():
+    x = jnp.ones((B, 5))
+    assert planned(through_dynamics, x, with_room(tile=1)) == rlfx.Plan("one pass")
+    assert planned(through_dynamics, x, with_room(tile=1, unmapped=1)).form == "blocks"
+
+    def gradient(make, **options):
+        fn = make(through_dynamics, length=T, batch=B, **options)
+        return jax.value_and_grad(lambda p: fn(p, x, KEYS[0])[0])(PARAMS)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
+        gradient(rlfx.compile, target=with_room(tile=1)),
+        gradient(rlfx.reference),
+    )

@@ -254,3 +254,44 @@ def test_explain_says_where_the_critic_is():
     acting = text[: text.index("learner")]
     assert "the learner runs for all timesteps at once" in text
     assert "reverse scan" not in acting  # advantages are the learner's
+
+
+def traces(p, h, t):
+    """A recurrence that multiplies nothing, between layers that do: gates depend on the data alone."""
+    p, data = p
+    x = rlfx.inputs(data)[t]
+    gate = jax.nn.sigmoid(x @ p["critic"])
+    h = (1 - gate) * h + gate * jnp.tanh(x @ p["in"])
+    return jnp.sum((h @ p["pi"]) ** 2) + (h @ p["v"]), h
+
+
+def multiplied(p, h, t):
+    """The same with weights in the loop."""
+    loss, h = traces(p, h, t)
+    return loss, jnp.tanh(h @ (p[0]["pi"] @ p[0]["pi"].T))
+
+
+def test_a_recurrence_that_multiplies_nothing_takes_environments_that_a_few_caches_hold():
+    length, batch = 64, 32
+    data, h = jax.random.normal(K[5], (length, batch, 5)), jnp.zeros((batch, WIDTH))
+
+    def plan(f, tile, cache, **how):
+        fn = rlfx.compile(f, length=length, batch=batch, target=caches(tile=tile, cache=cache), **how)
+        return fn.plan((PARAMS, data), h, wrt=(True, False))
+
+    explained = rlfx.compile(traces, length=length, batch=batch).explain((PARAMS, data), h, wrt=(True, False))
+    each = activation_bytes(explained.learner, 1) * length
+    for count in (4, 8, 16):
+        assert plan(traces, count * each / TILE, 1e3 * each) == rlfx.Plan(environments=count)
+        assert plan(multiplied, count * each / TILE, 1e3 * each).environments is None
+    assert plan(traces, each / TILE, 1e3 * each) == rlfx.Plan(environments=4)  # fewer would be short rows
+    assert plan(traces, batch * each / TILE, 1e3 * each).environments is None  # all of them
+    assert plan(traces, each / TILE, 7 * each).environments is None  # those of four are not in the cache
+    asked = rlfx.incrementalize(traces, over="t", block_size=8)
+    assert plan(asked, 8 * each / TILE, 1e3 * each).form == "blocks"
+
+    def gradient(make, **how):
+        fn = make(traces, length=T, batch=batch, **how)
+        return jax.value_and_grad(lambda p: fn((p, data[:T]), h)[0])(PARAMS)
+
+    close(gradient(rlfx.compile, target=caches(tile=each / 8, cache=1e3 * each)), gradient(rlfx.reference))

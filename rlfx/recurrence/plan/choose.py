@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
@@ -34,6 +35,9 @@ OF_ROLLOUT = 1 / 8
 
 #: Timesteps of a recurrence in a block, if it is not one: every block starts loops, forward and backward.
 LOOPED = 8
+
+#: Operations that an iteration of a loop starts which multiplies nothing: XLA:CPU compiles it as one function, 10 to 30 ns each.
+ALONE = 1 / 32
 
 #: The part of a learner's work in loops over time from which on these decide how long a block is.
 OF_WORK = 1 / 4
@@ -133,16 +137,26 @@ def choose(
 def _once(learner: Learner, batch: int, target: Target) -> bool:
     """Whether a recurrence over data runs forward once, all its activations kept: where calls have that memory again.
 
-    Nothing acts there, so that blocks would run it twice, which takes longer than to write activations and to read them.
-    Not if a transform asks for loops of its own, which acting runs, or for data on the host, of which blocks are fetched.
+    Nothing acts there but what draws noise or adds up returns, so that blocks would run it twice: that takes longer than to write
+    activations and to read them. Not if a transform asks for loops of its own, which acting runs, or for data on the host, of
+    which blocks are fetched.
     """
     asked = learner.program.directives
     if asked.loops is not None or asked.offload:
         return False
-    acted = {v for loop in learner.acting.loops for e in loop.body for v in e.outputs}
+    acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
     if not learner.region.loops or not acted.isdisjoint({*learner.stored, *learner.beyond}):
         return False
     return _roomy(Plan("one pass"), learner, batch, target) and why_not("one pass", learner) is None
+
+
+def _recurring(body: Sequence[Equation]) -> set[Var]:
+    """What a loop computes of other timesteps' values."""
+    found: set[Var] = set()
+    for e in body:
+        if e.is_read or not found.isdisjoint(v for v in e.inputs if isinstance(v, Var)):
+            found.update(e.outputs)
+    return found
 
 
 def _roomy(plan: Plan, learner: Learner, batch: int, target: Target) -> bool:
@@ -212,8 +226,21 @@ def resident_environments(
 
 def seconds_of_loops(learner: Learner, target: Target) -> float:
     """About how long the loops over time of a region take to start their operations."""
-    domain, body = learner.program.domain, (e for loop in learner.region.loops for e in loop.body)
-    return target.rates.overhead * domain.length * sum(starts_of(e.op, e.params, domain) for e in body)
+    domain, loops = learner.program.domain, learner.region.loops
+    starts = (
+        sum(starts_of(e.op, e.params, domain) for e in loop.body) if multiplies(loop.body) else ALONE for loop in loops
+    )
+    return target.rates.overhead * domain.length * sum(starts)
+
+
+def multiplies(body: Iterable[Equation]) -> bool:
+    """Whether there is more than elementwise operations: products, or loops."""
+    return any(_multiplies(e.op, e.params) for e in body)
+
+
+def _multiplies(op: Any, params: Mapping) -> bool:
+    inside = (e for body, _ in J.sub_jaxprs(dict(params)) for e in body.eqns)
+    return op in PRODUCTS or op in (J.SCAN, J.WHILE) or any(_multiplies(e.primitive, e.params) for e in inside)
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:
@@ -263,6 +290,8 @@ def rows_of(learner: Learner, batch: int) -> float:
         return math.inf
     read = {v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params}
     products = (e for e in learner.region.equations if e in learner.active and (e.op in PRODUCTS or e.op is J.SCAN))
-    flops = sum(flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in products)
+    flops = sum(
+        flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in products
+    )
     elements = sum(math.prod(v.shape) for v in read)
     return flops / (2 * elements) if elements and flops else math.inf

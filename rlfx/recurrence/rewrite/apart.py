@@ -105,8 +105,10 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         return None
     for side, whole in enumerate(product.inputs):
         e, axis = definition.get(whole), contracted[side][0]
-        if e is None or e.op is not _CONCATENATE or e.params["dimension"] != axis or J.symbolic_axes(whole.shape):
+        if e is None or e.op is not _CONCATENATE or e.params["dimension"] != axis:
             continue
+        if any(J.symbolic_axes(v.shape) for v in (whole, *e.inputs)):
+            continue  # slices beside each other: where one ends depends on t
         often = points(program.dims_of(whole), program.domain) * math.prod(whole.shape) / whole.shape[axis]
         groups: dict[tuple, list[Operand]] = {}
         for v, part in zip(e.inputs, _parts(e, axis, program, definition), strict=True):
@@ -142,6 +144,8 @@ def _takes_rows(e: Equation) -> bool:
     if e.op is not _GATHER or e.params["dimension_numbers"] != _ROWS or e.params["fill_value"] not in (None, 0):
         return False
     rows, picked = e.inputs
+    if J.symbolic_axes(rows.shape):
+        return False
     return tuple(e.params["slice_sizes"]) == (1, rows.shape[1]) and len(picked.shape) == 2
 
 
