@@ -102,5 +102,5 @@ from rlfx._jaxpr.source import (
     source_in_traceback,
     source_of,
 )
-from rlfx._jaxpr.staged import NO_STRUCTURED_RESIDUALS, Staged, linearizes, mapped
+from rlfx._jaxpr.staged import NO_STRUCTURED_RESIDUALS, Staged, linearizes, linearizes_staged, mapped
 from rlfx._jaxpr.walk import contains, equations_in, is_named_call, walk

@@ -29,6 +29,11 @@ def linearizes(args: Sequence) -> bool:
     )
 
 
+def linearizes_staged(args: Sequence) -> bool:
+    """As :func:`linearizes`, in a trace that keeps a jaxpr: ``jax.grad`` right inside of ``jax.jit``, or of a loop's body."""
+    return linearizes(args) and isinstance(core.trace_ctx.trace.parent_trace, partial_eval.DynamicJaxprTrace)
+
+
 def mapped(fn: Callable, added: tuple) -> Callable:
     """``fn`` over one more axis, as :class:`Staged` gives it to ``again``: every result has it, as its leading one."""
     size, varies, name = added

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rlfx._lazy import nx
 from rlfx.recurrence.analysis.cost import bytes_in_all, flops_of, points
-from rlfx.recurrence.analysis.cuts import sides, units
+from rlfx.recurrence.analysis.cuts import Network, units
 from rlfx.recurrence.ir.program import Equation, Program, Var
 
 #: Bytes of memory traffic that one floating-point operation is worth.
@@ -68,38 +67,38 @@ def minimum_cut(
     """
     equations = tuple(equations)
     owner = {v: e for e in equations for v in e.outputs}
-    graph = nx.DiGraph()
+    network = Network()
     spared = {e: gained for e in equations if (gained := stays(e)) > 0}
     for equation in equations if spared else ():
-        graph.add_edge(("in", equation), ("made", equation))
+        network.add(("in", equation), ("made", equation))
         if equation in spared:
-            graph.add_edge(("made", equation), "sink", capacity=units(spared[equation]))
+            network.add(("made", equation), "sink", units(spared[equation]))
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner:
-                graph.add_edge(("made", equation), ("made", owner[u]))
+                network.add(("made", equation), ("made", owner[u]))
     for equation in equations:
         for v in equation.outputs:
             size = 0 if kept(v) else bytes_in_all(v, program) * (BARRED if v in barred else 1)
             # On ties keep what comes later: it is what the consumer asked for, in its final form.
-            graph.add_edge(("in", equation), ("out", v), capacity=units(size) + 1000)
+            network.add(("in", equation), ("out", v), units(size) + 1000)
         if free(equation):
-            graph.add_edge(("in", equation), "sink")
+            network.add(("in", equation), "sink")
         elif fixed(equation):
-            graph.add_edge("source", ("in", equation))
+            network.add("source", ("in", equation))
         else:
             work = work_of(equation, program) * bytes_per_flop + leaves(equation)
-            graph.add_edge("source", ("in", equation), capacity=units(work) + 1)
+            network.add("source", ("in", equation), units(work) + 1)
         for u in equation.inputs:
             if isinstance(u, Var) and u in owner and u is not (equation.source if equation.is_read else None):
-                graph.add_edge(("out", u), ("in", equation))
+                network.add(("out", u), ("in", equation))
         if equation.is_read and (free(equation) or follows(equation)) and equation.source in owner:
-            graph.add_edge(("out", equation.source), ("in", equation))
+            network.add(("out", equation.source), ("in", equation))
     for v in wanted:
         if v in owner:
-            graph.add_edge(("out", v), "sink")
-    if "sink" not in graph or "source" not in graph:
+            network.add(("out", v), "sink")
+    if "sink" not in network or "source" not in network:
         return Cut(frozenset(), tuple(e for e in equations if free(e)))
-    produced, consumed = sides(graph, "source", "sink")
+    produced, consumed = network.sides("source", "sink")
     # An output counts as stored only if something on the consumer's side uses it.
     again = tuple(e for e in equations if ("in", e) in consumed)
     used = {u for e in again for u in e.inputs if isinstance(u, Var)} | set(wanted)

@@ -32,6 +32,8 @@ def results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, 
 
 def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
     try:
+        if J.linearizes_staged([*flat, t0]):
+            return rule(flat, t0)  # a call without its derivative is not traced only to be thrown away
         # Compiled once where no jax.jit is around, and nothing but its body where there is one.
         return rule.once("call", lambda: jax.jit(rule, inline=True))(flat, t0)
     except J.UnexpectedTracerError as error:

@@ -34,18 +34,22 @@ class Added:
 Make = Callable[[tuple[Added, ...]], Callable]
 
 
-def planned(make: Make, of: Any, *args: Any) -> Any:
+def planned(make: Make, of: Any, *args: Any, once: Callable | None = None) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
-    the program that makes it.
+    the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types.
     """
     leaves, structure = jax.tree.flatten(args)
 
     def flat(axes: tuple[Added, ...]) -> Callable:
         return lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
 
-    jaxpr, shapes = jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
+    def body() -> tuple:
+        return jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
+
+    types = structure, tuple(map(jax.typeof, leaves)), J.surroundings()
+    jaxpr, shapes = body() if once is None else once(types, body)
     outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
         *leaves, jaxpr=jaxpr, of=of, make=flat, axes=()
     )  # fmt: skip

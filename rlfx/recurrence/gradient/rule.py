@@ -179,7 +179,9 @@ class GradientRule:
                 compute = functools.partial(self._loss_and_gradient, perturbed, axes=axes)
                 return self.split.over_devices(compute, self._input_specs, specs)
 
-            found, grads = self._planned(self.learner(perturbed), perturbed, evaluate, values, t0)
+            # Traced once, also where jax.jit sees several calls: the forward rule runs for each of them.
+            once = lambda types, body: self._body(("body", perturbed, types), body)  # noqa: E731
+            found, grads = self._planned(self.learner(perturbed), perturbed, evaluate, values, t0, once=once)
             return found, (grads, (values, t0), marks)
         learner, order = self.learner(perturbed), self._ordered(perturbed)
         if self.sharding is not None or self.planner.replans(self, learner) or self.plan(learner, order) != Plan():
@@ -231,12 +233,19 @@ class GradientRule:
         learner = self.learner(perturbed, cotangents)  # type: ignore[arg-type]
         return self._planned(learner, perturbed, evaluate, flat, t0, list(cotangents.values()))
 
-    def _planned(self, learner: Learner, perturbed: frozenset[Var], evaluate: Callable, *args: Any) -> Any:
+    def _planned(self, learner: Learner, perturbed: frozenset[Var], evaluate: Callable, *args: Any, **how: Any) -> Any:
         """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better.
 
         One equation of what calls it: another program, or a function that is explained.
         """
-        return planned(evaluate, Call(self, "value and gradient", perturbed, learner.targets), *args)
+        return planned(evaluate, Call(self, "value and gradient", perturbed, learner.targets), *args, **how)
+
+    def _body(self, key: Any, make: Callable[[], tuple]) -> tuple:
+        """A jaxpr with the shapes of its results: kept if it belongs to no trace in progress."""
+        if key in self._known:
+            return self._known[key]
+        made = make()
+        return made if any(isinstance(c, J.Tracer) for c in made[0].consts) else self.once(key, lambda: made)
 
     def _loss_and_gradient(self, perturbed: frozenset[Var], flat: Sequence, t0: Any, axes: tuple[Added, ...] = ()):
         """``((loss, carry, aux, lengths), gradient of the loss)``; ``axes``: those that ``jax.vmap`` adds around it."""

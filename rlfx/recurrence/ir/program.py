@@ -95,7 +95,7 @@ class Equation:
         dims = [d for v in (*self.operands, *self.outputs) for d in v.shape]
         return any(J.mentions_end(d) for d in (*dims, self.params.get("dim")))
 
-    @property
+    @functools.cached_property
     def is_ragged(self) -> bool:
         """Whether an axis of an input or output has a length that depends on t."""
         return self.op is J.DIM_AS_VALUE or any(J.symbolic_axes(v.shape) for v in (*self.operands, *self.outputs))

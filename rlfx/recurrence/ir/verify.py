@@ -64,6 +64,7 @@ def _wrong(program: Program, known: frozenset[Equation]) -> Iterator[tuple[str, 
     """What is wrong, and where; the first is the cause."""
     defined: set[Var] = set(program.inputs)
     everything = defined | {v for e in program.equations for v in e.outputs}
+    typed = set(map(_types, known))
     for e in program.equations:
         early = e.operands if e.is_read else e.inputs
         for v in early:
@@ -76,7 +77,7 @@ def _wrong(program: Program, known: frozenset[Equation]) -> Iterator[tuple[str, 
             if v in defined:
                 yield f"{name_of(v)} is defined twice", e.where
         defined.update(e.outputs)
-        if e not in known and (fact := _ill_typed(e)) is not None:
+        if e not in known and _types(e) not in typed and (fact := _ill_typed(e)) is not None:
             yield fact, e.where
     yield from _wrong_outputs(program, defined)
     given = {v: program.dims_of(v) for v in program.inputs}
@@ -107,6 +108,11 @@ def _wrong_outputs(program: Program, defined: set[Var]) -> Iterator[tuple[str, s
     for i, (old, new) in enumerate(zip(program.carry, program.next_carry, strict=True)):
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             yield f"leaf {i} of the carry is {_type(old)}, and becomes {_type(new)}", ""
+
+
+def _types(e: Equation) -> tuple:
+    """What the types of an equation hang on: equal for one that has been given other values of the same types."""
+    return e.op, id(e.params), *((v.shape, v.dtype) for v in e.inputs), None, *((v.shape, v.dtype) for v in e.outputs)
 
 
 def _ill_typed(e: Equation) -> str | None:

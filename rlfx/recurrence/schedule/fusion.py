@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from rlfx import _jaxpr as J
-from rlfx._lazy import nx
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, starts_of
-from rlfx.recurrence.analysis.cuts import sides, units
+from rlfx.recurrence.analysis.cuts import Network, units
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.directives import Inside
 from rlfx.recurrence.ir.program import Equation, Program, Var
@@ -56,7 +55,9 @@ def bytes_spared(inside: AbstractSet[Equation], graph: Graph) -> int:
     """Bytes, at all timesteps, of what the rest of a loop reads of equations that it computes itself."""
     asked, program = graph.program.directives.inside, graph.program
     others = lambda v: any(user not in inside for user in graph.users.get(v, ()))  # noqa: E731
-    return sum(bytes_in_all(v, program, asked.batch) for e in inside for v in e.outputs if asked is not None and others(v))
+    return sum(
+        bytes_in_all(v, program, asked.batch) for e in inside for v in e.outputs if asked is not None and others(v)
+    )
 
 
 def _candidates(
@@ -92,18 +93,18 @@ def _cheapest(could: AbstractSet, needed: AbstractSet, graph: Graph, asked: Insi
     reads its weights. If a value is computed inside, so is all that uses it.
     """
     program = graph.program
-    cut = nx.DiGraph()
+    network = Network()
     for e in could:
-        cut.add_edge("before", e, capacity=units(_work_inside(e, program, asked)))
+        network.add("before", e, units(_work_inside(e, program, asked)))
         for v in e.outputs:
-            cut.add_edge(e, v, capacity=units(_TWICE * bytes_in_all(v, program, asked.batch)))
+            network.add(e, v, units(_TWICE * bytes_in_all(v, program, asked.batch)))
             for user in graph.users.get(v, ()):
                 if user in could:
-                    cut.add_edge(v, user)
-                    cut.add_edge(user, e)
+                    network.add(v, user)
+                    network.add(user, e)
                 elif user in needed:
-                    cut.add_edge(v, "inside")
-    _, inside = sides(cut, "before", "inside")
+                    network.add(v, "inside")
+    _, inside = network.sides("before", "inside")
     return frozenset(e for e in could if e in inside)
 
 
