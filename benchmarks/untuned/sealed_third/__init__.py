@@ -5,7 +5,7 @@ Do not look at its programs or its figures while tuning.
 
 from __future__ import annotations
 
-from . import boards, experts
+from . import boards, experts, novelty
 
 CASES = {
     "DRC(2, 2) on 8x8 boards T=16 B=4": (
@@ -16,9 +16,14 @@ CASES = {
         experts.workload,
         {"length": 32, "batch": 64, "hidden": 64, "width": 128, "experts": 8},
     ),
+    "Never Give Up T=128 B=32, 64 remembered": (
+        novelty.workload,
+        {"length": 128, "batch": 32, "hidden": 64, "size": 16, "memory": 64},
+    ),
 }
 
 TINY = {
     boards.workload: {"length": 5, "batch": 2, "side": 3, "channels": 2, "layers": 2, "ticks": 2, "chunk": 2},
     experts.workload: {"length": 8, "batch": 3, "hidden": 5, "width": 4, "experts": 3, "chunk": 2, "rows": 4},
+    novelty.workload: {"length": 12, "batch": 3, "hidden": 6, "size": 4, "memory": 7, "chunk": 2},
 }
