@@ -62,6 +62,10 @@ def sealed_again() -> str:
     return with_later("sealed_again", {"after": "sealed_again_after", "pages kept": "sealed_again_pages_kept"})
 
 
+def sealed_third() -> str:
+    return with_later("sealed_third", {"pages kept": "sealed_third_pages_kept"})
+
+
 def with_later(name: str, others: dict[str, str]) -> str:
     """A set as it was at first, and its ratios to the best in other measurements."""
 
@@ -109,6 +113,7 @@ TABLES = {
     "untuned-unseen": unseen,
     "untuned-sealed": sealed,
     "untuned-sealed-again": sealed_again,
+    "untuned-sealed-third": sealed_third,
     "untuned-looked-at": looked_at,
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SETS = ("tuning", "held_out", "looked_at", "unseen", "sealed", "sealed_again")
+MEASURED = ("tuning", "held_out", "looked_at", "unseen", "sealed", "sealed_again")
+#: The last is written and not measured: it belongs to MEASURED once its results are there, which a test demands.
+SETS = (*MEASURED, "sealed_third")
 #: Without an environment, and so without random numbers, whose loops take long to compile.
 CHEAP = ("vtrace.workload", "quantiles.workload")
 
@@ -47,7 +49,12 @@ def test_all_forms_have_equal_results(make, sizes):
     module("measure").check(workload, {name: jax.jit(fn) for name, fn in workload.forms.items()})
 
 
-@pytest.mark.parametrize("name", SETS)
+def test_sets_with_results_are_called_measured():
+    results = ROOT / "benchmarks" / "results"
+    assert tuple(name for name in SETS if (results / f"untuned_{name}.json").exists()) == MEASURED
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_every_workload_was_measured(name):
     """And in the file are the same forms and sizes as in the table."""
     kept = json.loads((ROOT / "benchmarks" / "results" / f"untuned_{name}.json").read_text())
