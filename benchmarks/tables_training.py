@@ -80,4 +80,11 @@ def peer() -> str:
     return markdown(["algorithm", "task", areas, "steps a second, rlfx", "rejax", "ratio"], body)
 
 
-TABLES = {"training-overhead": overhead, "first-policy": first_policy, "rejax-peer": peer}
+def ways() -> str:
+    """A row for each way to write a checkpoint: milliseconds of a processor."""
+    found = read("checkpoint_ways")["ways"]
+    header = ["written by", "a save", "of them in the thread that trains"]
+    return markdown(header, [[name, *map(milliseconds, times)] for name, times in found.items()])
+
+
+TABLES = {"checkpoint-ways": ways, "training-overhead": overhead, "first-policy": first_policy, "rejax-peer": peer}

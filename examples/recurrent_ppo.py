@@ -6,11 +6,12 @@ keeps every environment's sequence whole, and the compiled `learn` is called ins
 """
 
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from loops import Agent, descent, falling_adam
+import optax
+from loops import descent, falling_adam
 from networks import init_mlp, mlp
 from recipes import Recipe, main
 
@@ -18,6 +19,7 @@ import rlfx.envs
 
 LENGTH, ENVS, EPOCHS, MINIBATCHES, UPDATES = 128, 16, 4, 4, 250
 GAMMA, LAMBDA, CLIP, ENTROPY, LEARNING_RATE, HIDDEN = 0.99, 0.95, 0.2, 0.01, 1e-3, 32
+AVERAGE = 0.02  # of the new weights, at each update, in those that are evaluated: the last ones fall now and then
 REWARD_SCALE = 0.02  # values of the size of log-probabilities: the actor and the critic share the memory
 BAR = 475.0  # greedy, the mean of 100 episodes; reached in half of the updates, and held
 
@@ -131,9 +133,16 @@ def make_update(optimizer, *, length, batch, epochs=EPOCHS, minibatches=MINIBATC
     return update
 
 
+class Agent(NamedTuple):
+    params: Any
+    opt_state: Any
+    carry: Any
+    average: Any  # of the parameters
+
+
 def greedy(agent, h, obs, key):
-    """The policy that is evaluated: its memory begins with zeros, as at every reset."""
-    h, log_probs, _ = policy(agent.params, h, positions(obs))
+    """The policy that is evaluated: its memory is its own, and begins with zeros, as at every reset."""
+    h, log_probs, _ = policy(agent.average, h, positions(obs))
     return jnp.argmax(log_probs).astype(jnp.int32), h
 
 
@@ -145,11 +154,12 @@ def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN, mesh=None)
         params_key, env_key = jax.random.split(key)
         params = init_params(params_key, hidden)
         state = jax.vmap(env.reset)(jax.random.split(env_key, envs))
-        return Agent(params, optimizer.init(params), Carry(state, jnp.zeros((envs, hidden))))
+        return Agent(params, optimizer.init(params), Carry(state, jnp.zeros((envs, hidden))), params)
 
     def update(agent, key):
-        following, falls = one(agent, key)
-        return Agent(*following), {"falls per 1,000 steps": falls}
+        following, falls = one(agent[:3], key)
+        average = optax.incremental_update(following[0], agent.average, AVERAGE)
+        return Agent(*following, average), {"falls per 1,000 steps": falls}
 
     return Recipe(
         "recurrent_ppo", env, init, update, greedy, updates, 5, 10, length * envs, BAR, memory=jnp.zeros(hidden)

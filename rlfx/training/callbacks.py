@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +177,16 @@ class TensorBoard:
     def opened(self, done: int) -> Iterator[Callable[[int, dict], None]]:
         try:
             from tensorboardX import SummaryWriter
+            from tensorboardX.proto.summary_pb2 import Summary
+            from tensorboardX.summary import scalar
         except ImportError as error:
             raise missing("tensorboardX", "TensorBoard") from error
+        tag = cache(lambda name: scalar(name, 0.0).value[0].tag)  # without characters that TensorBoard does not take
         with SummaryWriter(os.fspath(self.directory), purge_step=done + 1 if done else None) as writer:
 
             def write(update: int, metrics: dict) -> None:
-                for name, value in _columns(metrics).items():
-                    writer.add_scalar(name, value, update)
+                values = [Summary.Value(tag=tag(name), simple_value=x) for name, x in _columns(metrics).items()]
+                writer.file_writer.add_summary(Summary(value=values), update)  # an event for each would go through a pipe
 
             yield write
 
@@ -261,17 +265,23 @@ class Evaluate(Callback):
     def opened(self, loop: Loop) -> Iterator[After]:
         every = expect("every", self.every, POSITIVE, TrainingError)
         expect("fn", self.fn, function("agent", "key"), TrainingError)
-        fn = jax.jit(lambda agent, key, done: self.fn(agent, key_of(key_of(key, _EVALUATION), done)))
+        fn = jax.jit(lambda agent, key: self.fn(agent, key))
         with _open(self.to, loop.done) as write:
 
             def after(call: Call) -> str | None:
                 if not (call.reaches(every) or call.last):
                     return None
-                found = tree.tree_map(np.asarray, fn(call.agent, loop.key, jnp.uint32(call.done)))
+                found = tree.tree_map(np.asarray, fn(call.agent, _evaluation_key(loop.key, jnp.uint32(call.done))))
                 write(call.done, named(found))
                 return f"evaluation of update {call.done}" if self.until and bool(self.until(found)) else None
 
             yield after
+
+
+@jax.jit
+def _evaluation_key(key: jax.Array, done: jax.Array) -> jax.Array:
+    """``fold_in(fold_in(key, _EVALUATION), done)``: compiled once a process, and as a loop, which takes half as long."""
+    return jax.lax.scan(lambda key, i: (key_of(key, i), None), key, jnp.stack([jnp.uint32(_EVALUATION), done]))[0]
 
 
 # -- ends ------------------------------------------------------------------------------------------------------------

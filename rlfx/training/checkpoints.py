@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import warnings
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from jax.experimental import multihost_utils
 from rlfx import _jaxpr as J
 from rlfx._checks import KEY, NATURAL, PATH, POSITIVE, expect, integer
 from rlfx.errors import TrainingError, located
-from rlfx.training.callbacks import missing
+from rlfx.training import files
 from rlfx.training.loop import After, Call, Callback, Loop, owned
 
 tree = jax.tree_util
 
-_FORMAT = 2
+_FORMAT = 3
 #: What reading a file raises that is not what was written.
 _BROKEN = (OSError, ValueError, KeyError, TypeError)
 
@@ -34,8 +35,8 @@ class Checkpoints(Callback):
     """Save the whole agent, and begin where the last whole checkpoint of ``directory`` ends.
 
     A resumed run is the run that was not interrupted, to the last bit, wherever the process was killed: an update depends
-    on the agent, on the key of the run and on its number alone. Arrays are copied to the host after a call; orbax writes
-    them while the next ones run, to a directory that gets its name when it is complete. Of several processes
+    on the agent, on the key of the run and on its number alone. Arrays are copied to the host after a call; a thread writes
+    them while the next ones run, to a file that gets its name when it is complete. Of several processes
     (``jax.distributed``) the first one writes what all of them hold, and each reads it: ``directory`` is one that all see.
 
     Args:
@@ -62,25 +63,19 @@ class Checkpoints(Callback):
     def opened(self, loop: Loop) -> Iterator[After]:
         every = expect("every", self.every, POSITIVE, TrainingError)
         keep = expect("keep", self.keep, integer(2), TrainingError)
-        with _manager(_path(self.directory), keep) as manager:
+        with _saving(_path(self.directory), keep, loop.agent, loop.key, loop.done) as save:
             saved, last = loop.done, None
-            for broken in (step for step in manager.all_steps() if step > loop.done):
-                manager.delete(broken)
-
-            def save(call: Call) -> None:
-                nonlocal saved
-                _save(manager, call.done, call.agent, loop.key)
-                saved = call.done
 
             def after(call: Call) -> None:
-                nonlocal last
+                nonlocal saved, last
                 last = call
                 if call.reaches(every):
-                    save(call)
+                    save(call.done, call.agent)
+                    saved = call.done
 
             yield after
             if last is not None and last.done != saved:
-                save(last)
+                save(last.done, last.agent)
 
 
 def save(directory: str | os.PathLike[str], agent: Any, done: int, key: jax.Array, *, keep: int = 3) -> None:
@@ -107,8 +102,8 @@ def save(directory: str | os.PathLike[str], agent: Any, done: int, key: jax.Arra
     done = expect("done", done, NATURAL, TrainingError, of="save")
     key = expect("key", key, KEY, TrainingError, of="save")
     keep = expect("keep", keep, integer(2), TrainingError, of="save")
-    with _manager(path, keep) as manager:
-        _save(manager, done, agent, key)
+    with _saving(path, keep, agent, key) as write:
+        write(done, agent)
 
 
 def latest(directory: str | os.PathLike[str], like: Any, key: jax.Array | None = None) -> tuple[Any, int] | None:
@@ -128,21 +123,22 @@ def latest(directory: str | os.PathLike[str], like: Any, key: jax.Array | None =
       ...     print(latest(folder + "/none", jnp.zeros(2)))
       None
     """
-    path = _path(directory)
-    if not path.exists():
-        return None
-    broken = []
-    with _manager(path, None) as manager:
-        for step in sorted(manager.all_steps(), reverse=True):
-            try:
-                about, arrays = _read(manager, step)
-            except _BROKEN as error:
-                broken.append(f"{step} ({_first_line(error)})")
-                continue
-            agent = _as(like, key, about, arrays, path / str(step))
-            if broken:
-                warnings.warn(f"{path}: broken checkpoints {', '.join(broken)}; going on from {step}.", stacklevel=2)
-            return agent, about["done"]
+    path, found, broken = _path(directory), None, []
+    with _files(path, "read"):
+        steps = files.steps(path) if path.exists() else []
+    for step in reversed(steps):
+        try:
+            found = step, *_read(path / str(step))
+            break
+        except _BROKEN as error:
+            broken.append(f"{step} ({_first_line(error)})")
+    _same_everywhere(path, None if found is None else found[0])
+    if found is not None:
+        step, about, arrays = found
+        agent = _as(like, key, about, arrays, path / str(step))
+        if broken:
+            warnings.warn(f"{path}: broken checkpoints {', '.join(broken)}; going on from {step}.", stacklevel=2)
+        return agent, about["done"]
     if broken:
         fact = f"No checkpoint in {path} can be read: {', '.join(broken)}."
         raise TrainingError(located(fact, where=J.here(), fix="Give another directory, to begin anew."))
@@ -153,71 +149,81 @@ def _path(directory: Any) -> Path:
     return Path(expect("directory", directory, PATH, TrainingError)).absolute()
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------
-
-
-def _orbax() -> tuple[Any, Any]:
-    """orbax, and what it writes our arrays by."""
-    try:
-        import orbax.checkpoint
-
-        from rlfx.training import arrays
-    except ImportError as error:
-        raise missing("orbax-checkpoint", "Checkpoints") from error
-    return orbax.checkpoint, arrays
+# -- files -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _files(path: Path) -> Iterator[None]:
-    """What goes wrong with files in here is an error of ours; orbax gives those of its threads as other errors."""
+def _files(path: Path, done: str = "written") -> Iterator[None]:
+    """What goes wrong with files in here is an error of ours; of several processes none goes on if one can't."""
+    error = None
     try:
         yield
-    except (OSError, ValueError, RuntimeError) as error:
-        fact = f"Checkpoints in {path} can't be written: {_first_line(error)}."
-        fix = "Give a directory that can be written, on a disk with space. Checkpoints that are whole stay."
+    except OSError as found:
+        error = found
+    if jax.process_count() > 1 and multihost_utils.process_allgather(np.bool_(error is not None)).any():
+        error = error or OSError("another process says why")
+    if error is not None:
+        fact = f"Checkpoints in {path} can't be {done}: {_first_line(error)}."
+        fix = f"Give a directory that can be {done}, on a disk with space. Checkpoints that are whole stay."
         raise TrainingError(located(fact, fix=fix)) from error
 
 
 @contextmanager
-def _manager(path: Path, keep: int | None) -> Iterator[Any]:
-    """orbax's manager of a directory, closed when everything is written."""
-    ocp, _ = _orbax()
+def _saving(
+    path: Path, keep: int, like: Any, key: jax.Array, last: float = math.inf
+) -> Iterator[Callable[[int, Any], None]]:
+    """``save(done, agent)``, for agents like ``like``: it returns when arrays are copied, a thread writes them.
+
+    Checkpoints after ``last`` are removed, and all but the ``keep`` last written. Of several processes the first one writes.
+    """
+    leaves = [{"name": name, "type": _type(leaf), "bytes": _data(leaf).nbytes} for name, leaf in _named(like)]
+    about = {"format": _FORMAT, "jax": jax.__version__, "key": _key_text(key), "leaves": leaves}
+    writes, there = jax.process_index() == 0, []
     with _files(path):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, cleanup_tmp_directories=keep is not None)
-        manager = ocp.CheckpointManager(path, options=options)
-    try:
-        yield manager
-    finally:
-        with _files(path):
-            manager.close()
+        if writes:
+            there = files.prepared(path, last)
+
+    def write(done: int, data: np.ndarray) -> None:
+        files.write(path / str(done), {**about, "done": done}, data)
+        there[:] = files.thinned(path, [*(step for step in there if step != done), done], keep)
+
+    with ThreadPoolExecutor(1, "checkpoints") as thread:
+        writing: Future[None] | None = None
+
+        def written() -> None:
+            with _files(path):
+                if writing is not None:
+                    writing.result()
+
+        def save(done: int, agent: Any) -> None:
+            nonlocal writing
+            written()  # a second copy would take the memory of one more agent
+            data = _bytes(agent)
+            if writes:
+                writing = thread.submit(write, done, data)
+
+        yield save
+        written()
 
 
-def _save(manager: Any, done: int, agent: Any, key: jax.Array) -> None:
-    ocp, written = _orbax()
-    arrays = [_bytes(leaf) for leaf in tree.tree_leaves(agent)]
-    leaves = [
-        {"name": name, "type": _type(leaf), "bytes": array.nbytes, "crc": zlib.crc32(array)}
-        for (name, leaf), array in zip(_named(agent), arrays, strict=True)
-    ]
-    about = {"format": _FORMAT, "jax": jax.__version__, "done": done, "key": _key_text(key), "leaves": leaves}
-    save = ocp.args.Composite(agent=written.Save(arrays), about=ocp.args.JsonSave(about))
-    with _files(Path(manager.directory)):
-        manager.save(done, args=save, force=True)
-
-
-def _read(manager: Any, step: int) -> tuple[dict, list[np.ndarray]]:
+def _read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
     """What a checkpoint says of itself, and the bytes of its arrays; raises one of ``_BROKEN`` if they are not what was saved."""
-    ocp, written = _orbax()
-    about = manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore())).about
+    about, data = files.read(path)
     if about["format"] != _FORMAT:
-        fact = f"Checkpoint {step} has format {about['format']}, this rlfx reads {_FORMAT}."
+        fact = f"Checkpoint {path.name} has format {about['format']}, this rlfx reads {_FORMAT}."
         raise TrainingError(located(fact, fix="Read it with the rlfx that wrote it, or give another directory."))
-    sizes = [leaf["bytes"] for leaf in about["leaves"]]
-    arrays = manager.restore(step, args=ocp.args.Composite(agent=written.Restore(sizes))).agent
-    for array, leaf in zip(arrays, about["leaves"], strict=True):
-        if zlib.crc32(array) != leaf["crc"]:
-            raise ValueError(f"{leaf['name']} is not what was saved")
-    return about, arrays
+    return about, files.arrays(about, data)
+
+
+def _same_everywhere(path: Path, step: int | None) -> None:
+    """Several processes that read different checkpoints would train different agents."""
+    if jax.process_count() == 1:
+        return
+    steps = multihost_utils.process_allgather(np.uint32(0 if step is None else step + 1))
+    if (steps != steps[0]).any():
+        read = ", ".join(str(int(step) - 1) if step else "none" for step in steps)
+        fact = f"The processes read different checkpoints of {path}: {read}."
+        raise TrainingError(located(fact, where=J.here(), fix="Give a directory that all of them see."))
 
 
 def _as(like: Any, key: jax.Array | None, about: dict, arrays: list[np.ndarray], path: Path) -> Any:
@@ -239,17 +245,22 @@ def _named(agent: Any) -> list[tuple[str, Any]]:
     return [(tree.keystr(path), leaf) for path, leaf in tree.tree_flatten_with_path(agent)[0]]
 
 
-def _bytes(leaf: jax.Array) -> np.ndarray:
-    """A copy, uint8, whole on every process: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
-    data = jax.random.key_data(leaf) if J.is_key(leaf) else leaf
-    if not data.is_fully_addressable:
-        data = multihost_utils.process_allgather(data, tiled=True)
-    return np.array(data, copy=True, order="C").reshape(-1).view(np.uint8)
+def _data(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if J.is_key(leaf) else leaf
+
+
+def _bytes(agent: Any) -> np.ndarray:
+    """A copy of all arrays, whole on every process: on CPUs ``np.asarray`` is the memory itself, which the next call writes."""
+    leaves = [_data(leaf) for leaf in tree.tree_leaves(agent)]
+    whole = [x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True) for x in leaves]
+    if J.platform() != "cpu":
+        whole = jax.device_get(whole)  # all of them are on their way before the first is waited for
+    return np.concatenate([np.empty(0, np.uint8), *(np.asarray(x).reshape(-1).view(np.uint8) for x in whole)])
 
 
 def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
     """Bytes as an array like ``like``, on its devices; on none in particular if it is."""
-    data = jax.random.key_data(like) if J.is_key(like) else like
+    data = _data(like)
     array = array.view(data.dtype).reshape(data.shape)
     if not data.is_fully_addressable:  # each process gives the parts of its own devices
         placed = jax.make_array_from_callback(array.shape, data.sharding, lambda part: array[part])

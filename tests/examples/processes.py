@@ -3,12 +3,15 @@
 import resource
 import signal
 import sys
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import distributed
 import jax
 import numpy as np
+import pytest
 
+from rlfx.errors import TrainingError
 from rlfx.training import CSV, Checkpoints, Metrics, latest, run
 
 SIZES = {"length": 4, "envs": 4, "updates": 2, "hidden": (4,), "episodes": 3}
@@ -53,15 +56,39 @@ def goes_on(mesh, directory):
     return whole(resumed)
 
 
+@contextmanager
+def no_space():
+    """Nothing can be written to files."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def refuses(mesh, directory, first):
+    """What the first process can't write, or the two don't read alike, is an error on both: neither waits for the other."""
+    key = jax.random.key(6)
+    why = r"OSError: \[Errno 27\]" if first else "OSError: another process says why"
+    with no_space(), pytest.raises(TrainingError, match=f"Checkpoints in .*full can't be written: {why}"):
+        run(drift, start(mesh), key, updates=9, callbacks=[Checkpoints(directory / "full", every=2)])
+    why = "NotADirectoryError" if first else "OSError: another process says why"
+    with pytest.raises(TrainingError, match=f"can't be written: {why}"):
+        run(drift, start(mesh), key, updates=9, callbacks=[Checkpoints(directory / "metrics.csv" / "c")])
+    with pytest.raises(TrainingError, match=r"The processes read different checkpoints of .*: 7, none"):
+        latest(directory / ("c" if first else "none"), start(mesh), key)
+
+
 def main(who, address, directory):
     distributed.connect(address, 2, int(who))
     mesh = distributed.everything()
     assert (jax.process_count(), mesh.size) == (2, 2)
-    if who == "1":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    agent, score = tiny(mesh)
-    drifted = goes_on(mesh, Path(directory))
+    with no_space() if who == "1" else nullcontext():
+        agent, score = tiny(mesh)
+        drifted = goes_on(mesh, Path(directory))
+        refuses(mesh, Path(directory), who == "0")
     params = whole(agent.params)
     if who == "0":
         np.savez(Path(directory, "result.npz"), *params, *drifted, score)

@@ -8,6 +8,7 @@ import numpy as np
 import ppo_continuous
 import pqn
 import pytest
+import recurrent_ppo
 
 import rlfx
 
@@ -41,3 +42,21 @@ def test_pqn_plays_by_an_average_of_its_weights():
     obs = jnp.array([0.1, 0.2, -0.05, 0.3])
     swapped = [*after.average[:-1], tuple(x[..., ::-1] for x in after.average[-1])]  # the two actions
     assert recipe.policy(after._replace(average=swapped), obs, KEY) == 1 - recipe.policy(after._replace(params=None), obs, KEY)
+
+
+def test_recurrent_ppo_plays_by_an_average_of_its_weights():
+    """Its memory is that of the policy that plays; what acts and learns reads the average nowhere."""
+    recipe = recurrent_ppo.make(length=4, envs=4, updates=4, hidden=4)
+    agent, update = recipe.init(KEY), jax.jit(recipe.update)
+    after, _ = update(agent, KEY)
+    expected = jax.tree.map(lambda new, old: 0.02 * new + 0.98 * old, after.params, agent.params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), after.average, expected)
+    unread, _ = update(agent._replace(average=jax.tree.map(jnp.zeros_like, agent.average)), KEY)
+    jax.tree.map(np.testing.assert_array_equal, unread[:3], after[:3])
+
+    h, obs = jnp.array([0.1, -0.3, 0.2, 0.4]), jnp.array([0.1, 0.2, -0.05, 0.3])
+    action, remembered = recipe.policy(after._replace(params=None), h, obs, KEY)
+    np.testing.assert_array_equal(remembered, recurrent_ppo.policy(after.average, h, recurrent_ppo.positions(obs))[0])
+    *hidden, last = after.average["actor"]
+    swapped = {**after.average, "actor": [*hidden, tuple(x[..., ::-1] for x in last)]}  # the two actions
+    assert recipe.policy(after._replace(average=swapped), h, obs, KEY)[0] == 1 - action

@@ -2,6 +2,7 @@
 
 import csv
 import signal
+import struct
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboardX.proto import event_pb2
 
 import rlfx
 from rlfx.errors import NotFiniteError, ProgramError, TrainingError
@@ -108,15 +110,33 @@ def test_metrics_are_rows_of_updates(tmp_path):
     noise = np.diff(by_hand(7), prepend=0.0)
     np.testing.assert_allclose([float(row["loss/a"]) for row in table], noise, rtol=1e-4, atol=1e-6)
     assert [update for update, _ in rows] == [3, 6]
-    assert any(file.name.startswith("events") for file in board.iterdir())
+    scalars = [(event.step, {v.tag: v.simple_value for v in event.summary.value}) for event in events(board)]
+    assert [step for step, _ in scalars] == [1, 2, 3, 4, 5, 6, 7]
+    np.testing.assert_allclose([values["loss/a"] for _, values in scalars], noise, rtol=1e-4, atol=1e-6)
+    assert [values["n"] for _, values in scalars] == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_metrics_of_many_agents_are_columns(tmp_path):
-    path = tmp_path / "metrics.csv"
+    path, board = tmp_path / "metrics.csv", tmp_path / "board"
     update = jax.vmap(walk)
     agents = jax.tree.map(lambda x: jnp.stack([x, x]), start())
-    run(update, agents, jax.random.split(KEY), updates=2, callbacks=[Metrics(CSV(path))])
+    callbacks = [Metrics(CSV(path)), Metrics(TensorBoard(board))]
+    run(update, agents, jax.random.split(KEY), updates=2, callbacks=callbacks)
     assert path.read_text().splitlines()[0] == "update,loss/a[0],loss/a[1],n[0],n[1]"
+    tags = [[value.tag for value in event.summary.value] for event in events(board)]
+    assert tags == [["loss/a_0_", "loss/a_1_", "n_0_", "n_1_"]] * 2  # brackets are not TensorBoard's
+
+
+def events(board):
+    """Of the one file, as TFRecords are: a length and its checksum before each, the event's own behind it."""
+    (file,) = board.iterdir()
+    data, found = file.read_bytes(), []
+    while data:
+        (size,) = struct.unpack_from("<Q", data)
+        found.append(event_pb2.Event.FromString(data[12 : 12 + size]))
+        data = data[16 + size :]
+    assert found[0].file_version == "brain.Event:2"
+    return found[1:]
 
 
 def test_a_bar_shows_updates_and_metrics(capsys):

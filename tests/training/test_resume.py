@@ -125,10 +125,13 @@ def test_on_a_mesh_and_on_another_number_of_devices(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), other, expected)
 
 
-def damage(directory, step):
-    """Turn bits in the arrays of a checkpoint."""
-    file = directory / str(step) / "agent" / "arrays"
-    file.write_bytes(bytes(byte ^ 0x15 for byte in file.read_bytes()))
+def damage(directory, step, begin=None, end=None):
+    """Turn bits in a part of a checkpoint: in its arrays, which are behind its first line."""
+    file = directory / str(step)
+    data = bytearray(file.read_bytes())
+    span = slice(data.index(b"\n") + 1 if begin is None else begin, end)
+    data[span] = bytes(byte ^ 0x15 for byte in data[span])
+    file.write_bytes(data)
 
 
 def test_the_last_good_checkpoint_is_used(tmp_path):
@@ -145,13 +148,48 @@ def test_the_last_good_checkpoint_is_used(tmp_path):
     assert "begin anew" in str(error.value)
 
 
-@pytest.mark.parametrize("part", ["about/metadata", "agent/arrays", "agent"])
-def test_a_checkpoint_that_lost_a_file_is_broken(part, tmp_path):
+@pytest.mark.parametrize(
+    ("begin", "end", "fact"),
+    [
+        (None, None, r"\['n'\] is not what was saved"),
+        (-1, None, r"\['x'\] is not what was saved"),
+        (0, 1, "its first line is not what was saved"),
+        (20, 21, "its first line is not what was saved"),
+    ],
+)
+def test_bits_that_turned_are_found_wherever_they_are(begin, end, fact, tmp_path):
     run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
-    lost = tmp_path / "4" / part
-    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
-    with pytest.warns(UserWarning, match="broken checkpoints 4"):
+    damage(tmp_path, 4, begin, end)
+    with pytest.warns(UserWarning, match=rf"broken checkpoints 4 \(ValueError: {fact}\)"):
         assert latest(tmp_path, counter(), KEY)[1] == 2
+
+
+def test_what_is_not_complete_is_never_read(tmp_path):
+    """What a killed process leaves has another name; the next run removes it, and nothing else that lies there."""
+    run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
+    shutil.copy(tmp_path / "4", tmp_path / "6.part")
+    (tmp_path / "notes.part").write_text("of mine")
+    assert latest(tmp_path, counter(), KEY)[1] == 4
+    assert (tmp_path / "6.part").exists()
+    run(count, counter(), KEY, updates=5, callbacks=[Checkpoints(tmp_path, 2)])
+    assert sorted(os.listdir(tmp_path)) == ["2", "4", "5", "notes.part"]
+
+
+@pytest.mark.parametrize("lost", ["it all", "its end", "a directory"])
+def test_a_checkpoint_that_lost_its_contents_is_broken(lost, tmp_path):
+    run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
+    file = tmp_path / "4"
+    if lost == "a directory":
+        file.unlink()
+        file.mkdir()
+    else:
+        file.write_bytes(file.read_bytes()[: 0 if lost == "it all" else file.stat().st_size - 8])
+    fact = {"it all": "ValueError: its first", "its end": "ValueError: 8 bytes of 16", "a directory": "FileNotFoundError"}[lost]
+    with pytest.warns(UserWarning, match=rf"broken checkpoints 4 \({fact}"):
+        assert latest(tmp_path, counter(), KEY)[1] == 2
+    with pytest.warns(UserWarning, match="broken checkpoints 4"):
+        run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
+    assert latest(tmp_path, counter(), KEY)[1] == 4
 
 
 def test_checkpoints_of_something_else_are_refused(tmp_path, monkeypatch):
@@ -166,9 +204,22 @@ def test_checkpoints_of_something_else_are_refused(tmp_path, monkeypatch):
         go_on({"n": jnp.int32(0), "x": jnp.zeros(4)})
     with pytest.raises(TrainingError, match=r"has nothing for agent\['y'\]"):
         go_on({**counter(), "y": jnp.zeros(1)}, update=lambda agent, key: (agent, None))
-    monkeypatch.setattr(rlfx.training.checkpoints, "_FORMAT", 3)
-    with pytest.raises(TrainingError, match="Checkpoint 2 has format 2, this rlfx reads 3"):
+    monkeypatch.setattr(rlfx.training.checkpoints, "_FORMAT", 4)
+    with pytest.raises(TrainingError, match="Checkpoint 2 has format 3, this rlfx reads 4"):
         go_on()
+
+
+def test_checkpoints_of_another_format_are_refused_and_stay(tmp_path):
+    """Format 2 was a directory by orbax. It is only removed where more than ``keep`` are there."""
+    for step in (2, 4):
+        (tmp_path / str(step) / "about").mkdir(parents=True)
+        (tmp_path / str(step) / "about" / "metadata").write_text('{"format": 2, "done": 4, "leaves": []}')
+    with pytest.raises(TrainingError, match="Checkpoint 4 has format 2, this rlfx reads 3") as error:
+        run(count, counter(), KEY, updates=6, callbacks=[Checkpoints(tmp_path)])
+    assert "Read it with the rlfx that wrote it, or give another directory" in str(error.value)
+    assert sorted(os.listdir(tmp_path)) == ["2", "4"]
+    save(tmp_path, counter(), 6, KEY, keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["4", "6"]
 
 
 def test_every_kind_of_array_comes_back(tmp_path):
@@ -231,19 +282,9 @@ except TrainingError as error:
     assert latest(tmp_path / "c", jnp.zeros(500_000), jax.random.key(0))[1] == 1
 
 
-def test_a_checkpoint_whose_files_end_too_early_is_broken(tmp_path):
-    """As a disk leaves them that lost its power before it wrote what it was given."""
-    run(count, counter(), KEY, updates=4, callbacks=[Checkpoints(tmp_path, 2)])
-    file = tmp_path / "4" / "agent" / "arrays"
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.warns(UserWarning, match=r"broken checkpoints 4 \(ValueError: 8 bytes of 16\)"):
-        assert latest(tmp_path, counter(), KEY)[1] == 2
-
-
 READ_ONLY = """
 import os, sys
 import jax, jax.numpy as jnp
-import orbax.checkpoint  # before this process may read less
 from rlfx.errors import TrainingError
 from rlfx.training import Checkpoints, run
 if os.getuid() == 0:
