@@ -1,4 +1,4 @@
-"""Minimum cuts against networkx's, which finds them by another algorithm."""
+"""Minimum cuts of the smaller graph against those of the whole one, by another algorithm."""
 
 import networkx as nx
 import pytest
