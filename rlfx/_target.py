@@ -75,6 +75,8 @@ class Rewrites:
     Attributes:
       contractions: weight gradients as contractions over rows (``cpu/contractions.py``).
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
+      patches: convolutions that a gradient goes through time by are products, if their patches are at most so many numbers at a
+        point (``cpu/patches.py``); 0: never.
       tree_reductions: maxima of rows by halves (``execute/ragged/tree_reduction.py``).
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
@@ -99,6 +101,7 @@ class Rewrites:
 
     contractions: bool = False
     channels_last: bool = False
+    patches: int = 0
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
@@ -231,6 +234,7 @@ def _cpu() -> Target:
         Rewrites(
             contractions=True,
             channels_last=True,
+            patches=1 << 18,
             tree_reductions=True,
             shared_rows=128,
             deferred_rows=12,

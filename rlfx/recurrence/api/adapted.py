@@ -8,6 +8,7 @@ from dataclasses import replace
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
+from rlfx.recurrence.cpu.patches import with_patches
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
@@ -35,6 +36,8 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
         program = rewritten(with_fast_bodies, program)
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
+    if pays.patches:
+        program = rewritten(functools.partial(with_patches, most=pays.patches), program, "with_patches")
     if pays.picks:
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.unrolled:

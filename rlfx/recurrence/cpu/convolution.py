@@ -36,14 +36,15 @@ def with_channels_last(program: Program) -> Program:
     """
 
     def instead(equation: Equation) -> Callable | None:
-        if equation.op is not CONVOLUTION or equation.is_ragged or _is_last(equation):
+        if equation.op is not CONVOLUTION or equation.is_ragged or is_channels_last(equation):
             return None
         return functools.partial(channels_last, params=dict(equation.params))
 
     return exchanged(program, instead)
 
 
-def _is_last(equation: Equation) -> bool:
+def is_channels_last(equation: Equation) -> bool:
+    """Whether a convolution is NHWC, HWIO -> NHWC."""
     numbers = equation.params["dimension_numbers"]
     d = len(numbers.lhs_spec)
     last = (0, d - 1, *range(1, d - 1))

@@ -1,0 +1,143 @@
+"""Convolutions that a gradient goes through time by, as products of patches.
+
+XLA:CPU takes for the kernel's gradient of a small convolution many times as long as for its value, and a recurrence has one at
+every timestep. As a product of patches with the kernel it has two more products as derivatives. What of its input is no part
+of the recurrence (an image beside a memory, put together) has a product of its own, for all timesteps at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last
+from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
+from rlfx.recurrence.rewrite.lift import live
+
+_CONCATENATE = J.primitive("concatenate")
+_ONE_MORE_AXIS = (J.primitive("broadcast_in_dim"), J.primitive("reshape"))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Features of the input, which are put together: the first, how many, and whether they are part of the recurrence."""
+
+    value: Atom
+    first: int
+    count: int
+    recurs: bool
+
+
+def with_patches(program: Program, most: int) -> Program:
+    """The program with products for convolutions of a recurrence whose patches are ``most`` numbers at a point, or fewer.
+
+    Meaning-preserving up to reassociation; without such convolutions it is ``program``.
+    """
+    definition = program.definitions()
+    found = {
+        e
+        for e in program.equations
+        if e.op is CONVOLUTION and _is_plain(e) and _patches(e) <= most and _depends(e.outputs[0], e, definition)
+    }
+    if not found:
+        return program
+    build, equations = Builder(program), []
+    for e in program.equations:
+        if e not in found:
+            equations.append(e)
+            continue
+        parts = _parts(e, definition)
+        inputs = [e.inputs[1], *(part.value for part in parts)]
+        equations += build.instead(functools.partial(_sum, tuple(parts), dict(e.params)), inputs, e)
+    return with_equations(program, live(tuple(equations), program))
+
+
+def _is_plain(e: Equation) -> bool:
+    """Whether it is one in the layout of ``with_channels_last``, of all features, in single precision or better."""
+    p, out = e.params, e.outputs[0]
+    ones = p["feature_group_count"] == p["batch_group_count"] == 1
+    spread = set(p["lhs_dilation"] or ()) | set(p["rhs_dilation"] or ())
+    whole = jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).bits >= 32
+    fits = all(v.dtype == out.dtype for v in e.inputs) and all(n >= 0 for pair in p["padding"] for n in pair)
+    return ones and spread <= {1} and whole and fits and not e.is_ragged and is_channels_last(e)
+
+
+def _patches(e: Equation) -> int:
+    """How many numbers its patches are."""
+    return math.prod(e.outputs[0].shape[:-1]) * math.prod(e.inputs[1].shape[:-1])
+
+
+def _depends(value: Atom, on: Equation, definition: Mapping) -> bool:
+    """Whether a derivative with respect to what an equation gives, at this or another timestep, reaches a value.
+
+    Of the equation's own output: whether the gradient flows through time by it.
+    """
+    todo, seen = [value], set()
+    while todo:
+        e = definition.get(todo.pop())
+        if e is None or e in seen or e.op in J.STOP_GRADIENT:
+            continue
+        seen.add(e)
+        for v in e.inputs:
+            if isinstance(v, Var) and jnp.issubdtype(v.dtype, jnp.inexact):
+                if definition.get(v) is on:
+                    return True
+                todo.append(v)
+    return False
+
+
+def _parts(e: Equation, definition: Mapping) -> list[_Part]:
+    """Neighbours that are alike are one part: if none or all of them recur, the input as it is."""
+    whole = e.inputs[0]
+    size, together = whole.shape[-1], definition.get(whole)
+    if together is not None and together.op in _ONE_MORE_AXIS and whole.shape == (1, *together.inputs[0].shape):  # x[None]
+        together = definition.get(together.inputs[0])
+    if together is None or together.op is not _CONCATENATE or together.params["dimension"] != _last(together):
+        return [_Part(whole, 0, size, True)]
+    firsts = itertools.accumulate((v.shape[-1] for v in together.inputs), initial=0)
+    parts = [
+        _Part(v, first, v.shape[-1], definition.get(v) is e or _depends(v, e, definition))
+        for v, first in zip(together.inputs, firsts, strict=False)
+    ]
+    return [_Part(whole, 0, size, True)] if all(part.recurs for part in parts) else parts
+
+
+def _last(e: Equation) -> int:
+    return len(e.outputs[0].shape) - 1
+
+
+def _sum(parts: Sequence[_Part], params: dict, kernel: Any, *values: Any) -> Any:
+    """The convolution at one point: of what recurs, and of the rest."""
+    groups: dict[bool, list[tuple[Any, Any]]] = {}
+    for part, x in zip(parts, values, strict=True):
+        x = x if x.ndim == kernel.ndim else x[None]
+        cut = jax.lax.slice_in_dim(kernel, part.first, part.first + part.count, axis=kernel.ndim - 2)
+        groups.setdefault(part.recurs, []).append((x, cut))
+    found = []
+    for group in groups.values():
+        x, w = (jnp.concatenate(both, axis) for both, axis in zip(zip(*group, strict=True), (-1, -2), strict=True))
+        found.append(product_of_patches(x, w, params))
+    return functools.reduce(jnp.add, found)
+
+
+def product_of_patches(x: Any, w: Any, params: Mapping) -> Any:
+    """``x[N, ..., I]`` and ``w[..., I, O]`` convolved, as a product of ``[N, ..., K * I]`` with ``[K * I, O]``."""
+    strides, padding, window = params["window_strides"], params["padding"], w.shape[:-2]
+    x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[1:-1], window, strides, strict=True)]
+
+    def shifted(offset: tuple[int, ...]) -> Any:
+        ends = [o + (n - 1) * s + 1 for o, n, s in zip(offset, sizes, strides, strict=True)]
+        return jax.lax.slice(x, (0, *offset, 0), (x.shape[0], *ends, x.shape[-1]), (1, *strides, 1))
+
+    patches = jnp.concatenate([shifted(offset) for offset in itertools.product(*map(range, window))], -1)
+    return jnp.matmul(patches, w.reshape(-1, w.shape[-1]), precision=params["precision"])
