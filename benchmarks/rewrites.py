@@ -174,12 +174,34 @@ def decodes(width, batch, length=64):
     return loss, w, 0.1 * jnp.ones((batch, width)), length, batch
 
 
+def remembers_boards(width, batch, length=16, channels=16):
+    """A convolutional memory of boards of ``width`` x ``width``, beside what is seen of them."""
+
+    def convolved(x, w):
+        return jax.lax.conv_general_dilated(x[None], w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))[0]
+
+    def loss(w, h, t):
+        together = jnp.concatenate([rlfx.inputs(w["data"])[t], h], -1)
+        gate, new = jnp.split(convolved(together, w["kernel"]), 2, -1)
+        h = h + jax.nn.sigmoid(gate) * (jnp.tanh(new) - h)
+        return jnp.sum((h @ w["out"]) ** 2), h
+
+    w = {
+        "kernel": normal(3, 3, 4 + channels, 2 * channels),
+        "out": normal(channels, 1),
+        "data": normal(length, batch, width, width, 4),
+    }
+    return loss, w, jnp.zeros((batch, width, width, channels)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
-BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1}
+BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1,
+          "patches": 1 << 40}  # fmt: skip
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
     "channels_last": (images, [(16, 8), (64, 8)], True, False),
+    "patches": (remembers_boards, [(4, 4), (8, 1), (8, 4), (8, 32), (16, 4), (16, 16), (32, 4), (64, 1)], True, 0),
     "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(64, 4), (64, 12), (64, 16), (64, 64), (256, 4)], True, 0),

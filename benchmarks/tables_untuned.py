@@ -63,7 +63,7 @@ def sealed_again() -> str:
 
 
 def sealed_third() -> str:
-    return with_later("sealed_third", {"pages kept": "sealed_third_pages_kept"})
+    return with_later("sealed_third", {"after": "sealed_third_after", "pages kept": "sealed_third_pages_kept"})
 
 
 def with_later(name: str, others: dict[str, str]) -> str:

@@ -191,6 +191,8 @@ VALUES = {
     "sealed-again-slower": lambda: slower("sealed_again"),
     "sealed-again-pages": lambda: untuned("sealed_again_pages_kept", "best"),
     "sealed-again-pages-slower": lambda: slower("sealed_again_pages_kept"),
+    "sealed-third-after-plain": lambda: untuned("sealed_third_after", "plain"),
+    "sealed-third-after-best": lambda: untuned("sealed_third_after", "best"),
     "sealed-third-plain": lambda: untuned("sealed_third", "plain"),
     "sealed-third-best": lambda: untuned("sealed_third", "best"),
     "sealed-third-memory": lambda: memory("sealed_third"),

@@ -234,7 +234,7 @@ def _cpu() -> Target:
         Rewrites(
             contractions=True,
             channels_last=True,
-            patches=1 << 18,
+            patches=1 << 20,
             tree_reductions=True,
             shared_rows=128,
             deferred_rows=12,

@@ -67,7 +67,7 @@ FORMS: dict[str, Form] = {
             for op, over in _REDUCTIONS
         ),
         Form("last_t", "f", "f", "rlfx.last($0)", "@0(N(b) - 1, b)", past=False),
-        Form("isum_t", "i", "i", 'rlfx.sum($0, "t") % 5', 'over("sum", "t", @0, t, b) % 5', past=False),
+        Form("isum_t", "i", "i", '(rlfx.sum($0, "t") % 5).astype(jnp.int32)', 'over("sum", "t", @0, t, b) % 5', past=False),
         Form("std", "f", "f", "rlfx.std($0 + 2 * jnp.sin(F(1.3) * t.now.astype(F) + $0))",
              'over("std", "tb", lambda t, b: @0(t, b) + 2 * np.sin(1.3 * now(t) + @0(t, b)), t, b)', past=False),
         Form("normal", "f", "f", '($0 - rlfx.mean($0)) / (rlfx.max(jnp.abs($0 - 0.01), "b") + 0.5)',
