@@ -246,7 +246,7 @@ def test_a_budget_below_the_states_between_the_shortest_blocks_is_met():
     length, hidden, cpu = 512, 64, rlfx.target("cpu")
     p = {"w": jnp.eye(hidden) / 2, "u": jnp.ones((hidden, 2))}
     args = p, jnp.zeros((BATCH, hidden)), jax.random.key(1)
-    target = replace(cpu, room=replace(cpu.room, tile=1))
+    target = replace(cpu, room=replace(cpu.room, tile=1, unmapped=1))  # or one pass would keep all activations
     chosen = rlfx.compile(memory, length=length, batch=BATCH, target=target)
     assert chosen.plan(*args) == rlfx.Plan("blocks", 1)
     states = 4 * length * BATCH * hidden
