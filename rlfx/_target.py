@@ -76,7 +76,7 @@ class Rewrites:
       contractions: weight gradients as contractions over rows (``cpu/contractions.py``).
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
       patches: convolutions that a gradient goes through time by are products, if their patches are at most so many numbers at a
-        point (``cpu/patches.py``); 0: never.
+        point (``rewrite/patches.py``); 0: never.
       tree_reductions: maxima of rows by halves (``execute/ragged/tree_reduction.py``).
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its

@@ -47,7 +47,7 @@ def test_all_forms_have_equal_results(make, sizes):
     module("measure").check(workload, {name: jax.jit(fn) for name, fn in workload.forms.items()})
 
 
-def test_sets_with_results_are_called_measured():
+def test_every_set_has_results():
     results = ROOT / "benchmarks" / "results"
     assert tuple(name for name in SETS if (results / f"untuned_{name}.json").exists()) == SETS
 

@@ -12,7 +12,7 @@ import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
-from rlfx.recurrence.cpu.patches import with_patches
+from rlfx.recurrence.rewrite.patches import with_patches
 from rlfx.recurrence.schedule.schedule import schedule
 
 CPU = rlfx.target("cpu")

@@ -8,13 +8,13 @@ from dataclasses import replace
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
-from rlfx.recurrence.cpu.patches import with_patches
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
+from rlfx.recurrence.rewrite.patches import with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.unrolled import with_unrolled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.ir.program import Atom, Equation, Program
 
 CONVOLUTION = J.primitive("conv_general_dilated")
 
@@ -35,10 +35,10 @@ def with_channels_last(program: Program) -> Program:
     XLA makes no copies of the transposes between one convolution and the next: it chooses how the arrays lie in memory.
     """
 
-    def instead(equation: Equation) -> Callable | None:
+    def instead(equation: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         if equation.op is not CONVOLUTION or equation.is_ragged or is_channels_last(equation):
             return None
-        return functools.partial(channels_last, params=dict(equation.params))
+        return functools.partial(channels_last, params=dict(equation.params)), equation.inputs
 
     return exchanged(program, instead)
 

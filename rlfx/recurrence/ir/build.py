@@ -74,19 +74,37 @@ class Builder:
         return out
 
 
-def exchanged(program: Program, instead: Callable[[Equation], Callable | None]) -> Program:
-    """The program with other equations for some of its own, each of one output; without such equations ``program``.
+def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, ...]:
+    """The equations on which the program's outputs depend."""
+    definition = {v: e for e in equations for v in e.outputs}
+    seen: set[Equation] = set()
+    seen.update(e for e in equations if e.has_effects)
+    todo = [v for e in seen for v in e.inputs if isinstance(v, Var)]
+    todo += [
+        v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)
+    ]
+    while todo:
+        equation = definition.get(todo.pop())
+        if equation is not None and equation not in seen:
+            seen.add(equation)
+            todo += [v for v in equation.inputs if isinstance(v, Var)]
+    return tuple(e for e in equations if e in seen)
+
+
+def exchanged(program: Program, instead: Callable[[Equation], tuple[Callable, Sequence[Atom]] | None]) -> Program:
+    """The program with other equations for some of its own, each of one output, and without those that nothing needs then.
+
+    If none is exchanged, it is ``program``.
 
     Args:
-      instead: of an equation, a function of its inputs at one point that computes its output; None: it stays.
+      instead: of an equation, a function of values at one point that computes its output, and these; None: it stays.
     """
-    build, found = Builder(program), []
-    for equation in program.equations:
-        fn = instead(equation)
-        found += [equation] if fn is None else build.instead(fn, equation.inputs, equation)
-    if len(found) == len(program.equations):
+    found = {e: other for e in program.equations if (other := instead(e)) is not None}
+    if not found:
         return program
-    return with_equations(program, found)
+    build = Builder(program)
+    others = [build.instead(*found[e], e) if e in found else [e] for e in program.equations]
+    return with_equations(program, live(tuple(itertools.chain.from_iterable(others)), program))
 
 
 def substituted(program: Program, instead: Mapping[Var, Atom]) -> Program:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
@@ -38,6 +37,8 @@ LOOPED = 8
 
 #: Operations that an iteration of a loop starts which multiplies nothing: XLA:CPU compiles it as one function, 10 to 30 ns each.
 ALONE = 1 / 32
+
+_PRODUCTS_AND_LOOPS = PRODUCTS | {J.SCAN, J.WHILE}
 
 #: The part of a learner's work in loops over time from which on these decide how long a block is.
 OF_WORK = 1 / 4
@@ -235,12 +236,7 @@ def seconds_of_loops(learner: Learner, target: Target) -> float:
 
 def multiplies(body: Iterable[Equation]) -> bool:
     """Whether there is more than elementwise operations: products, or loops."""
-    return any(_multiplies(e.op, e.params) for e in body)
-
-
-def _multiplies(op: Any, params: Mapping) -> bool:
-    inside = (e for body, _ in J.sub_jaxprs(dict(params)) for e in body.eqns)
-    return op in PRODUCTS or op in (J.SCAN, J.WHILE) or any(_multiplies(e.primitive, e.params) for e in inside)
+    return any(J.contains(e.op, dict(e.params), _PRODUCTS_AND_LOOPS) for e in body)
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,8 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import points
-from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
-from rlfx.recurrence.rewrite.lift import live
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 
 _DOT, _CONCATENATE, _BROADCAST = map(J.primitive, ("dot_general", "concatenate", "broadcast_in_dim"))
 _GATHER = J.primitive("gather")
@@ -83,14 +82,12 @@ class Apart:
 def with_parts_apart(program: Program) -> Program:
     """The program with products of parts; without such products ``program``. Meaning-preserving up to reassociation."""
     definition = program.definitions()
-    found = {e: apart for e in program.equations if (apart := _apart(e, program, definition)) is not None}
-    if not found:
-        return program
-    build, equations = Builder(program), []
-    for e in program.equations:
-        apart = found.get(e)
-        equations += [e] if apart is None else build.instead(functools.partial(_sum_of_products, apart), _inputs(apart), e)
-    return with_equations(program, live(tuple(equations), program))
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        apart = _apart(e, program, definition)
+        return None if apart is None else (functools.partial(_sum_of_products, apart), _inputs(apart))
+
+    return exchanged(program, instead)
 
 
 def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | None:

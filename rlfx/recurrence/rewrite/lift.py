@@ -14,7 +14,7 @@ same timesteps (``gamma * (1 - done[t:])``), as long as it does not depend on th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.build import Builder, live
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
 from rlfx.recurrence.language.index import LENGTH, TIME, Index, Slice
 from rlfx.recurrence.language.primitives import discounted_sum_p, series_p
@@ -83,28 +83,16 @@ def lift(program: Program) -> Program:
     return with_equations(program, live(tuple(rewritten), program))
 
 
-def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, ...]:
-    """The equations on which the program's outputs depend."""
-    definition = {v: e for e in equations for v in e.outputs}
-    seen: set[Equation] = set()
-    seen.update(e for e in equations if e.has_effects)
-    todo = [v for e in seen for v in e.inputs if isinstance(v, Var)]
-    todo += [
-        v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)
-    ]
-    while todo:
-        equation = definition.get(todo.pop())
-        if equation is not None and equation not in seen:
-            seen.add(equation)
-            todo += [v for v in equation.inputs if isinstance(v, Var)]
-    return tuple(e for e in equations if e in seen)
-
-
-def reaches(equation: Equation, goal: Equation, definition: Mapping[Atom, Equation]) -> bool:
-    """Whether an equation depends on what another one computes, at this or any other timestep."""
+def reaches(
+    equation: Equation,
+    goal: Equation,
+    definition: Mapping[Atom, Equation],
+    inputs: Callable[[Equation], Iterable[Atom]] = lambda e: e.inputs,
+) -> bool:
+    """Whether an equation depends on what another one computes, at this or any other timestep, by those ``inputs`` of each."""
     todo, seen = [equation], set()
     while todo:
-        found = (definition.get(v) for v in todo.pop().inputs)
+        found = (definition.get(v) for v in inputs(todo.pop()))
         new = {e for e in found if e is not None} - seen
         if goal in new:
             return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
-from rlfx.recurrence.rewrite.lift import live, reaches
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.rewrite.lift import reaches
 
 _SUM, _BROADCAST = J.primitive("reduce_sum"), J.primitive("broadcast_in_dim")
 
@@ -60,18 +60,14 @@ def with_loops_over_pairs(program: Program, fewest: int) -> Program:
     are added up there at a time.
     """
     definition, users = program.definitions(), program.users
-    found = {}
-    for e in program.equations:
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         pairs = _pairs(e, definition, users, fewest) if e.op is _SUM else None
-        if pairs is not None and "t" in program.dims_of(e.outputs[0]) and not reaches(e, e, definition):
-            found[e] = pairs
-    if not found:
-        return program
-    build, equations = Builder(program), []
-    for e in program.equations:
-        pairs = found.get(e)
-        equations += [e] if pairs is None else build.instead(functools.partial(_evaluated, pairs), pairs.operands, e)
-    return with_equations(program, live(tuple(equations), program))
+        if pairs is None or "t" not in program.dims_of(e.outputs[0]) or reaches(e, e, definition):
+            return None
+        return functools.partial(_evaluated, pairs), pairs.operands
+
+    return exchanged(program, instead)
 
 
 def _pairs(total: Equation, definition: Mapping, users: Mapping, fewest: int) -> Pairs | None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.ir.program import Atom, Equation, Program
 
 DYNAMIC_SLICE, GATHER, SCATTER_ADD = map(J.primitive, ("dynamic_slice", "gather", "scatter_add"))
 
@@ -28,7 +28,7 @@ def with_picks(program: Program, most: int) -> Program:
     Meaning-preserving: of what is not read nothing counts, infinities neither (but -0.0 is 0.0).
     """
 
-    def instead(equation: Equation) -> Callable | None:
+    def instead(equation: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         if equation.op is not DYNAMIC_SLICE or equation.is_ragged:
             return None
         x, sizes = equation.inputs[0], equation.params["slice_sizes"]
@@ -36,7 +36,7 @@ def with_picks(program: Program, most: int) -> Program:
         number = jnp.issubdtype(x.dtype, jnp.number)
         if not short or any(sizes[axis] != 1 for axis in short) or not number or math.prod(x.shape) > most:
             return None
-        return functools.partial(_pick, axes=short)
+        return functools.partial(_pick, axes=short), equation.inputs
 
     return exchanged(program, instead)
 

@@ -20,10 +20,9 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import bytes_of
 from rlfx.recurrence.cpu.complex_parts import RULES, Parts, is_complex, outputs_of
-from rlfx.recurrence.ir.build import Builder, substituted
+from rlfx.recurrence.ir.build import Builder, live, substituted
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
 from rlfx.recurrence.language.primitives import inputs_p, read_p, reduce_p, series_p
-from rlfx.recurrence.rewrite.lift import live
 
 #: Of the program's own primitives those that are linear; of reductions these.
 _EACH, _SUMS = frozenset({series_p, inputs_p, read_p}), ("sum", "mean")

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.build import Builder, live
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
 from rlfx.recurrence.language.domain import may_be_empty
 from rlfx.recurrence.language.primitives import attend_p
-from rlfx.recurrence.rewrite.lift import live, reaches
+from rlfx.recurrence.rewrite.lift import reaches
 
 _DIV, _DOT, _EXP, _SUB = (J.primitive(p) for p in ("div", "dot_general", "exp", "sub"))
 _SUM, _MAX, _BROADCAST = (J.primitive(p) for p in ("reduce_sum", "reduce_max", "broadcast_in_dim"))

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 
 from rlfx import _jaxpr as J
 from rlfx._axes import REDUCTIONS
-from rlfx.recurrence.ir.build import Builder
+from rlfx.recurrence.ir.build import Builder, live
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
-from rlfx.recurrence.rewrite.lift import live
 
 _TRANSPOSE, _DOT, _BROADCAST = (J.primitive(p) for p in ("transpose", "dot_general", "broadcast_in_dim"))
 

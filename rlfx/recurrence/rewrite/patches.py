@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,9 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last
-from rlfx.recurrence.ir.build import Builder
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
-from rlfx.recurrence.rewrite.lift import live
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.rewrite.lift import reaches
 
 _CONCATENATE = J.primitive("concatenate")
 _ONE_MORE_AXIS = (J.primitive("broadcast_in_dim"), J.primitive("reshape"))
@@ -43,22 +43,14 @@ def with_patches(program: Program, most: int) -> Program:
     Meaning-preserving up to reassociation; without such convolutions it is ``program``.
     """
     definition = program.definitions()
-    found = {
-        e
-        for e in program.equations
-        if e.op is CONVOLUTION and _is_plain(e) and _patches(e) <= most and _depends(e.outputs[0], e, definition)
-    }
-    if not found:
-        return program
-    build, equations = Builder(program), []
-    for e in program.equations:
-        if e not in found:
-            equations.append(e)
-            continue
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        if e.op is not CONVOLUTION or not _is_plain(e) or _patches(e) > most or not _depends(e, e, definition):
+            return None
         parts = _parts(e, definition)
-        inputs = [e.inputs[1], *(part.value for part in parts)]
-        equations += build.instead(functools.partial(_sum, tuple(parts), dict(e.params)), inputs, e)
-    return with_equations(program, live(tuple(equations), program))
+        return functools.partial(_sum, parts, dict(e.params)), [e.inputs[1], *(part.value for part in parts)]
+
+    return exchanged(program, instead)
 
 
 def _is_plain(e: Equation) -> bool:
@@ -76,23 +68,16 @@ def _patches(e: Equation) -> int:
     return math.prod(e.outputs[0].shape[:-1]) * math.prod(e.inputs[1].shape[:-1])
 
 
-def _depends(value: Atom, on: Equation, definition: Mapping) -> bool:
-    """Whether a derivative with respect to what an equation gives, at this or another timestep, reaches a value.
+def _depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
+    """Whether what an equation computes has a derivative with respect to what another one does, at this or another timestep.
 
-    Of the equation's own output: whether the gradient flows through time by it.
+    Of an equation and itself: whether the gradient flows through time by it.
     """
-    todo, seen = [value], set()
-    while todo:
-        e = definition.get(todo.pop())
-        if e is None or e in seen or e.op in J.STOP_GRADIENT:
-            continue
-        seen.add(e)
-        for v in e.inputs:
-            if isinstance(v, Var) and jnp.issubdtype(v.dtype, jnp.inexact):
-                if definition.get(v) is on:
-                    return True
-                todo.append(v)
-    return False
+    return e is not None and reaches(e, on, definition, _differentiated)
+
+
+def _differentiated(e: Equation) -> list[Var]:
+    return [] if e.op in J.STOP_GRADIENT else [v for v in e.inputs if isinstance(v, Var) and jnp.issubdtype(v.dtype, jnp.inexact)]
 
 
 def _parts(e: Equation, definition: Mapping) -> list[_Part]:
@@ -105,7 +90,7 @@ def _parts(e: Equation, definition: Mapping) -> list[_Part]:
         return [_Part(whole, 0, size, True)]
     firsts = itertools.accumulate((v.shape[-1] for v in together.inputs), initial=0)
     parts = [
-        _Part(v, first, v.shape[-1], definition.get(v) is e or _depends(v, e, definition))
+        _Part(v, first, v.shape[-1], definition.get(v) is e or _depends(definition.get(v), e, definition))
         for v, first in zip(together.inputs, firsts, strict=False)
     ]
     return [_Part(whole, 0, size, True)] if all(part.recurs for part in parts) else parts
@@ -130,7 +115,10 @@ def _sum(parts: Sequence[_Part], params: dict, kernel: Any, *values: Any) -> Any
 
 
 def product_of_patches(x: Any, w: Any, params: Mapping) -> Any:
-    """``x[N, ..., I]`` and ``w[..., I, O]`` convolved, as a product of ``[N, ..., K * I]`` with ``[K * I, O]``."""
+    """``x[N, ..., I]`` and ``w[..., I, O]`` convolved, as a product of ``[N, ..., K * I]`` with ``[K * I, O]``.
+
+    (Patches by ``jax.lax.conv_general_dilated_patches`` are a convolution themselves.)
+    """
     strides, padding, window = params["window_strides"], params["padding"], w.shape[:-2]
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     sizes = [(n - k) // s + 1 for n, k, s in zip(x.shape[1:-1], window, strides, strict=True)]
