@@ -17,6 +17,7 @@ from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
+from rlfx.recurrence.rewrite.shares import with_shares
 from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 
@@ -30,6 +31,7 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
+    program = rewritten(with_shares, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:
         program = rewritten(with_reals, program)
     if pays.contractions:

@@ -14,7 +14,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.ir.derivatives import Custom, with_derivative
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Var
-from rlfx.recurrence.language.primitives import custom_p, discounted_sum_p, products_p, series_p
+from rlfx.recurrence.language.primitives import aside_p, custom_p, discounted_sum_p, products_p, series_p
 from rlfx.threefry import draw
 
 AXES = ("t", "b")
@@ -195,7 +195,7 @@ def _extreme(op: str, params: Mapping, x: Any) -> list:
 
 #: What our primitives mean at one point, and those of jax that are evaluated otherwise: ``(params, *operands) -> outputs``.
 _MEANING: dict[Any, Callable[..., list]] = {
-    series_p: lambda _, x: [_arrays(x)],
+    **dict.fromkeys((series_p, aside_p), lambda _, x: [_arrays(x)]),
     discounted_sum_p: lambda _, rewards, discounts: [discounted_total(rewards, discounts)],
     products_p: _products,
     custom_p: _custom,

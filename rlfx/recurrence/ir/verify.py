@@ -9,7 +9,7 @@ from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, infer_dims, name_of
 from rlfx.recurrence.language.index import Point, Window
-from rlfx.recurrence.language.primitives import series_p
+from rlfx.recurrence.language.primitives import aside_p, series_p
 
 
 def rewritten(rewrite: Callable[[Program], Program], program: Program, name: str = "") -> Program:
@@ -124,7 +124,7 @@ def _ill_typed(e: Equation) -> str | None:
         if out.dtype != source.dtype or (shape is not None and shape != source.shape):
             return f"a read of {_type(source)} is {found[0]}"
         return None
-    if e.op is series_p:
+    if e.op in (series_p, aside_p):
         expected = [_type(v) for v in e.inputs]
     else:
         types = [J.ShapedArray(v.shape, v.dtype) for v in e.inputs]

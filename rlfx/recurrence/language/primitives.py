@@ -81,6 +81,8 @@ attend_p = J.Primitive("attend")
 #: ``products_p(x, w; product, columns)``: ``x @ w`` with the parameters ``product``, cut into pieces of so many columns.
 products_p = J.Primitive("products")
 
+#: ``aside_p(x)``: x, for an equation whose derivative is another one than that through x (``rewrite/shares.py``). The identity.
+aside_p = J.Primitive("aside")
 #: ``custom_p(*operands; custom)``: a call with a derivative of its own, of slices whose length depends on t.
 custom_p = J.Primitive("custom_derivative")
 custom_p.multiple_results = True

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.ir.derivatives import differentiated
+from rlfx.recurrence.ir.program import Atom, Equation, Program
 from rlfx.recurrence.rewrite.lift import reaches
 
 _CONCATENATE = J.primitive("concatenate")
@@ -73,11 +74,7 @@ def _depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
 
     Of an equation and itself: whether the gradient flows through time by it.
     """
-    return e is not None and reaches(e, on, definition, _differentiated)
-
-
-def _differentiated(e: Equation) -> list[Var]:
-    return [] if e.op in J.STOP_GRADIENT else [v for v in e.inputs if isinstance(v, Var) and jnp.issubdtype(v.dtype, jnp.inexact)]
+    return e is not None and reaches(e, on, definition, differentiated)
 
 
 def _parts(e: Equation, definition: Mapping) -> list[_Part]:

@@ -14,10 +14,11 @@ from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, byte
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
+from rlfx.recurrence.ir.derivatives import STOPS
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
-from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.language.primitives import across_p, aside_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
@@ -35,7 +36,7 @@ def active_equations(program: Program, perturbed: frozenset[Var], targets: Itera
     todo = list(perturbed)
     while todo:
         for e in users.get(todo.pop(), ()):
-            new = [v for v in e.outputs if e.op not in J.STOP_GRADIENT and is_float(v) and v not in reached]
+            new = [v for v in e.outputs if e.op not in STOPS and is_float(v) and v not in reached]
             reached.update(new)
             todo += new
     definition = program.definitions()
@@ -157,7 +158,8 @@ def _cut(
     def fixed(e: Equation) -> bool:
         around = e in recurrent and e not in widened
         if whole:
-            return (around and e in returned) or e.op is inputs_p or e.has_effects
+            of_all = e.op is aside_p and not program.dims_of(e.outputs[0])  # a sum over all points: a tile has its own alone
+            return (around and e in returned) or e.op is inputs_p or of_all or e.has_effects
         return e.op in _FIXED or around or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
 
     cut = minimum_cut(

@@ -1,0 +1,215 @@
+"""What the loss makes of sums over all timesteps, with a derivative of which each point has its share.
+
+A penalty on the mean of gates, the entropy of the mean policy, a multiplier times a mean divergence, the preference between two
+whole trajectories: as they are written, their gradients need all timesteps at once. But that of ``y(mean x)`` is the mean of
+``y'(mean x) dx[t, b]``: the slope is known when learning begins, since acting finds the mean, and any part of the domain can be
+learned from on its own. ``loss = l + y(mean x)`` becomes ``l + z``, whose value is y and whose derivative is
+``y'(mean x) dx``. Where y is another function at each point, the slope is the mean of its slopes.
+
+A sum of what depends on another such sum (a variance about a mean) stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import PRODUCTS
+from rlfx.recurrence.ir.build import Builder, live
+from rlfx.recurrence.ir.derivatives import differentiated
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
+from rlfx.recurrence.language.primitives import aside_p, reduce_p, series_p
+
+_SUMMED = frozenset({J.ADD_ANY, series_p, *map(J.primitive, ("add", "sub", "neg", "convert_element_type"))})
+_SCALED = frozenset(map(J.primitive, ("mul", "div")))
+_BODIES = frozenset({J.SCAN, J.WHILE, J.COND, J.REMAT, J.CUSTOM_VJP})
+
+
+def with_shares(program: Program) -> Program:
+    """The program whose loss has a derivative at each point of what it makes of sums over time; it itself if that is not so.
+
+    Meaning-preserving: values and derivatives of any order are those of the program.
+    """
+    if not isinstance(program.loss, Var) or not any(map(_over_time, program.equations)):
+        return program
+    chain, terms = _terms(program)
+    found = {v: one for v in terms if (one := _find(program, v)) is not None}
+    if not found:
+        return program
+    build = Builder(program)
+    instead = {v: one.shared(build) for v, one in found.items()}
+    for e in chain:
+        if not instead.keys().isdisjoint(e.inputs):
+            (out,) = e.outputs
+            instead[out] = build.var(out.shape, out.dtype)
+            inputs = tuple(instead.get(v, v) if isinstance(v, Var) else v for v in e.inputs)
+            build.equations.append(replace(e, inputs=inputs, outputs=(instead[out],)))
+    equations = (*program.equations, *build.equations)
+    other = replace(program, loss=instead[program.loss], equations=equations)
+    other = with_equations(other, live(equations, other))
+    return program if any(map(_over_time, _leading(other, (other.loss,)))) else other
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A term of the loss, and how it is made of sums over time.
+
+    Attributes:
+      value: the term.
+      equations: in program order, from the sums to the term.
+      sums: over time, of what moves.
+      others: what else these equations read.
+    """
+
+    value: Var
+    equations: tuple[Equation, ...]
+    sums: tuple[Equation, ...]
+    others: tuple[Var, ...]
+
+    def shared(self, build: Builder) -> Var:
+        """Append what is this term at each point, with the derivative that the point has a share of."""
+        like = build.program.definitions()[self.value]
+        known = [self._aside(build, e.outputs[0], like) for e in self.sums]
+        slopes = build.calls(self._slopes, (*known, *self.others), like)
+        weights = [self._weight(build, e, v, like) for e, v in zip(self.sums, slopes, strict=True)]
+        elements = [e.inputs[0] for e in self.sums]
+        found = build.call(self._at_a_point, (*known, *self.others, *weights, *elements), like)
+        assert isinstance(found, Var)
+        return found
+
+    def _slopes(self, *values: Any) -> list:
+        """The term's derivatives with respect to the sums."""
+        n = len(self.sums)
+        return list(jax.grad(lambda *sums: self._of(sums, values[n:]), tuple(range(n)))(*values[:n]))
+
+    def _weight(self, build: Builder, e: Equation, slope: Atom, like: Equation) -> Atom:
+        """What an element of a sum weighs: the mean of the slopes at all points that have this sum, times the count of a sum."""
+        if not {"t", "b"}.isdisjoint(build.program.dims_of(self.value) & set(e.params["over"])):
+            slope, given = build.var(slope.shape, slope.dtype), slope
+            params = {"op": "mean", "over": e.params["over"]}
+            build.equations.append(replace(e, params=params, inputs=(given,), outputs=(slope,)))
+        if e.params["op"] == "sum":
+            count = build.var((), slope.dtype)
+            build.equations.append(replace(e, inputs=(Lit(np.ones((), slope.dtype)),), outputs=(count,)))
+            slope = build.call(jnp.multiply, (slope, count), like)
+        return self._aside(build, slope, like)
+
+    def _aside(self, build: Builder, value: Atom, like: Equation) -> Var:
+        out = build.var(value.shape, value.dtype)
+        build.equations.append(Equation(aside_p, {}, (value,), (out,), like.where, like.scope))
+        return out
+
+    def _at_a_point(self, *values: Any) -> Any:
+        """The term; what elements weigh, and elements, are needed by its derivative alone."""
+        n, m = len(self.sums), len(self.others)
+
+        @jax.custom_jvp
+        def term(*values: Any) -> Any:
+            return self._of(values[:n], values[n : n + m])
+
+        def derivative(values: tuple, tangents: tuple) -> tuple:
+            others, by = values[n : n + m], tangents[n : n + m]
+            moving = [i for i, x in enumerate(by) if not isinstance(x, _Zero)]
+
+            def of(*some: Any) -> Any:
+                at = dict(enumerate(others)) | dict(zip(moving, some, strict=True))
+                return self._of(values[:n], list(at.values()))
+
+            found, moved = jax.jvp(of, [others[i] for i in moving], [by[i] for i in moving])
+            for weight, x in zip(values[n + m : -n], tangents[-n:], strict=True):
+                if not isinstance(x, _Zero):
+                    moved += jnp.sum(weight * x).astype(moved.dtype)
+            return found, moved
+
+        term.defjvp(derivative, symbolic_zeros=True)
+        return term(*values)
+
+    def _of(self, sums: Sequence, others: Sequence) -> Any:
+        """The term."""
+        known: dict[Atom, Any] = dict(zip((e.outputs[0] for e in self.sums), sums, strict=True))
+        known |= zip(self.others, others, strict=True)
+        for e in self.equations:
+            operands = [known[v] if isinstance(v, Var) else jnp.asarray(v.value) for v in e.inputs]
+            outs = [operands[0]] if e.op is series_p else J.bind(e.op, dict(e.params), *operands)
+            known.update(zip(e.outputs, outs, strict=True))
+        return known[self.value]
+
+
+_Zero = jax.custom_derivatives.SymbolicZero
+
+
+def _over_time(e: Equation) -> bool:
+    return e.op is reduce_p and "t" in e.params["over"]
+
+
+def _terms(program: Program) -> tuple[list[Equation], list[Var]]:
+    """What the loss adds up, at each point: the equations that do, in program order, and the terms."""
+    definition, chain, terms = program.definitions(), set(), []
+    todo, seen = [program.loss], set()
+    while todo:
+        v = todo.pop()
+        if not isinstance(v, Var) or v in seen:
+            continue
+        seen.add(v)
+        e = definition.get(v)
+        if "t" not in program.dims_of(v):
+            terms.append(v)
+        elif e is not None and (e.op in _SUMMED or (e.op in _SCALED and isinstance(e.inputs[-1], Lit))):
+            chain.add(e)
+            todo += e.inputs
+        else:
+            terms.append(v)
+    return sorted(chain, key=program.places.__getitem__), terms
+
+
+def _find(program: Program, value: Var) -> _Made | None:
+    """How a term is made of sums over time that its derivative goes through; None if it is not, or not of shares."""
+    leading = _leading(program, (value,))
+    sums = frozenset(e for e in leading if _over_time(e) and _moves(program, e))
+    if not sums or any(e.params["op"] not in ("sum", "mean") for e in sums):
+        return None
+    made, between = {v for e in sums for v in e.outputs}, []
+    for e in program.equations:
+        if e in leading - sums and not made.isdisjoint(differentiated(e)):
+            made.update(e.outputs)
+            between.append(e)
+    inside = {v for e in (*between, *sums) for v in e.outputs}
+    others = dict.fromkeys(v for e in between for v in e.inputs if isinstance(v, Var) and v not in inside)
+    plain = all(_is_plain(e, program) for e in between) and not any(_is_complex(v) for v in (*made, *others))
+    if not plain or any(not made.isdisjoint(differentiated(e)) for e in sums):
+        return None
+    return _Made(value, tuple(between), tuple(sorted(sums, key=program.places.__getitem__)), tuple(others))
+
+
+def _is_complex(v: Var) -> bool:
+    return jnp.issubdtype(v.dtype, jnp.complexfloating)
+
+
+def _is_plain(e: Equation, program: Program) -> bool:
+    """Whether an equation can be evaluated, and differentiated in reverse, at a point; at each timestep for little."""
+    heavy = e.op in PRODUCTS and "t" in program.dims_of(e.outputs[0])
+    return e.is_pointwise and not (e.has_effects or e.is_ragged or e.op in _BODIES or heavy)
+
+
+def _leading(program: Program, goals: Sequence[Atom]) -> set[Equation]:
+    """The equations that the derivative of some values goes through."""
+    definition, found = program.definitions(), set()
+    todo = [definition.get(v) for v in goals if isinstance(v, Var)]
+    while todo:
+        e = todo.pop()
+        if e is not None and e not in found:
+            found.add(e)
+            todo += [definition.get(v) for v in differentiated(e)]
+    return found
+
+
+def _moves(program: Program, e: Equation) -> bool:
+    """Whether an equation's value has a derivative with respect to an input of the program."""
+    given = set(program.inputs)
+    return any(not given.isdisjoint(differentiated(x)) for x in (_leading(program, e.outputs)))
