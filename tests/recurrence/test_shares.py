@@ -252,3 +252,65 @@ def test_blocks_are_legal_and_chosen():
     p = {"w": jnp.ones((32, width)), "out": jnp.ones(width)}
     compiled = rlfx.compile(f, length=length, batch=batch)
     assert "blocks" in str(compiled.explain(p, jnp.zeros(batch)))
+
+
+# -- numbers that nobody wrote
+
+
+SUMS = {
+    "mean": (lambda x: rlfx.mean(x), lambda x, on: mean(x, on)),
+    "sum": (lambda x: 0.1 * rlfx.sum(x), lambda x, on: 0.1 * (x * on).sum()),
+    "mean over t": (lambda x: rlfx.mean(x, "t"), lambda x, on: mean(x, on, 0)),
+    "sum over t": (lambda x: 0.3 * rlfx.sum(x, "t"), lambda x, on: 0.3 * (x * on).sum(0)),
+}
+FUNCTIONS = [jnp.sin, jnp.tanh, lambda x: x**2, jax.nn.softplus, lambda x: jnp.where(x > 0.1, x, 0.2 * x), jnp.negative]
+PAIRS = [jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, lambda x, y: x / (1.0 + y**2)]
+
+
+def grown(rng, depth, inside=False):
+    """A random number, of ``(z, a)`` by rlfx and of ``(z, on, a)`` in jnp: sums, of what has no sums in it mostly."""
+    pick = lambda x: x[rng.integers(len(x))]  # noqa: E731
+    if depth == 0 or rng.random() < 0.1:
+        i = rng.integers(D)
+        return [(lambda z, a: z[i], lambda z, on, a: z[..., i]), (lambda z, a: a, lambda z, on, a: a)][rng.random() < 0.2]
+    kind = rng.random()
+    if kind < (0.05 if inside else 0.45):
+        (mine, theirs), (f, g) = pick(list(SUMS.values())), grown(rng, depth - 1, True)
+        return lambda z, a: mine(f(z, a)), lambda z, on, a: theirs(jnp.broadcast_to(g(z, on, a), on.shape), on)
+    if kind < 0.7:
+        h, (f, g) = pick(FUNCTIONS), grown(rng, depth - 1, inside)
+        return lambda z, a: h(f(z, a)), lambda z, on, a: h(g(z, on, a))
+    h, (f, g), (k, m) = pick(PAIRS), grown(rng, depth - 1, inside), grown(rng, depth - 1, inside)
+
+    def both(z, on, a):
+        return h(*(jnp.broadcast_to(x, on.shape) for x in (g(z, on, a), m(z, on, a))))
+
+    return lambda z, a: h(f(z, a), k(z, a)), both
+
+
+def check_grown(seed):
+    number, other = grown(np.random.default_rng(seed), 4)
+
+    def f(p, left, t):
+        z = jnp.tanh(rlfx.inputs(X)[t] @ p["w"])
+        return (z**2).sum() + number(z, p["a"]), left - 1
+
+    def loss(p, on):
+        z = jnp.tanh(X @ p["w"])
+        return mean((z**2).sum(-1) + jnp.broadcast_to(other(z, on, p["a"]), on.shape), on)
+
+    args = P, jnp.asarray(LENGTHS)
+    shared = with_shares(given := rlfx.trace(f, *args, length=T, batch=B, loss=True)) is not given
+    for how, on in (({}, np.ones((T, B))), ({"until": lambda left: left <= 0}, np.arange(T)[:, None] < LENGTHS)):
+        on = jnp.asarray(on, jnp.float32)
+        expected = jax.value_and_grad(lambda p, on=on: loss(p, on))(P)
+        for plan in (None, Plan("blocks", 4)) if shared else (None,):
+            compiled = rlfx.compile(f, length=T, batch=B, plan=plan, **how)
+            close(jax.value_and_grad(lambda p, f=compiled: f(p, args[1])[0])(P), expected)
+    return shared
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 400, 8))])
+def test_grown_numbers(first):
+    """At least one of eight is shared."""
+    assert any([check_grown(seed) for seed in range(first, first + 8)])
