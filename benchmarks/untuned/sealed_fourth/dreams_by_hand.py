@@ -215,6 +215,8 @@ def workload(length, batch, hidden, groups, classes, blocks=4, chunk=8):
         f"weights after, joined heads by {blocks}": make(weights_after, **some),
         f"weights after, joined heads by {blocks}, drawn late": make(weights_after, **some, ahead=False),
         f"weights after, joined heads by {blocks}, threefry unrolled": make(weights_after, **some),
+        "weights after, heads joined, threefry unrolled": make(weights_after, **one),
+        "hoisted, heads joined, threefry unrolled": make(before, **one),
         f"hoisted, again, joined heads by {blocks}, threefry unrolled": make(looped(hoisted, again=True), **some, ahead=False),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 8)
@@ -225,7 +227,11 @@ def workload(length, batch, hidden, groups, classes, blocks=4, chunk=8):
         "reward": 3.0 * jax.random.normal(k[2], size), "first": flags(k[3], 0.05) > 0.0, "last": flags(k[4], 0.05),
     }  # fmt: skip
     latent = jax.nn.one_hot(jax.random.randint(k[5], (batch, groups), 0, classes), classes).reshape(batch, -1)
-    given = e.params_of(k[6], hidden, groups, classes), data, (jnp.tanh(jax.random.normal(k[7], (batch, hidden))), latent)
+    given = (
+        e.params_of(k[6], hidden, groups, classes),
+        data,
+        (jnp.tanh(jax.random.normal(k[7], (batch, hidden))), latent),
+    )
     unrolled = *given, jax.random.key(2, impl=threefry)
     own = {name: unrolled for name in forms if name.endswith("threefry unrolled")}
     return Workload(forms, (*given, jax.random.key(2)), own, tolerance=1e-5)

@@ -165,7 +165,7 @@ def features_first(p, x):
 
 
 def by_hand(length, batch, matrix=mapped, net=net, flat=True, chunk=None, once=True, ahead=True):
-    """``once``: codes of goals serve the actor, too; ``chunk``: timesteps of a block; ``ahead``: noise of all timesteps at once."""
+    """``once``: codes of goals serve the actor, too; ``chunk``: timesteps of a block; ``ahead``: noise comes first."""
 
     def run(p, data, key):
         (keys,) = c.streams(key, batch, "noise")

@@ -22,7 +22,12 @@ def params_of(key, length, words, width, layers):
     table = lambda n: jax.random.normal(next(keys), (n, width)) / np.float32(np.sqrt(width))  # noqa: E731
 
     def block():
-        sizes = {"qkv": (width, 3 * width), "out": (width, width), "wide": (width, 4 * width), "back": (4 * width, width)}
+        sizes = {
+            "qkv": (width, 3 * width),
+            "out": (width, width),
+            "wide": (width, 4 * width),
+            "back": (4 * width, width),
+        }
         norms = {"norm": jnp.ones(width), "norm2": jnp.ones(width)}
         return {name: c.dense(next(keys), *size) for name, size in sizes.items()} | norms
 
@@ -223,7 +228,8 @@ def workload(length, batch, words, width, layers, chunk=2, steps=4):
         "library's attention": make(attend=library), "divided last": make(**last), "checkpointed": make(again=True),
         "heads by sums": make(head=by_sums), "heads without a pick": make(head=without_pick), "heads written out": make(**heads),
         "divided last, heads written out": make(**last, **heads), f"in {steps} steps, heads written out": make(**stepped),
-        f"blocks of {chunk}": make(chunk=chunk), f"divided last, heads written out, blocks of {chunk}": make(**last, **heads, chunk=chunk),
+        f"blocks of {chunk}": make(chunk=chunk),
+        f"divided last, heads written out, blocks of {chunk}": make(**last, **heads, chunk=chunk),
         "divided last, heads written out, blocks of 1": make(**last, **heads, chunk=1),
         f"in {steps} steps, heads written out, blocks of {chunk}": make(**stepped, chunk=chunk),
         f"in {steps} steps, heads written out, blocks of 1": make(**stepped, chunk=1),

@@ -32,17 +32,21 @@ def params_of(key, width, layers):
     keys = iter(jax.random.split(key, 6 + 4 * layers))
 
     def block():
-        sizes = {"qkv": (width, 3 * width), "out": (width, width), "wide": (width, 2 * width), "back": (2 * width, width)}
+        sizes = {
+            "qkv": (width, 3 * width),
+            "out": (width, width),
+            "wide": (width, 2 * width),
+            "back": (2 * width, width),
+        }
         made = {name: c.dense(next(keys), *size) for name, size in sizes.items()}
         made |= {name: made[name]["w"] for name in ("qkv", "out", "back")}  # a norm takes their biases away
-        made["qkv"] *= 2.0  # attention that tells cities apart, so that its gradient is more than rounding
         return made | {name: {"scale": jnp.ones(width), "bias": jnp.zeros(width)} for name in ("norm", "norm2")}
 
     blocks = [block() for _ in range(layers)]
     made = {"query": c.dense(next(keys), 3 * width, width), "out": c.dense(next(keys), width, width), "blocks": blocks}
     sizes = {"in": (2, width), "k": (width, width), "v": (width, width), "point": (width, width)}
     made |= {name: c.dense(next(keys), *size)["w"] for name, size in sizes.items()}
-    return made | {"in": 3.0 * made["in"]}
+    return made | {"in": 1.5 * made["in"]}  # cities far apart, so that attention tells them apart
 
 
 def normed(p, h):
