@@ -109,6 +109,15 @@ def divided_last(q, k, v):
     return jnp.swapaxes(shares @ v / shares.sum(-1, keepdims=True), 1, 2)
 
 
+def keys_first(q, k, v):
+    """Scores ``[N, HEADS, S, T]``, so that sums over keys are not over neighbours in memory."""
+    there = causal(q, k).T
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    scores = jnp.where(there, k @ jnp.swapaxes(q, -1, -2) / np.float32(np.sqrt(q.shape[-1])), -1e9)
+    shares = jnp.exp(scores - stop_gradient(scores.max(-2, keepdims=True)))
+    return jnp.moveaxis(jnp.swapaxes(v, -1, -2) @ shares / shares.sum(-2, keepdims=True), -1, 1)
+
+
 def in_steps(count, attend=divided_last):
     """Queries in so many blocks, each of which sees no more keys than it may."""
 
@@ -136,6 +145,11 @@ def by_sums(table, x, word):
 def without_pick(table, x, word):
     """The word's logit is a product of its own, so that its derivative is no scatter among logits."""
     return (x * table[word]).sum(-1) - jax.nn.logsumexp(x @ table.T, -1)
+
+
+def words_first(table, x, word):
+    """Logits ``[words, rows]``."""
+    return (x * table[word]).sum(-1) - jax.nn.logsumexp(table @ x.T, 0)
 
 
 @jax.custom_vjp
@@ -234,6 +248,12 @@ def workload(length, batch, words, width, layers, chunk=2, steps=4):
         f"in {steps} steps, heads written out, blocks of {chunk}": make(**stepped, chunk=chunk),
         f"in {steps} steps, heads written out, blocks of 1": make(**stepped, chunk=1),
         f"in {steps} steps, heads written out, blocks of {chunk}, reference first": make(**stepped, chunk=chunk, before=True),
+        "words first": make(head=words_first), "keys first": make(attend=keys_first),
+        "keys first, words first": make(attend=keys_first, head=words_first),
+        "keys first, heads written out": make(attend=keys_first, **heads),
+        f"keys first, words first, blocks of {chunk}": make(attend=keys_first, head=words_first, chunk=chunk),
+        f"divided last, words first, blocks of {chunk}": make(**last, head=words_first, chunk=chunk),
+        "keys first, in 2 steps, heads written out": make(attend=in_steps(2, keys_first), **heads),
         "in steps, heads without a pick, blocks of 1": make(attend=in_steps(steps), head=without_pick, chunk=1),
         "in steps, checkpointed, blocks of 1": make(attend=in_steps(steps), head=without_pick, again=True, chunk=1),
         "apart, in steps, heads written out, blocks of 1": make(apart, **stepped, chunk=1),

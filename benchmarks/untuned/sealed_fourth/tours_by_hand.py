@@ -80,8 +80,19 @@ def tables(one_hot):
     return decide
 
 
+def innermost(p, made, tours):
+    """The same with tours innermost, ``[HEADS, N, Q]``, so that no sum is over neighbours in memory."""
+    count, seen = tours.visited.shape[-1], tours.visited.T
+    one_hot = lambda i: (np.arange(count)[:, None] == i).astype(np.float32)  # noqa: E731
+    scores = made["first"].T @ one_hot(tours.first) + made["current"].T @ one_hot(tours.current) + made["base"][:, None]
+    scores = jnp.where(seen, e.NEVER, scores.reshape(e.HEADS, count, -1))
+    shares = jnp.exp(scores - stop_gradient(scores.max(1, keepdims=True)))
+    shares = (shares / shares.sum(1, keepdims=True)).reshape(e.HEADS * count, -1)
+    return pointed(made["adds"].T @ shares + made["bias"][:, None], seen, len(p["out"]["b"])).T
+
+
 EACH, BATCHED, LATE = (e.prepared, each), (e.prepared, batched), (with_queries, late)
-TABLES, PRODUCTS = (with_tables, tables(False)), (with_tables, tables(True))
+TABLES, PRODUCTS, INNERMOST = (with_tables, tables(False)), (with_tables, tables(True)), (with_tables, innermost)
 
 
 # -- the learner
@@ -181,6 +192,10 @@ def workload(instances, cities, width, layers, chunk=4):
         f"tables by products, blocks of {chunk}, threefry unrolled": make(PRODUCTS, **blocks),
         f"tables by products, blocks of {chunk}, drawn ahead, threefry unrolled": make(PRODUCTS, **blocks, **ahead),
         "tables by products, one pass, threefry unrolled": make(PRODUCTS),
+        "tours innermost": make(INNERMOST), "tours innermost, anew, encoded once": make(INNERMOST, **learner, once=True),
+        "tours innermost, drawn ahead, threefry unrolled": make(INNERMOST, **ahead),
+        "tours innermost, anew, encoded once, drawn ahead, threefry unrolled": make(INNERMOST, **learner, **ahead, once=True),
+        f"tours innermost, blocks of {chunk}, drawn ahead, threefry unrolled": make(INNERMOST, **blocks, **ahead),
         "tables, drawn ahead, threefry unrolled": make(TABLES, **ahead), "tables, threefry unrolled": make(TABLES),
         f"tables, blocks of {chunk}, drawn ahead, threefry unrolled": make(TABLES, **blocks, **ahead),
         f"tables by products, blocks of {2 * chunk}, drawn ahead, threefry unrolled": make(PRODUCTS, **wide, **ahead),
