@@ -136,12 +136,6 @@ def whole(table, x, word):
     return c.pick(jax.nn.log_softmax(x @ table.T), word)
 
 
-def by_sums(table, x, word):
-    """No log-probability but the one."""
-    logits = x @ table.T
-    return c.pick(logits, word) - jax.nn.logsumexp(logits, -1)
-
-
 def without_pick(table, x, word):
     """The word's logit is a product of its own, so that its derivative is no scatter among logits."""
     return (x * table[word]).sum(-1) - jax.nn.logsumexp(x @ table.T, -1)
@@ -237,10 +231,11 @@ def by_hand(batch, margin=together, chunk=None, before=False, **how):
 def workload(length, batch, words, width, layers, chunk=2, steps=4):
     make = lambda margin=together, **how: by_hand(batch, margin, **how)  # noqa: E731
     last, heads, stepped = {"attend": divided_last}, {"head": written}, {"attend": in_steps(steps), "head": written}
+    halves = {"attend": in_steps(2, keys_first), "head": written}
     forms = {
         "rlfx": by_rlfx(length, batch), "plain": make(mapped), "rows": make(apart), "together": make(),
         "library's attention": make(attend=library), "divided last": make(**last), "checkpointed": make(again=True),
-        "heads by sums": make(head=by_sums), "heads without a pick": make(head=without_pick), "heads written out": make(**heads),
+        "heads without a pick": make(head=without_pick), "heads written out": make(**heads),
         "divided last, heads written out": make(**last, **heads), f"in {steps} steps, heads written out": make(**stepped),
         f"blocks of {chunk}": make(chunk=chunk),
         f"divided last, heads written out, blocks of {chunk}": make(**last, **heads, chunk=chunk),
@@ -250,13 +245,12 @@ def workload(length, batch, words, width, layers, chunk=2, steps=4):
         f"in {steps} steps, heads written out, blocks of {chunk}, reference first": make(**stepped, chunk=chunk, before=True),
         "words first": make(head=words_first), "keys first": make(attend=keys_first),
         "keys first, words first": make(attend=keys_first, head=words_first),
-        "keys first, heads written out": make(attend=keys_first, **heads),
         f"keys first, words first, blocks of {chunk}": make(attend=keys_first, head=words_first, chunk=chunk),
         f"divided last, words first, blocks of {chunk}": make(**last, head=words_first, chunk=chunk),
-        "keys first, in 2 steps, heads written out": make(attend=in_steps(2, keys_first), **heads),
+        "keys first, in 2 steps, heads written out": make(**halves),
+        f"keys first, in 2 steps, heads written out, blocks of {chunk}": make(**halves, chunk=chunk),
+        "keys first, in 2 steps, heads written out, blocks of 1": make(**halves, chunk=1),
         "in steps, heads without a pick, blocks of 1": make(attend=in_steps(steps), head=without_pick, chunk=1),
-        "in steps, checkpointed, blocks of 1": make(attend=in_steps(steps), head=without_pick, again=True, chunk=1),
-        "apart, in steps, heads written out, blocks of 1": make(apart, **stepped, chunk=1),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 6)
 

@@ -176,31 +176,24 @@ def by_hand(cities, decoder=EACH, onepass=True, again=False, once=False, chunk=N
 def workload(instances, cities, width, layers, chunk=4):
     make = lambda decoder=EACH, **how: by_hand(cities, decoder, **how)  # noqa: E731
     learner, blocks = {"onepass": False}, {"onepass": False, "once": True, "chunk": chunk}
-    single, wide, ahead = blocks | {"chunk": 1}, blocks | {"chunk": 2 * chunk}, {"ahead": True}
+    single, ahead = blocks | {"chunk": 1}, {"ahead": True}
     forms = {
         "rlfx": e.by_rlfx(cities), "plain": make(), "each timestep again": make(again=True), "decided anew": make(**learner),
-        "batched": make(BATCHED), "batched, anew": make(BATCHED, **learner),
-        "batched, anew, encoded once": make(BATCHED, **learner, once=True),
+        "batched": make(BATCHED), "batched, anew, encoded once": make(BATCHED, **learner, once=True),
         "picked late": make(LATE), "tables": make(TABLES), "tables by products": make(PRODUCTS),
         "tables, anew, encoded once": make(TABLES, **learner, once=True),
         "tables by products, anew, encoded once": make(PRODUCTS, **learner, once=True),
         f"batched, blocks of {chunk}": make(BATCHED, **blocks), f"picked late, blocks of {chunk}": make(LATE, **blocks),
         f"tables, blocks of {chunk}": make(TABLES, **blocks), f"tables by products, blocks of {chunk}": make(PRODUCTS, **blocks),
         "tables by products, blocks of 1": make(PRODUCTS, **single), "batched, one pass, blocks of 1": make(BATCHED, chunk=1),
-        f"tables by products, one pass, blocks of {chunk}": make(PRODUCTS, chunk=chunk),
         f"tables by products, blocks of {chunk}, drawn ahead": make(PRODUCTS, **blocks, **ahead),
         f"tables by products, blocks of {chunk}, threefry unrolled": make(PRODUCTS, **blocks),
         f"tables by products, blocks of {chunk}, drawn ahead, threefry unrolled": make(PRODUCTS, **blocks, **ahead),
         "tables by products, one pass, threefry unrolled": make(PRODUCTS),
-        "tours innermost": make(INNERMOST), "tours innermost, anew, encoded once": make(INNERMOST, **learner, once=True),
-        "tours innermost, drawn ahead, threefry unrolled": make(INNERMOST, **ahead),
+        "tours innermost": make(INNERMOST), "tours innermost, drawn ahead, threefry unrolled": make(INNERMOST, **ahead),
         "tours innermost, anew, encoded once, drawn ahead, threefry unrolled": make(INNERMOST, **learner, **ahead, once=True),
-        f"tours innermost, blocks of {chunk}, drawn ahead, threefry unrolled": make(INNERMOST, **blocks, **ahead),
         "tables, drawn ahead, threefry unrolled": make(TABLES, **ahead), "tables, threefry unrolled": make(TABLES),
         f"tables, blocks of {chunk}, drawn ahead, threefry unrolled": make(TABLES, **blocks, **ahead),
-        f"tables by products, blocks of {2 * chunk}, drawn ahead, threefry unrolled": make(PRODUCTS, **wide, **ahead),
-        f"tables, one pass, blocks of {2 * chunk}, threefry unrolled": make(TABLES, chunk=2 * chunk),
-        "batched, blocks of 1, threefry unrolled": make(BATCHED, **single),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0))
     places = jax.random.uniform(k[0], (instances, cities, 2), minval=-1.0)  # around 0, so that norms lose no digits
