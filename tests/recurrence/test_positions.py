@@ -82,7 +82,7 @@ PLACES = {"broadcast_in_dim", "reshape", "transpose", "squeeze", "concatenate", 
 @pytest.mark.parametrize("f", WIDE)
 def test_wide_is_what_comes_from_slices(f):
     program = rlfx.trace(f, W, X0, length=T, batch=2, loss=False)
-    wide = wide_equations(program)
+    wide = wide_equations(program, 2, SMALL.room)
     assert {e.op.name for e in wide} - PLACES == WIDE[f], program
     tail = {everything: {(T, T)}, turned: {(2 * T, T), (T, T)}}.get(f, set())  # after the product with the past
     assert not tail & {v.shape for e in wide if e.op.name in ("tanh", "reduce_max") for v in e.outputs}
@@ -109,4 +109,4 @@ def test_a_slice_of_a_part_is_wide_too():
         return jnp.cos(x), jnp.exp(scores - scores.max()).sum()
 
     program = rlfx.trace(f, W, X0, length=128, batch=2, loss=False)
-    assert {"dot_general", "sub", "exp"} <= {e.op.name for e in wide_equations(program)}
+    assert {"dot_general", "sub", "exp"} <= {e.op.name for e in wide_equations(program, 2, SMALL.room)}

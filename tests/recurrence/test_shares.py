@@ -313,4 +313,5 @@ def check_grown(seed):
 @pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 400, 8))])
 def test_grown_numbers(first):
     """At least one of eight is shared."""
-    assert any([check_grown(seed) for seed in range(first, first + 8)])
+    shared = [check_grown(seed) for seed in range(first, first + 8)]
+    assert any(shared)

@@ -166,6 +166,13 @@ class Execution:
             return self.beyond[self.program.ends]
         return self.last(self.program.definitions()[self.program.ends].source)
 
+    @property
+    def behind(self) -> Value:
+        """The time of what reads beyond the end get: N, or where a part of the domain goes on, its next timestep."""
+        if self.extent.goes_on:
+            return Value(self.times.data[-1] + 1)
+        return n if isinstance(n := self.length, Value) else Value(jnp.int32(n))
+
     def valid(self, env: Mapping[Var, Value]) -> Value:
         """Under ``until=``: at which points the environment has not ended."""
         assert self.program.alive is not None
@@ -207,8 +214,7 @@ class Execution:
             return self.beyond[var]
         extension = self.graph.extension(var, None)
         env = {v: x for v, x in self.env.items() if "t" not in x.dims} | self.beyond
-        n = self.length
-        end = n if isinstance(n, Value) else Value(jnp.int32(n))
+        end = self.behind
         env[self.program.now] = Value(self.t0 + end.data, end.dims)
         for e in self.program.equations:
             if e.is_read and e.access == _PREVIOUS and e.source in extension.last:
@@ -257,6 +263,13 @@ class Execution:
         """What a read beyond the end gives."""
         if equation.end is None:
             return self.value_beyond(equation.source)
+        end = self._given_end(equation)
+        if not self.extent.goes_on:
+            return end
+        at_the_end = Value(self.behind.data >= self.domain.length)
+        return reads.choose(at_the_end, end, self.value_beyond(equation.source), self.sizes)
+
+    def _given_end(self, equation: Equation) -> Value:
         if isinstance(equation.end, Var) and "t" in self.program.dims_of(equation.end):
             return self.last(equation.end)
         return of_atom(equation.end, self.env)
@@ -326,6 +339,8 @@ class Execution:
             return reads.read_slice(self._until_the_end(source), equation, self.domain, self.sizes)
         n = self.length if found.future or found.after_end else self.domain.length
         if isinstance(access, Point):
+            if self.extent.goes_on:  # what is read has the timesteps of this part, and one more
+                source = expand(source, source.dims | {"t"}, self.sizes)
             start = lambda: self.first(equation.start)  # noqa: E731
             end = lambda: self.end_value(equation)  # noqa: E731
             return reads.read_point(source, access.index, self.domain, n, start, end, self.sizes)

@@ -22,12 +22,14 @@ class Extent:
       batch: the number of environments here.
       first: the index of the first of them.
       mesh_axis: the name of the mesh axis over which the environments are split, or None.
+      goes_on: whether the timestep behind the last one is of the domain, or T: ``beyond`` has its values.
     """
 
     times: Any
     batch: int
     first: Any = 0
     mesh_axis: str | None = None
+    goes_on: bool = False
 
     def environments(self) -> Any:
         """The global indices of the environments."""

@@ -146,12 +146,12 @@ def _behind_b(data: Any, dims: frozenset) -> Any:
     return jnp.moveaxis(data, 0, 1) if "b" in dims else data
 
 
-def read_window(source: Value, access: Window, fill: Value, domain: Domain, n: Any, sizes) -> Value:
-    """``x.window(lo, hi, fill=v)`` at all readers."""
+def read_window(source: Value, access: Window, fill: Value, domain: Domain, n: Any, sizes, times: Any = None) -> Value:
+    """``x.window(lo, hi, fill=v)`` at readers at some ``times``, all by default."""
     source = expand(source, source.dims | {"t"}, sizes)
     offsets = np.arange(access.lo, access.hi, dtype=np.int32)
-    positions = domain.times()[:, None] + offsets
-    data = jnp.take(source.data, np.clip(positions, 0, domain.length - 1), axis=0)
+    positions = (domain.times() if times is None else times)[:, None] + offsets[None]
+    data = jnp.take(source.data, (np if times is None else jnp).clip(positions, 0, domain.length - 1), axis=0)
     data = jnp.moveaxis(data, 1, 2) if "b" in source.dims else data
     return _filled(Value(data, source.dims), jnp.asarray(positions), frozenset("t"), fill, domain, n, sizes)
 

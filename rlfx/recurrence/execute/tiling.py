@@ -15,9 +15,11 @@ import numpy as np
 
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.bands import rows_of_blocks, seen_by_block
-from rlfx.recurrence.execute.values import Value, expand
+from rlfx.recurrence.execute.positions import run_positions_last, times_last
+from rlfx.recurrence.execute.values import Value, expand, of_atom
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.domain import Domain
+from rlfx.recurrence.language.index import Slice
 from rlfx.recurrence.language.precision import narrowed, widened
 from rlfx.recurrence.schedule.tiling import Blocked
 
@@ -46,6 +48,11 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
     moving = [v for v in inputs if "t" in inputs[v].dims]
     # Gradients of what all blocks use are added up in at least float32.
     fixed = {v: replace(x, data=widened(x.data)) for v, x in inputs.items() if v not in moving}
+    last = blocked.last
+    turned = set() if last is None else {*last.reads, *last.equations}
+    series = {} if last is None else {
+        e: times_last(run.env[e.source], e, of_atom(e.operands[0], run.env), run.sizes) for e in last.reads
+    }  # fmt: skip
     bands = {e: rows_of_blocks(run.env[e.source], band, run.domain, run.sizes) for e, band in blocked.bands.items()}
     found: list[list] = []
     for begin, end in blocked.sections:
@@ -53,9 +60,12 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
         section = SectionDomain(domain.length, domain.batch, domain.until, begin=begin, end=end)
         views = {}
         for e in blocked.equations:
-            if e.is_read and e not in bands and (view := reads.view_slice(run.env[e.source], e, section, run.sizes)) is not None:
+            if not isinstance(e.access if e.is_read else None, Slice) or e in bands:
+                continue
+            if (view := reads.view_slice(run.env[e.source], e, section, run.sizes)) is not None:
                 views[e.outputs[0]] = view
-        rest = tuple(e for e in blocked.equations if e not in bands and not any(v in views for v in e.outputs))
+        done = {*bands, *turned}
+        rest = tuple(e for e in blocked.equations if e not in done and not any(v in views for v in e.outputs))
 
         def evaluate(times, slices, rows, rest=rest, section=section, views=views):
             here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
@@ -65,9 +75,15 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
                 for x, (e, band) in zip(rows, blocked.bands.items(), strict=True)
             }
             part = at(times, section, {**own, **views, **seen, **here})
+            if last is not None:
+                run_positions_last(last, series, part.env, times[0])
 
             def read(equation, env, t):
-                return reads.gather_slice(run.env[equation.source], equation, section, times, run.sizes)
+                source, access = run.env[equation.source], equation.access
+                if isinstance(access, Slice):
+                    return reads.gather_slice(source, equation, section, times, run.sizes)
+                fill = of_atom(equation.operands[0], env)
+                return reads.read_window(source, access, fill, run.domain, run.domain.length, part.sizes, times)
 
             part.sequence(rest, part.env, part.times, read)
             return [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]

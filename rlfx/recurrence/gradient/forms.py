@@ -26,6 +26,7 @@ from rlfx.recurrence.execute.outputs import Objective, returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand
 from rlfx.recurrence.gradient.counted import any_of, conditions, if_needed
 from rlfx.recurrence.gradient.deferred import Deferring
+from rlfx.recurrence.gradient.following import behind, find_following, reads_of_next
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import wide, widened
@@ -159,13 +160,13 @@ class Pass:
         """As :meth:`gradient` for consecutive timesteps, ``environments`` at a time."""
         extent = self.extent
         if environments is None or environments >= extent.batch:
-            return self.gradient(stored, beyond, extent.at(times), share)
+            return self.gradient(stored, beyond, replace(extent, times=times), share)
         given = {**{v: x for v, x in self.env.items() if "b" in x.dims}, **stored}
 
         def add(total, first):
             part = {v: cut_environments(x, first, environments) for v, x in given.items()}
             ends = {v: cut_environments(x, first, environments) for v, x in beyond.items()}
-            tile = Extent(times, environments, extent.first + first, extent.mesh_axis)
+            tile = replace(extent, times=times, batch=environments, first=extent.first + first)
             return jax.tree.map(jnp.add, total, self.gradient(part, ends, tile, share)), None
 
         whole = extent.batch // environments
@@ -193,6 +194,10 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
     far = {v: x for v, x in stored.items() if v in p.on_host}
 
     firsts, mask = {}, p.counted()
+    following = find_following(p.learner)
+    assert not isinstance(following, str)
+    if reads_of_next(p.learner):
+        p = replace(p, extent=replace(p.extent, goes_on=True))
     if p.learner.program.domain.until:
         firsts = first_of({**near, **{v: replace(x, data=fetched_times(x, 0, 1)) for v, x in far.items()}})
 
@@ -204,7 +209,8 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
         part |= {v: replace(x, data=y) for (v, x), y in zip(far.items(), loaded, strict=True)}
         part = hold(p.learner.region.graph, part, p.extent, firsts)
         times = jax.lax.dynamic_slice_in_dim(p.extent.times, first, count)
-        return p.tile_gradient(part, beyond, times, share, plan.environments)
+        ends = behind(stored, following, beyond, p.on_host, first + count)
+        return p.tile_gradient(part, ends, times, share, plan.environments)
 
     def block(first, count, loaded):
         return if_needed(any_of(mask, first, count), lambda: computed(first, count, loaded))

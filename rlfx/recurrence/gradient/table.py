@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlfx._target import Target
+from rlfx.recurrence.gradient.following import find_following
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.one_pass import find_one_pass, one_pass, one_pass_of
 from rlfx.recurrence.gradient.replay import Replay, acting_kept, find_replay, replayed
@@ -68,7 +69,7 @@ def _blocks(p: Pass, plan: Plan) -> tuple:
 
 
 def _why_no_blocks(learner: Learner) -> str | None:
-    return (_found(find_acting) if _is_recurrent(learner) else _timesteps_apart)(learner)
+    return _found(find_acting if _is_recurrent(learner) else find_following)(learner)
 
 
 def _acting(learner: Learner, plan: Plan, target: Target, batch: int) -> ExecutablePlan:

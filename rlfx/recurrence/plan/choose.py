@@ -13,6 +13,7 @@ from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
 from rlfx.recurrence.analysis.storage import work_of
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
+from rlfx.recurrence.gradient.following import reads_of_next
 from rlfx.recurrence.gradient.stream import Stream, find_stream
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Equation, Var
@@ -34,6 +35,9 @@ OF_ROLLOUT = 1 / 8
 
 #: Timesteps of a recurrence in a block, if it is not one: every block starts loops, forward and backward.
 LOOPED = 8
+
+#: Timesteps in a block whose last one reads the next: that is computed in both blocks.
+FOLLOWED = 16
 
 #: Operations that an iteration of a loop starts which multiplies nothing: XLA:CPU compiles it as one function, 10 to 30 ns each.
 ALONE = 1 / 32
@@ -255,7 +259,8 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     if copies == 1 and _recurs(learner):
         fitting = max(fitting, min(room, LOOPED)) if fitting > 1 else 1
     elif copies == 1:
-        fitting = max(fitting, min(room, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch))))
+        again = FOLLOWED if reads_of_next(learner) else 1
+        fitting = max(fitting, min(room, max(again, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch)))))
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     if fitting >= length:

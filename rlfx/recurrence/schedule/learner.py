@@ -21,7 +21,9 @@ from rlfx.recurrence.language.index import Lookup, Point, Window
 from rlfx.recurrence.language.primitives import across_p, aside_p, inputs_p, reduce_p, whole_p
 from rlfx.recurrence.schedule.fusion import bytes_of_products
 from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.positions import followed
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
+from rlfx.recurrence.schedule.tiling import filled_windows
 
 
 def is_float(var: Var) -> bool:
@@ -223,9 +225,11 @@ def _beyond(region: Graph) -> frozenset[Var]:
 def activation_bytes(learner: Learner, batch: int, *, slices: bool = True) -> int:
     """Bytes of all values that one timestep of the region computes, in loops of the user's, too.
 
+    But for windows, and what has their axis: where they are large they exist for a few timesteps at a time (``tiling.py``).
     Without ``slices``, of those of fixed shape.
     """
     program, domain = learner.program, learner.program.domain
+    windows = followed(program, filled_windows(program, learner.active))
 
     def rows(v: Var) -> int:
         return batch if "b" in program.dims_of(v) else 1
@@ -234,7 +238,7 @@ def activation_bytes(learner: Learner, batch: int, *, slices: bool = True) -> in
         bytes_of(v, domain) * rows(v)
         for e in learner.region.equations
         for v in e.outputs
-        if is_float(v) and "t" in program.dims_of(v) and (slices or not J.symbolic_axes(v.shape))
+        if is_float(v) and "t" in program.dims_of(v) and v not in windows and (slices or not J.symbolic_axes(v.shape))
     )
     loops = (e for e in learner.region.equations if e in learner.active and "t" in program.dims_of(e.outputs[0]))
     return values + sum(bytes_of_residuals(e, domain) * rows(e.outputs[0]) for e in loops)

@@ -206,7 +206,7 @@ def physical(
     """
     graph = schedule.graph
     whole = steps is None or steps == graph.program.domain.length
-    wide = wide_equations(graph.program) if whole else frozenset()
+    wide = wide_equations(graph.program, batch, target.room, schedule.differentiated) if whole else frozenset()
 
     def node(stage: Any) -> Node:
         if isinstance(stage, Loop):

@@ -1,4 +1,5 @@
-"""Which axes of a value stand for other timesteps: those of a slice ``x[:]``, and of what is computed from it axis by axis.
+"""Which axes of a value stand for other timesteps: those of a slice ``x[:]``, and of what is computed from it axis by axis. So of
+a window ``x.window(lo, hi)``.
 
 Where an axis comes from decides, not how long it is: an image 64 pixels wide at T = 64 is no slice.
 """
@@ -6,7 +7,7 @@ Where an axis comes from decides, not how long it is: an image 64 pixels wide at
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rlfx import _jaxpr as J
@@ -22,7 +23,12 @@ Links = Iterator[tuple[int, int, Var, int, bool]]
 
 def positions(program: Program) -> Mapping[Var, frozenset[int]]:
     """The axes that are positions of slices of a fixed length, the same at every timestep, of the values that have any."""
-    found = {(e.outputs[0], 0) for e in program.equations if _is_long_slice(e, program)}
+    return followed(program, (e for e in program.equations if _is_long_slice(e, program)))
+
+
+def followed(program: Program, reads: Iterable[Equation]) -> Mapping[Var, frozenset[int]]:
+    """The axes that are positions of what some reads give, of the values that have any."""
+    found = {(e.outputs[0], 0) for e in reads}
     if not found:
         return {}
     same: dict[tuple, list[tuple]] = {}

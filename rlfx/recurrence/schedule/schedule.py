@@ -63,10 +63,15 @@ REGISTER = 0
 
 @dataclass(frozen=True)
 class Schedule:
-    """The stages of a graph, in order."""
+    """The stages of a graph, in order.
+
+    Attributes:
+      differentiated: the equations of which a derivative is taken.
+    """
 
     graph: Graph
     stages: tuple[Stage, ...]
+    differentiated: frozenset[Equation] = frozenset()
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -121,7 +126,7 @@ def schedule(
         done.update(recurrent[i])
         parallel(after, again=True)  # what the loop has computed may be computed again, for all t at once
     parallel(e for e, l in levels.items() if l == 2 * len(loops) - 1)
-    return Schedule(graph, tuple(stages))
+    return Schedule(graph, tuple(stages), differentiated)
 
 
 def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset]) -> list[frozenset[Equation]]:

@@ -18,10 +18,11 @@ from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import widest
-from rlfx.recurrence.language.index import Slice
+from rlfx.recurrence.language.index import Slice, Window
 from rlfx.recurrence.language.primitives import series_p
-from rlfx.recurrence.schedule.bands import MOST_COPIES, Band, band_of, is_window
-from rlfx.recurrence.schedule.positions import positions
+from rlfx.recurrence.schedule.bands import MOST_COPIES, NARROWEST, Band, band_of, is_window
+from rlfx.recurrence.schedule.positions import followed, positions
+from rlfx.recurrence.schedule.windows import PositionsLast, positions_last
 
 #: Each section is compiled by itself; with n of them the past that is read is (n + 1) / 2n of T.
 MOST_SECTIONS = 8
@@ -51,6 +52,7 @@ class Blocked:
       sections: each a number of blocks (the last one may end with a shorter block).
       largest: bytes of their largest value, if it were computed for all timesteps at once; without slices, of all of them.
       bands: what each block sees of windows that move with t, by the equations that read them.
+      last: which of them have positions last, where blocks are of one timestep.
     """
 
     equations: tuple[Equation, ...]
@@ -59,17 +61,18 @@ class Blocked:
     sections: tuple[tuple[int, int], ...]
     largest: int
     bands: Mapping[Equation, Band] = field(default_factory=dict)
+    last: PositionsLast | None = None
 
     def __str__(self) -> str:
         slices = ", ".join(dict.fromkeys(f"x[{e.access}]" for e in self.equations if e.is_read))
+        steps = f"{self.block} timestep" + "s" * (self.block > 1)
         if not slices:
-            steps = f"{self.block} timestep" + "s" * (self.block > 1)
             return f"blocks of {steps}, their values of all would be {self.largest / 2**20:.3g} MiB"
         sections = f" in {len(self.sections)} sections" if len(self.sections) > 1 else ""
         size = f"{self.largest / 2**20:.3g} MiB"
         rows = dict.fromkeys(b.width for b in self.bands.values())
-        seen = f" that each see {' or '.join(map(str, rows))} rows" if rows else ""
-        return f"{slices}: blocks of {self.block} timesteps{seen}{sections}, a value of all of them would be {size}"
+        seen = f" that each see {' or '.join(map(str, rows))} rows" if rows else ", positions last" if self.last else ""
+        return f"{slices}: blocks of {steps}{seen}{sections}, a value of all of them would be {size}"
 
 
 def divide(
@@ -134,16 +137,35 @@ def _outputs(members: tuple[Equation, ...], graph: Graph, used: AbstractSet[Var]
     return tuple(v for e in members for v in e.outputs if v in used or v in graph.complete)
 
 
-def wide_equations(program: Program) -> frozenset[Equation]:
-    """The equations of which a value has an axis for many other timesteps at every timestep."""
+def wide_equations(
+    program: Program, batch: int, room: Room, differentiated: AbstractSet[Equation] = frozenset()
+) -> frozenset[Equation]:
+    """The equations of which a value has an axis for many other timesteps at every timestep.
+
+    Windows are many copies of what they read. Those that take more than there is ``room`` for are wide, with what reduces them,
+    if no derivative is taken of the copies: it would be added up for one block after the other.
+    """
     over = positions(program)
+    large = [e for e in filled_windows(program, differentiated) if bytes_in_all(e.outputs[0], program, batch) > room.in_block]
+    of_windows = followed(program, large)
 
     def is_wide(e: Equation) -> bool:
         if not e.is_pointwise or "t" not in frozenset().union(*map(program.dims_of, e.outputs)):
             return False
-        return e.is_ragged or any(v in over for v in e.outputs)
+        windows = any(v in of_windows for v in (*e.inputs, *e.outputs) if isinstance(v, Var))
+        return e.is_ragged or windows or any(v in over for v in e.outputs)
 
-    return frozenset(filter(is_wide, program.equations))
+    return frozenset((*filter(is_wide, program.equations), *large))
+
+
+def filled_windows(program: Program, differentiated: AbstractSet[Equation]) -> tuple[Equation, ...]:
+    """The equations that read ``x.window(lo, hi)``, not of few timesteps, of which no derivative is taken."""
+
+    def found(e: Equation) -> bool:
+        return e.is_read and isinstance(e.access, Window) and e.access.hi - e.access.lo >= NARROWEST
+
+    reads = () if program.domain.until else filter(found, program.equations)
+    return tuple(e for e in reads if e not in differentiated)
 
 
 def _levels(equations: Sequence[Equation], wide: frozenset[Equation], graph: Graph) -> dict[Equation, int]:
@@ -153,7 +175,7 @@ def _levels(equations: Sequence[Equation], wide: frozenset[Equation], graph: Gra
     for e in equations:  # what is read at T by demand extension is a dependence, too
         producers = [owner[edge.value] for edge in graph.edges(e) if edge.value in owner]
         base = max((level[p] for p in producers if p in level), default=0)
-        if _is_slice(e):
+        if _is_slice(e) or (e.is_read and e in wide):
             level[e] = base + 1 if base % 2 == 0 else base + 2
         elif e in wide and not e.has_effects:
             level[e] = base | 1
@@ -184,16 +206,15 @@ def _blocked(
     used = _used(members, graph)
     outputs = _outputs(members, graph, used)
     windows = [e for e in members if e.is_read and is_window(e, program.domain)]
+    filled = [e for e in members if e.is_read and isinstance(e.access, Window)]
     shared = _shared(members, program)
-    copied = max((bytes_in_all(e.outputs[0], program, batch) for e in windows), default=0)
+    copied = max((bytes_in_all(e.outputs[0], program, batch) for e in (*windows, *filled)), default=0)
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
     sizes = (bytes_in_all(v, program, batch) for v in wide)
     largest = max(sizes, default=0)
     if largest <= room.at_once and copied <= room.in_block:
         return None
-    if any(J.symbolic_axes(v.shape) for v in outputs) or any(
-        v in used for e in members if e.is_read for v in e.outputs
-    ):
+    if any(J.symbolic_axes(v.shape) for v in outputs) or any(v in outputs for e in members if e.is_read for v in e.outputs):
         return None
     if windows:  # values on them are about twice as wide as a window
         most = min(widest(program.domain, e.params["size"]) for e in windows)
@@ -201,12 +222,17 @@ def _blocked(
         block = _block_size(1, length, max(block, -(-most // (MOST_COPIES - 1))))
     else:
         block = _block_size(largest / length, length, room.in_block)
+    if filled:  # a few timesteps of them fit the cache
+        fitting = min(room.in_block, room.tile or room.in_block) * length // (2 * copied)
+        block = divisor_near(length, min(block, max(1, int(fitting))))
+    last = positions_last(members, outputs, program, batch) if filled and room.tile is not None else None
+    block = block if last is None else 1
     found = {e: band_of(e, program.domain, block) for e in windows}
     bands = {e: band for e, band in found.items() if band is not None}
     # An environment that has ended sees what its last timestep saw, which may lie in an earlier section.
     whole = program.domain.until or all(e in bands for e in members if _is_slice(e))
     sections = ((0, length),) if whole else _sections(length, block)
-    return Blocked(members, outputs, block, sections, max(largest, copied), bands)
+    return Blocked(members, outputs, block, sections, max(largest, copied), bands, last)
 
 
 def _shared(equations: Iterable[Equation], program: Program) -> set[Var]:
