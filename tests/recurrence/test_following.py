@@ -126,7 +126,7 @@ def test_other_reads_have_no_blocks(program):
 def test_environments_that_end_have_no_blocks():
     program = lambda w, x, t: (residual(w, x, t)[0], jnp.cos(1.3 * x))  # noqa: E731
     fn = rlfx.compile(program, length=T, batch=BATCH, until=lambda x: x[0] > 0.9, plan=rlfx.Plan("blocks", 3))
-    with pytest.raises(ScheduleError, match="reads of other timesteps|where environments end at other timesteps"):
+    with pytest.raises(ScheduleError, match=r"reads of other timesteps|where environments end at other timesteps"):
         fn.plan(W, X0)
 
 
