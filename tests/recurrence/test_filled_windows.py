@@ -66,10 +66,19 @@ def images(w, x, t):
     """Codes that are matrices, and a mask of positions and time."""
     seen = rlfx.series(jax.lax.stop_gradient(x[:, None] * x[None, :])).window(2, 13, fill=0.5)
     apart = jnp.abs(seen - 0.1 * t.now.astype(jnp.float32)).sum((1, 2))
-    return jnp.where(jnp.arange(11) + 2 + t < t.length, apart, 9.0).min() * (x @ w[0, 0]), jax.lax.stop_gradient(jnp.sin(x))
+    return jnp.where(jnp.arange(11) + 2 + t < t.length, apart, 9.0).min() * (x @ w[0, 0]), jax.lax.stop_gradient(
+        jnp.sin(x)
+    )
 
 
-PROGRAMS = {f.__name__: f for f in (nearest, attending, around, added, kernel, images)}
+def nowhere(w, x, t):
+    """Windows that reach nothing, and of what is the same at every timestep but for the ends."""
+    outside = rlfx.series(jax.lax.stop_gradient(jnp.sin(x))).window(T, T + 10, fill=0.5)
+    steady = rlfx.series(jnp.float32(0.5)).window(-4, 6, fill=-1.0)
+    return ((outside - x[None]) ** 2).sum(-1).min() * (x @ w[0, 0]) + steady.sum() * w[1, 0, 0], jnp.cos(x)
+
+
+PROGRAMS = {f.__name__: f for f in (nearest, attending, around, added, kernel, images, nowhere)}
 #: Those whose windows are only reduced: what the learner differentiates functions of is stored for it.
 REDUCED = ("nearest", "around", "images")
 
@@ -125,7 +134,9 @@ def test_acting_alone(few, name):
     """Without a learner nothing is stored: windows whose features are added up have positions last."""
     step = lambda w, x, t: PROGRAMS[name](w, x, t)[::-1]  # noqa: E731
     fn = rlfx.unroll(step, length=T, batch=BATCH, target=small())
-    assert_equal(fn(W, X0, jax.random.key(3)), rlfx.reference(step, length=T, batch=BATCH, loss=False)(W, X0, jax.random.key(3)))
+    assert_equal(
+        fn(W, X0, jax.random.key(3)), rlfx.reference(step, length=T, batch=BATCH, loss=False)(W, X0, jax.random.key(3))
+    )
     rule = GradientRule(rlfx.trace(step, W, X0, length=T, batch=BATCH, loss=False), Options(), small())
     text = str(physical(rule.forward, small(), while_going, batch=BATCH))
     assert ("positions last" in text) == (name in ("nearest", "kernel", "images")), text

@@ -329,7 +329,7 @@ class Execution:
         if isinstance(access, Point) and bare and "t" not in self.program.dims_of(equation.source):
             return env[equation.source]  # it has the same value everywhere, also beyond the end
         found = reach_in(access, self.domain)
-        source = self.nothing(equation.source) if found.misses else env[equation.source]
+        source = self.source_of(equation, env)
         if isinstance(access, Lookup):
             source = self.extent.gathered(source) if access.across_batch else source
             return reads.lookup(
@@ -346,9 +346,11 @@ class Execution:
             return reads.read_point(source, access.index, self.domain, n, start, end, self.sizes)
         return reads.read_window(source, access, of_atom(equation.operands[0], env), self.domain, n, self.sizes)
 
-    def nothing(self, var: Var) -> Value:
-        """Stands for a series of which no point is read."""
-        return Value(zeros(tuple(var.shape), var.dtype))
+    def source_of(self, equation: Equation, env: Mapping[Var, Value]) -> Value:
+        """What is read; of a series of which no point is, something of its shape."""
+        var = equation.source
+        misses = reach_in(equation.access, self.domain).misses
+        return Value(zeros(tuple(var.shape), var.dtype)) if misses else env[var]
 
 
 _PREVIOUS = Point(TIME - 1)

@@ -215,7 +215,7 @@ class RunningLoop:
             return run.read_complete(equation, {**env, equation.source: run.env[equation.source]}, t)
         length, (fill,) = run.domain.length, equation.operands
         found = reach_in(access, run.domain)
-        source = run.nothing(equation.source) if found.misses else run.env[equation.source]
+        source = run.source_of(equation, run.env)
         source = expand(source, source.dims | {"t"}, run.sizes)
         n = run.length if found.future or found.after_end else length
         complete = Value(source.data, source.dims - {"t"})

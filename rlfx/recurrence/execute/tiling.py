@@ -51,7 +51,7 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
     last = blocked.last
     turned = set() if last is None else {*last.reads, *last.equations}
     series = {} if last is None else {
-        e: times_last(run.env[e.source], e, of_atom(e.operands[0], run.env), run.sizes) for e in last.reads
+        e: times_last(run.source_of(e, run.env), e, of_atom(e.operands[0], run.env), run.sizes) for e in last.reads
     }  # fmt: skip
     bands = {e: rows_of_blocks(run.env[e.source], band, run.domain, run.sizes) for e, band in blocked.bands.items()}
     found: list[list] = []
@@ -79,10 +79,11 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
                 run_positions_last(last, series, part.env, times[0])
 
             def read(equation, env, t):
-                source, access = run.env[equation.source], equation.access
+                access = equation.access
                 if isinstance(access, Slice):
-                    return reads.gather_slice(source, equation, section, times, run.sizes)
-                fill = of_atom(equation.operands[0], env)
+                    return reads.gather_slice(run.env[equation.source], equation, section, times, run.sizes)
+                source, fill = run.source_of(equation, run.env), of_atom(equation.operands[0], env)
+                source = expand(source, source.dims | {"t"}, run.sizes)
                 return reads.read_window(source, access, fill, run.domain, run.domain.length, part.sizes, times)
 
             part.sequence(rest, part.env, part.times, read)

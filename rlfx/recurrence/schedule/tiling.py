@@ -146,7 +146,9 @@ def wide_equations(
     if no derivative is taken of the copies: it would be added up for one block after the other.
     """
     over = positions(program)
-    large = [e for e in filled_windows(program, differentiated) if bytes_in_all(e.outputs[0], program, batch) > room.in_block]
+    large = [
+        e for e in filled_windows(program, differentiated) if bytes_in_all(e.outputs[0], program, batch) > room.in_block
+    ]
     of_windows = followed(program, large)
 
     def is_wide(e: Equation) -> bool:
@@ -214,7 +216,9 @@ def _blocked(
     largest = max(sizes, default=0)
     if largest <= room.at_once and copied <= room.in_block:
         return None
-    if any(J.symbolic_axes(v.shape) for v in outputs) or any(v in outputs for e in members if e.is_read for v in e.outputs):
+    if any(J.symbolic_axes(v.shape) for v in outputs) or any(
+        v in outputs for e in members if e.is_read for v in e.outputs
+    ):
         return None
     if windows:  # values on them are about twice as wide as a window
         most = min(widest(program.domain, e.params["size"]) for e in windows)

@@ -47,10 +47,16 @@ class PositionsLast:
     needed: tuple[Var, ...]
 
 
-def positions_last(members: Sequence[Equation], outputs: Sequence[Var], program: Program, batch: int) -> PositionsLast | None:
+def positions_last(
+    members: Sequence[Equation], outputs: Sequence[Var], program: Program, batch: int
+) -> PositionsLast | None:
     """Which of some equations run so; None if nothing is gained by it."""
     reads = tuple(e for e in members if e.is_read)
-    if not reads or not all(_is_plain(e, program) for e in reads) or len({e.access.hi - e.access.lo for e in reads}) > 1:  # type: ignore[union-attr]
+    if (
+        not reads
+        or not all(_is_plain(e, program) for e in reads)
+        or len({e.access.hi - e.access.lo for e in reads}) > 1
+    ):  # type: ignore[union-attr]
         return None
     each = min(bytes_in_all(e.outputs[0], program, batch) for e in reads) / program.domain.length
     if reads[0].outputs[0].shape[0] < VECTOR or each < LEAST:
