@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src import core, dtypes, source_info_util
+from jax._src.interpreters import partial_eval
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -73,6 +75,29 @@ def bind(primitive: Primitive, params: dict, *args: Any) -> list:
     subfuns, bound = bind_params(primitive, params)
     outs = primitive.bind(*subfuns, *args, **bound)
     return list(outs) if primitive.multiple_results else [outs]
+
+
+def bind_again(eqn: Any, *operands: Any) -> list:
+    """Evaluate an equation as it is on other operands; always a list of outputs.
+
+    In a trace that keeps a jaxpr, where the operands have the types of the equation's own, so have the outputs: the equation
+    is copied, and what it calls is neither typed nor traced again.
+    """
+    trace = core.trace_ctx.trace
+    if isinstance(trace, partial_eval.DynamicJaxprTrace) and _copies(eqn):
+        given = list(map(dtypes.canonicalize_value, operands))
+        mine = any(isinstance(x, partial_eval.DynamicJaxprTracer) and x._trace is trace for x in given)
+        if mine and all(core.typeof(x) == v.aval for x, v in zip(given, eqn.invars, strict=True)):
+            source = source_info_util.current()
+            operands_here = [trace.to_jaxpr_tracer(x, source) for x in given]
+            types = [v.aval for v in eqn.outvars]
+            return trace.emit_eqn(operands_here, types, eqn.primitive, eqn.params, eqn.effects, source, eqn.ctx)
+    return bind(eqn.primitive, eqn.params, *operands)
+
+
+def _copies(eqn: Any) -> bool:
+    """Whether nothing happens when an equation is bound but that it is there; jax folds constants of a few."""
+    return not eqn.effects and not eqn.primitive.ref_allocating and eqn.primitive not in partial_eval.const_fold_rules
 
 
 def types_of(primitive: Primitive, params: dict, avals: Sequence) -> list | str | None:
