@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from rlfx import _jaxpr as J
 
@@ -17,15 +18,20 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def _block(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
-    """Threefry-2x32 with 20 rounds (Salmon et al., 2011)."""
-    keys = (k0, k1, k0 ^ k1 ^ _PARITY)
-    x0, x1 = x0 + keys[0], x1 + keys[1]
+    """Threefry-2x32 with 20 rounds (Salmon et al., 2011).
+
+    (By ``jax.lax``: operators of ``jax.numpy`` are traced as calls, which takes several times as long.)
+    """
+    word = np.uint32
+    keys = (k0, k1, lax.bitwise_xor(lax.bitwise_xor(k0, k1), _PARITY))
+    x0, x1 = lax.add(x0, keys[0]), lax.add(x1, keys[1])
     for i in range(5):
         for r in _ROTATIONS[i % 2]:
-            x0 = x0 + x1
-            x1 = ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r))) ^ x0
-        x0 = x0 + keys[(i + 1) % 3]
-        x1 = x1 + keys[(i + 2) % 3] + np.uint32(i + 1)
+            x0 = lax.add(x0, x1)
+            turned = lax.bitwise_or(lax.shift_left(x1, word(r)), lax.shift_right_logical(x1, word(32 - r)))
+            x1 = lax.bitwise_xor(turned, x0)
+        x0 = lax.add(x0, keys[(i + 1) % 3])
+        x1 = lax.add(lax.add(x1, keys[(i + 2) % 3]), word(i + 1))
     return x0, x1
 
 

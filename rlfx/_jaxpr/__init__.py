@@ -82,6 +82,7 @@ from rlfx._jaxpr.manual import unchecked, varying, varying_axes
 from rlfx._jaxpr.profiler import stop_trace, waits
 from rlfx._jaxpr.rules import (
     bind,
+    bind_again,
     bind_params,
     define_batching,
     define_jvp,

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from rlfx._jaxpr.jaxprs import without_dead_code
-from rlfx._jaxpr.rules import zero_tangent_like
+from rlfx._jaxpr.rules import evaluate_again, zero_tangent_like
 
 #: What a rule for linearization returns after its residuals, from jax 0.11 on.
 NO_STRUCTURED_RESIDUALS = (None,) if "structured_residuals" in private_ad.LinearizeTrace.__annotations__ else ()
@@ -55,6 +55,9 @@ class Staged(Primitive):
 
         def run(*args, jaxpr, **_):
             return core.jaxpr_as_fun(jaxpr)(*args)
+
+        def lowered(*args, jaxpr, **_):
+            return evaluate_again(jaxpr, *args)
 
         def moved(primals, moving, *, used, **params):
             """The call as a function of the arguments that move alone."""
@@ -114,7 +117,7 @@ class Staged(Primitive):
 
         self.def_impl(run)
         self.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals, jaxpr.effects))
-        mlir.register_lowering(self, mlir.lower_fun(run, multiple_results=True))
+        mlir.register_lowering(self, mlir.lower_fun(lowered, multiple_results=True))
         ad.primitive_jvps[self] = jvp
         private_ad.primitive_linearizations[self] = linearize
         batching.fancy_primitive_batchers[self] = batch

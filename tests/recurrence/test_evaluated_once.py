@@ -9,6 +9,7 @@ import pytest
 from jax.lax import stop_gradient
 
 import rlfx
+from rlfx.recurrence.gradient.forms import Pass
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.once import CACHES, TILE
 from rlfx.recurrence.plan.planner import Options
@@ -190,6 +191,31 @@ def test_environments_that_end():
 
 def caches(*, tile, cache=None):
     return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile, cache=cache or tile))
+
+
+@pytest.mark.parametrize("scale", [jnp.float32(0.5), jnp.full((), 0.5)], ids=["strong", "weak"])
+def test_what_the_planner_traced_to_know_its_bytes_is_not_traced_again(scale, monkeypatch):
+    def scaled(p, x, t):
+        loss, moved = normalised(p, x, t)
+        return scale * loss, moved
+
+    length, evaluated = 64, []
+    evaluate = Pass.gradient
+    monkeypatch.setattr(Pass, "gradient", lambda *args: evaluated.append(args) or evaluate(*args))
+    needed = temporaries(rlfx.Plan(), learner_of(normalised, length), B)
+    target = caches(tile=needed / (2 * CACHES), cache=needed)  # too much for a look from far, and it may fit
+
+    def text_and_values(**how):
+        fn = rlfx.compile(scaled, length=length, batch=B, target=target, **how)
+        lowered = jax.jit(jax.value_and_grad(lambda p: fn(p, X, KEY)[0])).lower(PARAMS)
+        return lowered.as_text(), lowered.compile()(PARAMS)
+
+    text, values = text_and_values()
+    assert len(evaluated) == 1
+    expected_text, expected = text_and_values(plan=rlfx.Plan())
+    assert len(evaluated) == 2
+    assert text == expected_text or jax.typeof(scale).weak_type  # of which a conversion is left
+    jax.tree.map(np.testing.assert_array_equal, values, expected)
 
 
 def test_it_is_the_default_where_all_activations_take_a_few_caches():

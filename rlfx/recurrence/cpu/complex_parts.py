@@ -192,7 +192,7 @@ def by_parts(jaxpr: Any, consts: Sequence, args: Sequence) -> list:
             return None
         outs = outputs_of(eqn.primitive, eqn.params, operands)
         if outs is None:
-            outs = J.bind(eqn.primitive, eqn.params, *(x.whole if isinstance(x, Parts) else x for x in operands))
+            outs = J.bind_again(eqn, *(x.whole if isinstance(x, Parts) else x for x in operands))
         return [Parts.of(x) if _has_complex_numbers(x) else x for x in outs]
 
     given = [Parts.of(x) if _has_complex_numbers(x) else x for x in args]

@@ -7,11 +7,13 @@ equal, and the derivative is 0 / 0. Here the place of one of them comes out of a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from rlfx import _jaxpr as J
 
@@ -43,11 +45,14 @@ def largest_or_smallest(
         found = extreme(x)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return found, J.zero_tangent_like(found)
-        own, first = _first(op, jax.lax.stop_gradient(x), axes)
-        chosen = (x == jnp.expand_dims(found, axes)) | (first & (own == complete(op, own)))
-        chosen = chosen.astype(x.dtype)
+        # (Operators of jax.numpy would be traced as calls, several times as long.)
+        own, first = _first(op, lax.stop_gradient(x), axes)
+        everywhere = functools.partial(lax.broadcast_in_dim, shape=x.shape, broadcast_dimensions=range(x.ndim))
+        here = lax.bitwise_and(first, everywhere(lax.eq(own, complete(op, own))))
+        equal = lax.eq(x, everywhere(lax.expand_dims(found, axes)))
+        chosen = lax.convert_element_type(lax.bitwise_or(equal, here), x.dtype)
         count = complete("sum", jnp.sum(chosen, axis=axes))
-        return found, complete("sum", jnp.sum(chosen * dx, axis=axes)) / count
+        return found, lax.div(complete("sum", jnp.sum(lax.mul(chosen, dx), axis=axes)), count)
 
     return extreme(x) if axes else x  # what no environment has of its own is the same on all devices
 
@@ -56,14 +61,16 @@ def _first(op: str, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any]:
     """``(the extreme, where it is first attained)``, of one reduction; the reduced axes stay, of length 1 in the extreme."""
     place = jnp.zeros((), jnp.int32)
     for a in axes:
-        place = place * x.shape[a] + jax.lax.broadcasted_iota(jnp.int32, x.shape, a)
-    lowest, before = (-jnp.inf, jax.lax.gt) if op == "max" else (jnp.inf, jax.lax.lt)
+        place = place * x.shape[a] + lax.broadcasted_iota(jnp.int32, x.shape, a)
+    lowest, before = (-jnp.inf, lax.gt) if op == "max" else (jnp.inf, lax.lt)
 
     def better(left: tuple, right: tuple) -> tuple:
         (a, i), (b, j) = left, right
-        stays = before(a, b) | (a != a) | ((a == b) & (i < j))
-        return jax.lax.select(stays, a, b), jax.lax.select(stays, i, j)
+        ties = lax.bitwise_and(lax.eq(a, b), lax.lt(i, j))
+        stays = lax.bitwise_or(lax.bitwise_or(before(a, b), lax.ne(a, a)), ties)
+        return lax.select(stays, a, b), lax.select(stays, i, j)
 
     start = (jnp.asarray(lowest, x.dtype), jnp.asarray(jnp.iinfo(jnp.int32).max, jnp.int32))
-    own, at = jax.lax.reduce((x, place), start, better, axes)
-    return jnp.expand_dims(own, axes), place == jnp.expand_dims(at, axes)
+    own, at = lax.reduce((x, place), start, better, axes)
+    at = lax.broadcast_in_dim(lax.expand_dims(at, axes), x.shape, range(x.ndim))
+    return lax.expand_dims(own, axes), lax.eq(place, at)

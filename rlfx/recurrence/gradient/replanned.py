@@ -40,7 +40,8 @@ def planned(make: Make, of: Any, *args: Any, once: Callable | None = None) -> An
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
     the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types.
     """
-    leaves, structure = jax.tree.flatten(args)
+    leaves, types = typed(args)
+    structure = types[0]
 
     def flat(axes: tuple[Added, ...]) -> Callable:
         return lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
@@ -48,12 +49,17 @@ def planned(make: Make, of: Any, *args: Any, once: Callable | None = None) -> An
     def body() -> tuple:
         return jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
 
-    types = structure, tuple(map(jax.typeof, leaves)), J.surroundings()
     jaxpr, shapes = body() if once is None else once(types, body)
     outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
         *leaves, jaxpr=jaxpr, of=of, make=flat, axes=()
     )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+
+def typed(args: tuple) -> tuple[list, tuple]:
+    """The leaves of arguments, and what a jaxpr that is made for them depends on."""
+    leaves, structure = jax.tree.flatten(args)
+    return leaves, (structure, tuple(map(jax.typeof, leaves)), J.surroundings())
 
 
 def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:

@@ -38,7 +38,7 @@ def evaluate(
             names = names + e.source_info.name_stack
         with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names):
             outs = rule(eqn, operands)
-            return J.bind(eqn.primitive, eqn.params, *operands) if outs is None else outs
+            return J.bind_again(eqn, *operands) if outs is None else outs
 
     return J.walk(jaxpr, consts, args, visit, inlines=inlines)
 

@@ -36,6 +36,7 @@ class PlanEvaluator:
     """The loss of a program and its gradient, an unrolled program, or outputs and their pullback, on one device.
 
     Attributes:
+      rule: of the program, if it is on one device: it keeps what is traced under a plan, and need not trace that again.
       targets: outputs whose cotangents are pulled back; None: the gradient of the loss, or no derivative without one.
       order: the inputs with respect to which the gradient is taken.
       batch: the environments of one device.
@@ -49,6 +50,7 @@ class PlanEvaluator:
     target: Target
     axes: tuple[Added, ...] = ()
     targets: tuple[Var, ...] | None = None
+    rule: GradientRule | None = None
     _known: dict = field(default_factory=dict)
 
     def _once(self, what: str, plan: Plan, compute: Any) -> Any:
@@ -61,10 +63,17 @@ class PlanEvaluator:
         """The plans with an estimate so far."""
         return [plan for what, plan in self._known if what == "jaxpr"]
 
-    def _function(self, plan: Plan) -> tuple:
+    def _rule(self, plan: Plan) -> GradientRule:
+        """The program on one device, under a plan."""
+        if self.rule is not None:
+            return self.rule.under(plan)
         domain = self.program.domain
         local = replace(domain, batch=None if domain.batch is None else self.batch)
-        rule = GradientRule(replace(self.program, domain=local), Fixed(plan), self.target)
+        return GradientRule(replace(self.program, domain=local), Fixed(plan), self.target)
+
+    def _function(self, plan: Plan) -> tuple:
+        domain = self.program.domain
+        rule = self._rule(plan)
         inputs, split = rule.flat_inputs, rule.split.environment_axes
 
         def gradient(flat, t0, *cotangents):

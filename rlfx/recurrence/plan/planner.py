@@ -96,5 +96,6 @@ def evaluator_of(
     Of a ``learner`` with other targets than the loss: the program, and the pullback of these.
     """
     targets = None if learner is None or learner.targets == (rule.program.loss,) else learner.targets
-    make = lambda: PlanEvaluator(rule.program, tuple(order), rule.split.batch, rule.target, axes, targets)  # noqa: E731
+    mine = rule if rule.sharding is None else None
+    make = lambda: PlanEvaluator(rule.program, tuple(order), rule.split.batch, rule.target, axes, targets, mine)  # noqa: E731
     return rule.once(("evaluator", tuple(order), axes, targets), make)

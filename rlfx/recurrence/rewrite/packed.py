@@ -288,7 +288,7 @@ def _vector(values: Sequence[tuple[Any, int]]) -> jax.Array:
 
 
 def _bound(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    return _scoped(eqn, lambda: J.bind(eqn.primitive, eqn.params, *operands))
+    return _scoped(eqn, lambda: J.bind_again(eqn, *operands))
 
 
 def _scoped(eqn: Any, fn: Callable[[], Any]) -> Any:
