@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
-from rlfx.recurrence.analysis.flow import SINK, SOURCE, Flow
-from rlfx.recurrence.analysis.order import reached
+from rlfx._lazy import nx
+
+_SOURCE, _SINK = 0, 1
 
 
 def units(cost: float) -> int:
@@ -42,12 +44,20 @@ class Network:
           [['a', 'source'], ['b', 'sink']]
         """
         number = self._numbered(source, sink)
-        flow = Flow(max(number.values()) + 1)
-        endless = 1 + sum(c for arcs in self._arcs.values() for c in arcs.values() if c is not None)
+        graph = nx.DiGraph()
+        graph.add_nodes_from((_SOURCE, _SINK))
         for u, arcs in self._arcs.items():
             for v, capacity in arcs.items():
-                flow.add(number[u], number[v], endless if capacity is None else capacity)
-        last = flow.filled()
+                i, j = number[u], number[v]
+                if i in (j, _SINK) or j == _SOURCE:  # nothing returns to the source, nor leaves the sink
+                    continue
+                before = graph.get_edge_data(i, j, {"capacity": 0}).get("capacity")
+                graph.add_edge(i, j, capacity=None if capacity is None or before is None else before + capacity)
+        for _, _, arc in graph.edges(data=True):
+            if arc["capacity"] is None:  # networkx: an arc that is never cut has no capacity
+                del arc["capacity"]
+        # Of networkx's algorithms that which is fastest here: ways are short, and most capacities infinite.
+        _, (_, last) = nx.minimum_cut(graph, _SOURCE, _SINK, flow_func=nx.algorithms.flow.boykov_kolmogorov)
         return {u for u in self._arcs if number[u] not in last}, {u for u in self._arcs if number[u] in last}
 
     def _numbered(self, source: Hashable, sink: Hashable) -> dict[Hashable, int]:
@@ -61,9 +71,19 @@ class Network:
             for v, capacity in arcs.items():
                 if capacity is None:
                     back[v].append(u)
-        first = reached(source, lambda u: (v for v, c in self._arcs[u].items() if c is None))
-        last = reached(sink, back.__getitem__)
+        first = _reached(source, lambda u: (v for v, c in self._arcs[u].items() if c is None))
+        last = _reached(sink, back.__getitem__)
         if first & last:
             raise ValueError("The source reaches the sink by arcs without a capacity.")
         rest = (u for u in self._arcs if u not in first and u not in last)
-        return dict.fromkeys(first, SOURCE) | dict.fromkeys(last, SINK) | {u: i for i, u in enumerate(rest, 2)}
+        return dict.fromkeys(first, _SOURCE) | dict.fromkeys(last, _SINK) | {u: i for i, u in enumerate(rest, 2)}
+
+
+def _reached(start: Hashable, neighbours: Callable[[Any], Iterable]) -> set:
+    """The nodes that one reaches from one, itself included."""
+    seen, todo = {start}, [start]
+    while todo:
+        new = [v for v in neighbours(todo.pop()) if v not in seen]
+        seen.update(new)
+        todo += new
+    return seen

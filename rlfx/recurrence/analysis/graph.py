@@ -9,7 +9,6 @@ from typing import Any
 
 from rlfx._lazy import nx
 from rlfx.errors import BoundaryError, CausalityError, located
-from rlfx.recurrence.analysis.order import strongly_connected, topological_order
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
@@ -235,25 +234,27 @@ class Graph:
     # -- order
 
     @cached_property
-    def sources(self) -> Mapping[Equation, Mapping[Equation, frozenset[str]]]:
-        """Of each equation those that define what it depends on, with the union of the edges' ``signs``."""
-        found: dict[Equation, dict[Equation, frozenset[str]]] = {}
+    def nx(self) -> nx.DiGraph:
+        """The graph over equations; an edge from definition to reader has the union of their edges' ``signs``."""
+        graph = nx.DiGraph()
+        graph.add_nodes_from(self.equations)
         for reader in self.equations:
-            mine = found[reader] = {}
             for edge in self.edges(reader):
                 source = self.definition.get(edge.value)
-                if source is not None:
-                    mine[source] = mine[source] | edge.signs if source in mine else edge.signs
-        return found
+                if source is None:
+                    continue
+                known = graph.get_edge_data(source, reader, {"signs": frozenset()})["signs"]
+                graph.add_edge(source, reader, signs=known | edge.signs)
+        return graph
 
     @cached_property
     def components(self) -> list[tuple[Equation, ...]]:
         """Strongly connected components in an order of execution, members in program order."""
         place = self.program.places
-        members = [tuple(sorted(c, key=place.__getitem__)) for c in strongly_connected(self.sources)]
-        owner = {e: c for c in members for e in c}
-        before = {c: {owner[d] for e in c for d in self.sources[e]} - {c} for c in members}
-        return topological_order(before, key=lambda c: place[c[0]])
+        condensed = nx.condensation(self.nx)
+        members = nx.get_node_attributes(condensed, "members")
+        order = nx.lexicographical_topological_sort(condensed, key=lambda c: min(place[e] for e in members[c]))
+        return [tuple(sorted(members[c], key=place.__getitem__)) for c in order]
 
     def direction(self, component: Iterable[Equation]) -> str | None:
         """``"forward"``, ``"backward"``, or None if the component is no recurrence.
@@ -261,18 +262,16 @@ class Graph:
         Raises:
           CausalityError: if its reads point both ways, or a point depends on itself.
         """
-        members = dict.fromkeys(component)
-        inside = {e: {d: s for d, s in self.sources[e].items() if d in members} for e in members}
-        if len(members) == 1 and not any(inside.values()):
+        component = list(component)
+        if len(component) == 1 and not self.nx.has_edge(*component, *component):
             return None
-        signs = frozenset().union(*(s for sources in inside.values() for s in sources.values()))
+        inside = self.nx.subgraph(component)
+        signs = frozenset().union(*(s for *_, s in inside.edges(data="signs")))
         if {PAST, FUTURE} <= signs:
-            raise _mixed(members, self)
-        now = {e: [d for d, s in sources.items() if HERE in s] for e, sources in inside.items()}
-        try:
-            topological_order(now, key=self.program.places.__getitem__)
-        except ValueError:
-            raise _immediate(nx.find_cycle(nx.DiGraph((d, e) for e in now for d in now[e]))) from None
+            raise _mixed(inside, self)
+        now = nx.DiGraph((u, v) for u, v, s in inside.edges(data="signs") if HERE in s)
+        if not nx.is_directed_acyclic_graph(now):
+            raise _immediate(nx.find_cycle(now))
         return "forward" if PAST in signs else "backward"
 
 
@@ -302,9 +301,13 @@ def first_operands(equation: Equation) -> tuple[Atom, ...]:
 
 def in_order(equations: Collection[Equation], operands: Callable, program: Program) -> tuple[Equation, ...]:
     """Equations of one timestep, each after those whose outputs are among its ``operands``."""
-    definition, all_of_them = program.definitions(), frozenset(equations)
-    before = {e: [d for v in operands(e) if (d := definition.get(v)) in all_of_them] for e in equations}
-    return tuple(topological_order(before, key=program.places.__getitem__))
+    definition = program.definitions()
+    found = nx.DiGraph()
+    found.add_nodes_from(equations)
+    for e in equations:
+        sources = (definition.get(v) for v in operands(e))
+        found.add_edges_from((source, e) for source in sources if source in found)
+    return tuple(nx.lexicographical_topological_sort(found, key=program.places.__getitem__))
 
 
 def _why_not_at_the_end(equation: Equation, domain: Domain) -> str | None:
@@ -329,7 +332,7 @@ def _chain(cycle_edges: Iterable[tuple[Equation, Equation, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _mixed(inside: Collection[Equation], graph: Graph) -> CausalityError:
+def _mixed(inside: nx.DiGraph, graph: Graph) -> CausalityError:
     reads = [e for e in graph.program.equations if e in inside and e.is_read]
     lines = []
     for read in reads:

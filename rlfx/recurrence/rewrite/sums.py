@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.order import connected
+from rlfx._lazy import nx
 from rlfx.recurrence.ir.build import Builder
 from rlfx.recurrence.ir.program import Equation, Program, Var, with_equations
 
@@ -118,12 +118,14 @@ def _sum_moved(e: Equation, left: Any, right: Any) -> Any:
 def sums_of(program: Program, wide: frozenset[Equation]) -> list[Sum]:
     """The sums of wide products of a program, each with what leads to it."""
     leading = _leading(program, wide)
+    groups = nx.Graph()
     definition, users = program.definitions(), program.users
-    in_order = sorted(leading, key=program.places.__getitem__)
-    near = {e: [d for v in e.inputs if (d := definition.get(v)) in leading] for e in in_order}
+    for e in leading:
+        groups.add_node(e)
+        groups.add_edges_from((e, d) for v in e.inputs if (d := definition.get(v)) in leading)
     returned = {program.loss, *program.next_carry, *program.aux}
     found = []
-    for group in connected(near):
+    for group in nx.connected_components(groups):
         members = tuple(sorted(group, key=program.places.__getitem__))
         made = {v for e in members for v in e.outputs}
         outputs = [v for v in made if v in returned or any(u not in group for u in users.get(v, ()))]

@@ -9,6 +9,7 @@ from functools import cached_property
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx._lazy import nx
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, bytes_of_residuals
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
@@ -194,7 +195,7 @@ def _cut(
 
 
 def _recurrent(graph: Graph) -> frozenset[Equation]:
-    return frozenset(e for c in graph.components if len(c) > 1 for e in c)
+    return frozenset(e for c in nx.strongly_connected_components(graph.nx) if len(c) > 1 for e in c)
 
 
 def _widened(equations: Iterable[Equation], domain: Domain) -> frozenset[Equation]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from rlfx._lazy import nx
 from rlfx.recurrence.analysis.cost import bytes_in_all
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
-from rlfx.recurrence.analysis.order import topological_order
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
@@ -156,7 +156,7 @@ def _levels(graph: Graph) -> tuple[dict[Equation, int], list[_Group]]:
         members = set(component)
         base = -1
         for reader in component:
-            for source, signs in graph.sources[reader].items():
+            for source, _, signs in graph.nx.in_edges(reader, data="signs"):
                 if source not in members:
                     base = max(base, _after(levels[source], signs, loops))
         if direction is not None:
@@ -332,7 +332,8 @@ def _wanted_outside(graph: Graph, producers: set, owned: set[Var], inline) -> se
 
 def _order(graph: Graph, body: set, reads: set) -> tuple[Equation, ...]:
     """Execution order inside one iteration: reads of earlier iterations first, then by dependence."""
-    now: dict[Equation, list[Equation]] = {reader: [] for reader in body}
+    now = nx.DiGraph()
+    now.add_nodes_from(body)
     for reader in body:
         for edge in graph.edges(reader):
             source = graph.definition.get(edge.value)
@@ -342,8 +343,8 @@ def _order(graph: Graph, body: set, reads: set) -> tuple[Equation, ...]:
                 and "0" in edge.signs
                 and not (reader in reads and len(edge.signs) == 3)
             ):
-                now[reader].append(source)
-    return tuple(topological_order(now, key=graph.program.places.__getitem__))
+                now.add_edge(source, reader)
+    return tuple(nx.lexicographical_topological_sort(now, key=graph.program.places.__getitem__))
 
 
 def _depth(var: Var, reads: Iterable[Equation], program: Program) -> int:
