@@ -1,55 +1,12 @@
-"""Orders and components of small graphs, against networkx's; equations that are copied as they are bound."""
+"""Equations that are copied as they are bound: in a trace that keeps a jaxpr, and nowhere else."""
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.order import connected, strongly_connected, topological_order
 from rlfx.recurrence.ir.interpret import evaluate
-
-EDGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25)
-
-
-def graphs(edges):
-    """``(of each node those before it, the same for networkx)``."""
-    before = {node: [u for u, v in edges if v == node] for node in range(10)}
-    graph = nx.DiGraph(edges)
-    graph.add_nodes_from(before)
-    return before, graph
-
-
-@given(EDGES)
-def test_components_are_networkxs_and_each_comes_after_those_before_it(edges):
-    before, graph = graphs(edges)
-    found = strongly_connected(before)
-    assert {frozenset(c) for c in found} == {frozenset(c) for c in nx.strongly_connected_components(graph)}
-    place = {node: i for i, component in enumerate(found) for node in component}
-    assert all(place[u] <= place[v] for u, v in edges)
-    parts = {frozenset(c) for c in connected(before)}
-    assert parts == {frozenset(c) for c in nx.weakly_connected_components(graph)}
-
-
-@given(EDGES)
-def test_orders_are_networkxs(edges):
-    before, graph = graphs(edges)
-    key = lambda node: (7 * node) % 10  # noqa: E731
-    try:
-        expected = list(nx.lexicographical_topological_sort(graph, key=key))
-    except nx.NetworkXUnfeasible:
-        with pytest.raises(ValueError, match="circle"):
-            topological_order(before, key)
-        return
-    assert topological_order(before, key) == expected
-
-
-def test_long_ways_are_no_recursion():
-    before = {i: [i + 1] if i < 5000 else [0] for i in range(5001)}
-    assert len(strongly_connected(before)) == 1
 
 
 def program(x, w):
