@@ -74,6 +74,8 @@ class Rewrites:
 
     Attributes:
       contractions: weight gradients as contractions over rows (``cpu/contractions.py``).
+      matrices: rows along several axes are a matrix where they are multiplied, before derivatives are taken: what is done where a
+        gradient is differentiated, in place of ``contractions``.
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
       patches: convolutions that a gradient goes through time by are products, if their patches are at most so many numbers at a
         point (``rewrite/patches.py``); 0: never.
@@ -100,6 +102,7 @@ class Rewrites:
     """
 
     contractions: bool = False
+    matrices: bool = False
     channels_last: bool = False
     patches: int = 0
     tree_reductions: bool = False

@@ -46,7 +46,7 @@ class Staged(Primitive):
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
     those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
-    gives: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
+    gives, if it gives any: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
     """
 
     def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
@@ -61,11 +61,13 @@ class Staged(Primitive):
 
         def moved(primals, moving, *, used, **params):
             """The call as a function of the arguments that move alone."""
-            fn = functools.partial(run, used=used, **params) if differentiable is None else differentiable(**params)
+            fn = None if differentiable is None else differentiable(**params)
 
             def of(*new):
-                outs = fn(*(dict(enumerate(primals)) | dict(zip(moving, new, strict=True))).values())
-                return outs if differentiable is None else [out for out, u in zip(outs, used, strict=True) if u]
+                args = (dict(enumerate(primals)) | dict(zip(moving, new, strict=True))).values()
+                if fn is None:
+                    return run(*args, **params)
+                return [out for out, u in zip(fn(*args), used, strict=True) if u]
 
             return of, [primals[i] for i in moving]
 

@@ -12,7 +12,7 @@ What results differs by the order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -115,6 +115,27 @@ def has_contractions(jaxpr: Any) -> bool:
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
 FAST = {DOT: over_rows, J.SCAN: _in_scan, J.COND: _in_cond}
+
+
+def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
+    """A product of rows along several axes with weights, as one of a matrix, so that derivatives of any order are of matrices, too.
+
+    Example:
+      >>> (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).eqns
+      >>> as_matrices(eqn, [jnp.ones((2, 3, 4)), jnp.ones((4, 5))])[0].shape
+      (2, 3, 5)
+    """
+    contracted, batched = eqn.params["dimension_numbers"]
+    x, w = operands
+    if batched != ((), ()) or contracted[0] != (x.ndim - 1,) or x.ndim < 3 or w.ndim != 2 or not x.size:
+        return None
+    numbers = ((1,), contracted[1]), batched
+    (rows,) = J.bind(DOT, eqn.params | {"dimension_numbers": numbers}, x.reshape(-1, x.shape[-1]), w)
+    return [rows.reshape(*x.shape[:-1], rows.shape[-1])]
+
+
+#: The rules for a function whose gradient is differentiated.
+MATRICES = {DOT: as_matrices}
 
 
 def fast_contractions(fn: Callable, target: Target) -> Callable:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rlfx._target import Target
 from rlfx.recurrence.analysis.graph import Graph
-from rlfx.recurrence.cpu.contractions import FAST
+from rlfx.recurrence.cpu.contractions import FAST, MATRICES
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last
 from rlfx.recurrence.execute.affine import AffineScan
 from rlfx.recurrence.execute.executor import Execution, execute, prepared
@@ -119,7 +119,8 @@ class Pass:
             own |= {v: Value(x, self.env[v].dims) for v, x in zip(self.order, leaves, strict=True)}
             return self.objective(self.region(own, beyond, part).run(), share)
 
-        return jax.tree.map(widened, self.learning(jax.value_and_grad(loss))(self.leaves))
+        rules = MATRICES if self.target.rewrites.matrices else {}
+        return jax.tree.map(widened, self.learning(jax.value_and_grad(rewritten(loss, rules)))(self.leaves))
 
     def region(
         self, env: Mapping[Var, Value], beyond: Mapping[Var, Value], part: Extent, runner: Runner | None = None

@@ -34,24 +34,27 @@ class Added:
 Make = Callable[[tuple[Added, ...]], Callable]
 
 
-def planned(make: Make, of: Any, *args: Any, once: Callable | None = None) -> Any:
+def planned(make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Make | None = None) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
-    the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types.
+    the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types. ``moved``: what is
+    differentiated, with the same results, where the call is; None: what is computed.
     """
     leaves, types = typed(args)
     structure = types[0]
 
-    def flat(axes: tuple[Added, ...]) -> Callable:
-        return lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
+    def flattened(make: Make) -> Make:
+        return lambda axes: lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
+
+    flat, other = flattened(make), None if moved is None else flattened(moved)
 
     def body() -> tuple:
         return jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
 
     jaxpr, shapes = body() if once is None else once(types, body)
     outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
-        *leaves, jaxpr=jaxpr, of=of, make=flat, axes=()
+        *leaves, jaxpr=jaxpr, of=of, make=flat, moved=other, axes=()
     )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
@@ -69,10 +72,18 @@ def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:
     return fn
 
 
-def _again(args: Sequence, added: tuple, *, jaxpr: Any, of: Any, make: Make, axes: tuple[Added, ...]) -> dict:
+def _again(args: Sequence, added: tuple, *, jaxpr: Any, make: Make, axes: tuple[Added, ...], **params: Any) -> dict:
     """The parameters of the call with one axis more."""
     axes = (*axes, Added(*added))
-    return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "of": of, "make": make, "axes": axes}
+    return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "make": make, "axes": axes, **params}
 
 
-_planned_p = J.Staged("rlfx_planned", _again)
+def _moved(*, moved: Make | None, axes: tuple[Added, ...], **_: Any) -> Callable | None:
+    """What is differentiated in place of the call."""
+    if moved is None:
+        return None
+    fn = mapped(moved(axes), axes)
+    return lambda *leaves: jax.tree.leaves(fn(*leaves))
+
+
+_planned_p = J.Staged("rlfx_planned", _again, _moved)

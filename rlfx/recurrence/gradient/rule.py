@@ -49,6 +49,10 @@ class Planner(Protocol):
         """Whether ``jax.vmap`` around the program may ask for another plan."""
         ...
 
+    def is_free(self, learner: Learner) -> bool:
+        """Whether nobody asks for a plan, or for less memory."""
+        ...
+
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
     ) -> Plan: ...
@@ -61,6 +65,9 @@ class Fixed:
     plan: Plan
 
     def replans(self, *_: Any) -> bool:
+        return False
+
+    def is_free(self, *_: Any) -> bool:
         return False
 
     def __call__(self, *_: Any) -> Plan:
@@ -138,12 +145,18 @@ class GradientRule:
 
     def under(self, plan: Plan) -> GradientRule:
         """This program under a plan, with what does not depend on the plan."""
+        return self.once(("under", plan), lambda: self._under(plan, self.target))
 
-        def make() -> GradientRule:
-            known = {k: x for k, x in self._known.items() if isinstance(x, Schedule | Learner)}
-            return GradientRule(self.program, Fixed(plan), self.target, self.sharding, known)
+    @property
+    def moved(self) -> GradientRule:
+        """This program where its gradient is differentiated: all timesteps at once, by products of matrices."""
+        pays = self.target.rewrites
+        target = replace(self.target, rewrites=replace(pays, contractions=False, matrices=pays.contractions))
+        return self.once("moved", lambda: self._under(Plan(), target))
 
-        return self.once(("under", plan), make)
+    def _under(self, plan: Plan, target: Target) -> GradientRule:
+        known = {k: x for k, x in self._known.items() if isinstance(x, Schedule | Learner)}
+        return GradientRule(self.program, Fixed(plan), target, self.sharding, known)
 
     def _run(self, schedule: Schedule, env: dict[Var, Value], t0: Any, extent: Extent) -> Execution:
         """An acting pass."""
@@ -187,9 +200,9 @@ class GradientRule:
             # The gradient of the loss is computed in the same pass as its value, and scaled afterwards.
             specs = (outputs, self.split.input_specs(self._ordered(perturbed)))
 
-            def evaluate(axes: tuple[Added, ...]) -> Callable:
-                compute = functools.partial(self._loss_and_gradient, perturbed, axes=axes)
-                return self.split.over_devices(compute, self._input_specs, specs)
+            def evaluate(axes: tuple[Added, ...], rule: GradientRule = self) -> Callable:
+                compute = functools.partial(rule._loss_and_gradient, perturbed, axes=axes)
+                return rule.split.over_devices(compute, rule._input_specs, specs)
 
             # Traced once, also where jax.jit sees several calls: the forward rule runs for each of them.
             once = lambda types, body: self._body((_BODY, perturbed, types), body)  # noqa: E731
@@ -234,13 +247,13 @@ class GradientRule:
         """Run again, and pull back the cotangents of some outputs, under the plan."""
         order, targets = self._ordered(perturbed), list(cotangents)
 
-        def evaluate(axes: tuple[Added, ...]) -> Callable:
+        def evaluate(axes: tuple[Added, ...], rule: GradientRule = self) -> Callable:
             def run(flat, t0, given):
-                share = [self.split.share(v, c) for v, c in zip(targets, given, strict=True)]
-                return self._gradient(perturbed, flat, t0, dict(zip(targets, share, strict=True)), axes)[2]
+                share = [rule.split.share(v, c) for v, c in zip(targets, given, strict=True)]
+                return rule._gradient(perturbed, flat, t0, dict(zip(targets, share, strict=True)), axes)[2]
 
-            specs = [self.split.target_spec(v) for v in targets]
-            return self.split.over_devices(run, self._input_specs, self.split.input_specs(order), specs)
+            specs = [rule.split.target_spec(v) for v in targets]
+            return rule.split.over_devices(run, rule._input_specs, rule.split.input_specs(order), specs)
 
         learner = self.learner(perturbed, cotangents)  # type: ignore[arg-type]
         return self._planned(learner, perturbed, evaluate, flat, t0, list(cotangents.values()))
@@ -248,9 +261,13 @@ class GradientRule:
     def _planned(self, learner: Learner, perturbed: frozenset[Var], evaluate: Callable, *args: Any, **how: Any) -> Any:
         """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better.
 
-        One equation of what calls it: another program, or a function that is explained.
+        One equation of what calls it: another program, or a function that is explained. Where that differentiates it once more
+        (products with a Hessian), all timesteps are evaluated at once: what blocks leave to be computed again would be stored.
         """
-        return planned(evaluate, Call(self, "value and gradient", perturbed, learner.targets), *args, **how)
+        free = self.planner.is_free(learner)
+        moved = functools.partial(evaluate, rule=self.moved) if free else None
+        of = Call(self, "value and gradient", perturbed, learner.targets)
+        return planned(evaluate, of, *args, moved=moved, **how)
 
     def _body(self, key: Any, make: Callable[[], tuple]) -> tuple:
         """A jaxpr with the shapes of its results: kept if it belongs to no trace in progress."""

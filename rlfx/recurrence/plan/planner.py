@@ -41,6 +41,10 @@ class Options:
         limited = self.memory_budget is not None or free_on(rule) is not None
         return limited or (rule.target.room.tile is not None and _in_blocks(rule, learner))
 
+    def is_free(self, learner: Learner) -> bool:
+        """Whether nobody asks for a plan, or for less memory."""
+        return self.plan is None and self.memory_budget is None and not _asks(learner)
+
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
     ) -> Plan:
