@@ -67,7 +67,7 @@ def sealed_third() -> str:
 
 
 def sealed_fourth() -> str:
-    return with_later("sealed_fourth", {})
+    return with_later("sealed_fourth", {"after": "sealed_fourth_after"})
 
 
 def with_later(name: str, others: dict[str, str]) -> str:

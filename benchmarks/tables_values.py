@@ -200,6 +200,8 @@ VALUES = {
     "sealed-third-slower": lambda: slower("sealed_third"),
     "sealed-third-pages": lambda: untuned("sealed_third_pages_kept", "best"),
     "sealed-third-pages-slower": lambda: slower("sealed_third_pages_kept"),
+    "sealed-fourth-after-plain": lambda: untuned("sealed_fourth_after", "plain"),
+    "sealed-fourth-after-best": lambda: untuned("sealed_fourth_after", "best"),
     "sealed-fourth-plain": lambda: untuned("sealed_fourth", "plain"),
     "sealed-fourth-best": lambda: untuned("sealed_fourth", "best"),
     "sealed-fourth-memory": lambda: memory("sealed_fourth"),

@@ -132,7 +132,7 @@ def test_blocks_are_left_where_a_gradient_is_differentiated():
     assert loops(lambda p: product(loss, p, p)) == 0
     asked = lambda p: rlfx.compile(f, **sizes, plan=Plan("blocks", 16))(p, h)[0]  # noqa: E731
     assert loops(lambda p: product(asked, p, p)) > 0
-    less = lambda p: rlfx.compile(rlfx.incrementalize(f, block_size=16), **sizes)(p, h)[0]  # noqa: E731
+    less = lambda p: rlfx.compile(rlfx.incrementalize(f, over="t", block_size=16), **sizes)(p, h)[0]  # noqa: E731
     assert loops(lambda p: product(less, p, p)) > 0
 
 

@@ -118,7 +118,7 @@ FAST = {DOT: over_rows, J.SCAN: _in_scan, J.COND: _in_cond}
 
 
 def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
-    """A product of rows along several axes with weights, as one of a matrix, so that derivatives of any order are of matrices, too.
+    """A product of rows along several axes with weights, as one of a matrix: derivatives of any order are of matrices, too.
 
     Example:
       >>> (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).eqns
