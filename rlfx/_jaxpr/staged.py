@@ -45,7 +45,8 @@ class Staged(Primitive):
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
     those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
-    gives, if it does: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has the others.
+    gives, if it does: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has those
+    that are.
     """
 
     def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):

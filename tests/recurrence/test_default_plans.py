@@ -416,3 +416,28 @@ def test_where_all_that_acts_is_learned_from_it_runs_forward_once():
         gradient(rlfx.compile, target=with_room(tile=1)),
         gradient(rlfx.reference),
     )
+
+
+def test_what_no_timestep_changes_is_differentiated_in_few_blocks():
+    """An encoder of what all timesteps look at: each block runs it forwards and backwards, so that a large one has few blocks."""
+    length = 64
+    seen, x = jax.random.normal(KEYS[0], (40, 8)), jnp.ones((length, B, 5))
+
+    def blocks(rows):
+        def looks(p, carry, t):
+            code = jnp.tanh(jnp.tanh(seen[:rows] @ p["in"]) @ p["hidden"]).mean(0)
+            return ((jnp.tanh(rlfx.inputs(x)[t] @ p["own"]) @ p["pi"]) * code[:3]).sum() ** 2, carry
+
+        p = {
+            "in": jnp.ones((8, WIDTH)),
+            "hidden": PARAMS["hidden"],
+            "own": PARAMS["in"],
+            "pi": PARAMS["pi"],
+        }
+        learner = learner_of(looks, p, jnp.zeros(B), length)
+        step = activation_bytes(learner, B)
+        small = with_room(tile=4 * step, cache=72 * step)
+        return length // cache_block(learner, B, small, length)
+
+    assert blocks(40) == 1
+    assert blocks(1) > 1

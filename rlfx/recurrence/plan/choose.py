@@ -39,6 +39,9 @@ LOOPED = 8
 #: Timesteps in a block whose last one reads the next: that is computed in both blocks.
 FOLLOWED = 16
 
+#: The part of a learner's work that all blocks together may compute again: what no timestep changes, each of them does.
+AGAIN = 1 / 8
+
 #: Operations that an iteration of a loop starts which multiplies nothing: XLA:CPU compiles it as one function, 10 to 30 ns each.
 ALONE = 1 / 32
 
@@ -249,7 +252,8 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     Every block reads all weights, and adds to their gradients: it has rows enough to make up for that, as far as half of the
     machine's cache allows. So have copies of the program, each of which has weights of its own. A recurrence reads them at
     every timestep anyway, but starts its loops in every block: none of one timestep, which has no loops, or ``LOOPED``.
-    Where most of the work is no part of it (imagination from every state), its rows are those that count.
+    Where most of the work is no part of it (imagination from every state), its rows are those that count. What no timestep
+    changes (an encoder of the instance that all of them look at) is differentiated in every block: there are few then.
     """
     if target.room.tile is None:
         return length
@@ -263,9 +267,18 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
         fitting = max(fitting, min(room, max(again, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch)))))
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
+    fitting = max(fitting, min(int(target.room.cache // step), math.ceil(length / _most_blocks(learner))))
     if fitting >= length:
         return length
     return divisor_near(length, fitting)
+
+
+def _most_blocks(learner: Learner) -> float:
+    """In how many blocks what no timestep changes may be computed, and differentiated."""
+    program = learner.program
+    work = {e: work_of(e, program) for e in learner.region.equations}
+    fixed = sum(n for e, n in work.items() if e in learner.active and "t" not in program.dims_of(e.outputs[0]))
+    return 1 + AGAIN * sum(work.values()) // fixed if fixed else math.inf
 
 
 def _recurs(learner: Learner) -> bool:
