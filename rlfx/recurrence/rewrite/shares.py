@@ -11,6 +11,7 @@ A sum of what depends on another such sum (a variance about a mean) stays as it 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -111,7 +112,7 @@ class _Made:
 
         @jax.custom_jvp
         def term(*values: Any) -> Any:
-            return self._of(values[:n], values[n : n + m])
+            return _at(values[-n:], self._of(values[:n], values[n : n + m]))
 
         def derivative(values: tuple, tangents: tuple) -> tuple:
             others, by = values[n : n + m], tangents[n : n + m]
@@ -125,7 +126,7 @@ class _Made:
             for weight, x in zip(values[n + m : -n], tangents[-n:], strict=True):
                 if not isinstance(x, _Zero):
                     moved += jnp.sum(weight * x).astype(moved.dtype)
-            return found, moved
+            return _at(values[-n:], found), moved
 
         term.defjvp(derivative, symbolic_zeros=True)
         return term(*values)
@@ -142,6 +143,12 @@ class _Made:
 
 
 _Zero = jax.custom_derivatives.SymbolicZero
+
+
+def _at(elements: Sequence, value: Any) -> Any:
+    """The value, varying with what its derivative varies with: under ``jax.vmap`` jax 0.11 counts on that. (XLA removes it.)"""
+    here = functools.reduce(jnp.logical_and, ((x == x).all() for x in elements))
+    return jnp.where(here, value, value)
 
 
 def _over_time(e: Equation) -> bool:
