@@ -86,6 +86,7 @@ from rlfx._jaxpr.rules import (
     bind_params,
     define_batching,
     define_jvp,
+    evaluate_again,
     is_zero_tangent,
     new_primitive,
     types_of,

@@ -114,8 +114,7 @@ class Graph:
     def _find_edges(self, equation: Equation) -> list[Edge]:
         domain = self.program.domain
         if not equation.is_read:
-            pointwise = "t" not in equation.params.get("over", ()) or equation.op is not reduce_p
-            signs = frozenset({HERE}) if pointwise else _EVERYWHERE
+            signs = _EVERYWHERE if equation.is_over_time else frozenset({HERE})
             edges = [Edge(v, signs) for v in equation.inputs if isinstance(v, Var)]
             if domain.until and equation.op is reduce_p:
                 # Points after an environment's end do not count.
@@ -315,7 +314,7 @@ def _why_not_at_the_end(equation: Equation, domain: Domain) -> str | None:
         return f"it depends on another timestep, x[{equation.access}]"
     if equation.op is inputs_p:
         return "it depends on data given from outside, rlfx.inputs"
-    if equation.op is reduce_p and "t" in equation.params["over"]:
+    if equation.is_over_time:
         return "it depends on a reduction over all timesteps"
     if domain.until and equation.op in (reduce_p, whole_p, across_p):
         return "it depends on all environments, which end at different timesteps"
@@ -340,7 +339,7 @@ def _mixed(inside: nx.DiGraph, graph: Graph) -> CausalityError:
         lines.append(
             f"    x[{read.access}] reads the {found.kind if found.kind != 'both' else 'past and the future'}   at {read.where}"
         )
-    reduced = [e for e in graph.program.equations if e in inside and e.op is reduce_p and "t" in e.params["over"]]
+    reduced = [e for e in graph.program.equations if e in inside and e.is_over_time]
     lines += [f"    rlfx.{e.params['op']} over t needs every timestep   at {e.where}" for e in reduced]
     where = next((e.where for e in (*reduced, *reads) if e.where not in ("carry", "until")), None)
     return CausalityError(

@@ -11,11 +11,11 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._checks import shown
 from rlfx.errors import ProgramError, located
+from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.analysis.cost import bytes_of, show_bytes
 from rlfx.recurrence.execute.outputs import outputs_of
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.language.primitives import inputs_p
-from rlfx.recurrence.schedule.learner import is_float
 
 tree = jax.tree_util
 

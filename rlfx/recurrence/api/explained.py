@@ -11,12 +11,12 @@ from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, CALLABLE, expect, is_array, shown
 from rlfx._frames import with_room
 from rlfx.errors import ProgramError, located
+from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.api.explain import Explanation
 from rlfx.recurrence.gradient.called import Call
 from rlfx.recurrence.gradient.replanned import Added
 from rlfx.recurrence.plan.planner import Options, evaluator_of
 from rlfx.recurrence.plan.room import free_on
-from rlfx.recurrence.schedule.learner import is_float
 
 
 @with_room

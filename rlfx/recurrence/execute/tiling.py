@@ -60,9 +60,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
         section = SectionDomain(domain.length, domain.batch, domain.until, begin=begin, end=end)
         views = {}
         for e in blocked.equations:
-            if not isinstance(e.access if e.is_read else None, Slice) or e in bands:
-                continue
-            if (view := reads.view_slice(run.env[e.source], e, section, run.sizes)) is not None:
+            sliced = e.is_read and isinstance(e.access, Slice) and e not in bands
+            if sliced and (view := reads.view_slice(run.env[e.source], e, section, run.sizes)) is not None:
                 views[e.outputs[0]] = view
         done = {*bands, *turned}
         rest = tuple(e for e in blocked.equations if e not in done and not any(v in views for v in e.outputs))

@@ -8,7 +8,7 @@ gradient of that one's share in this block is added here; what it has in the los
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.ir.access import is_shift
 from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.schedule.learner import Learner
+from rlfx.recurrence.schedule.schedule import Parallel
 
 
 def reads_of_next(learner: Learner) -> tuple[Equation, ...]:
@@ -28,15 +29,24 @@ def reads_of_next(learner: Learner) -> tuple[Equation, ...]:
     return tuple(filter(_reads_next, learner.region.equations))
 
 
+def timesteps_together(learner: Learner, but: Callable[[Equation], bool] = lambda e: False) -> str | None:
+    """Why timesteps have no gradients of their own, in any order: reads of others, all ``but`` some; None if they have."""
+    equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
+    reader = next((e for e in equations if not e.is_simultaneous and not but(e)), None)
+    if reader is not None or learner.region.loops:
+        at = "" if reader is None else f" ({reader.where})"
+        return f"the gradient flows through reads of other timesteps{at}"
+    return None
+
+
 def find_following(learner: Learner) -> frozenset[Var] | str:
     """What blocks need of the timestep behind them, of what is stored. Or why there are no such blocks."""
     program, reads = learner.program, reads_of_next(learner)
     if reads and program.domain.until:
         return f"x[t + 1] is read, where environments end at other timesteps ({reads[0].where})"
-    other = next((e for e in learner.region.equations if not e.is_simultaneous and not _reads_next(e)), None)
-    if other is not None or learner.region.loops:
-        at = "" if other is None else f" ({other.where})"
-        return f"the gradient flows through reads of other timesteps{at}"
+    reason = timesteps_together(learner, but=_reads_next)
+    if reason is not None:
+        return reason
     found: set[Var] = set()
     for e in reads:
         if "t" not in program.dims_of(e.source):

@@ -14,6 +14,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._frames import with_room
 from rlfx._target import Target
+from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.analysis.check import whole_graph
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.executor import Execution, execute
@@ -27,13 +28,12 @@ from rlfx.recurrence.gradient.forms import Pass, acting_plan, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
 from rlfx.recurrence.gradient.replanned import Added, planned, typed
 from rlfx.recurrence.gradient.table import FORMS
-from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.language.domain import depth
 from rlfx.recurrence.language.precision import narrowed
 from rlfx.recurrence.rewrite.caching import with_caching
-from rlfx.recurrence.schedule.learner import Learner, is_float, plan_learner
+from rlfx.recurrence.schedule.learner import Learner, plan_learner
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
@@ -316,8 +316,7 @@ class GradientRule:
         jaxpr, shapes = other._known.get((_BODY, perturbed, types), (None, None))
         if jaxpr is None:
             return None
-        outs = evaluate(jaxpr.jaxpr, jaxpr.consts, leaves, lambda *_: None)
-        return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+        return jax.tree.unflatten(jax.tree.structure(shapes), J.evaluate_again(jaxpr, *leaves))
 
     def _differentiate(self, learner: Learner, perturbed: frozenset[Var], flat: Sequence, t0: Any) -> tuple:
         """Run the acting pass; return its results, and the pullback of all targets to the perturbed inputs."""

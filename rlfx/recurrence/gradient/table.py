@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlfx._target import Target
-from rlfx.recurrence.gradient.following import find_following
+from rlfx.recurrence.gradient.following import find_following, timesteps_together
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.one_pass import find_one_pass, one_pass, one_pass_of
 from rlfx.recurrence.gradient.replay import Replay, acting_kept, find_replay, replayed
@@ -16,7 +16,6 @@ from rlfx.recurrence.gradient.turns import streamed
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan
 from rlfx.recurrence.schedule.plan import Plan
-from rlfx.recurrence.schedule.schedule import Parallel
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,6 @@ class Form:
     evaluate: Callable[[Pass, Plan], tuple]
     why_not: Callable[[Learner], str | None]
     acting: Callable[[Learner, Plan, Target, int], ExecutablePlan]
-
-
-def _timesteps_apart(learner: Learner) -> str | None:
-    """Timesteps have gradients of their own, in any order."""
-    equations = [e for s in learner.region.stages if isinstance(s, Parallel) for e in s.equations]
-    reader = next((e for e in equations if not e.is_simultaneous), None)
-    if reader is not None or learner.region.loops:
-        at = "" if reader is None else f" ({reader.where})"
-        return f"the gradient flows through reads of other timesteps{at}"
-    return None
 
 
 def _found(find: Callable[[Learner], object]) -> Callable[[Learner], str | None]:
@@ -95,7 +84,7 @@ def _acting_in_one_pass(learner: Learner, plan: Plan, target: Target, batch: int
 FORMS: dict[str, Form] = {
     "at once": Form(at_once, lambda learner: None, _acting),
     "blocks": Form(_blocks, _why_no_blocks, _acting_for_blocks),
-    "stream": Form(streamed, _all(_timesteps_apart, _found(find_stream)), _acting),
-    "replay": Form(replayed, _all(_timesteps_apart, _found(find_replay)), _acting_for_replay),
+    "stream": Form(streamed, _all(timesteps_together, _found(find_stream)), _acting),
+    "replay": Form(replayed, _all(timesteps_together, _found(find_replay)), _acting_for_replay),
     "one pass": Form(one_pass, _found(find_one_pass), _acting_in_one_pass),
 }

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx._target import Target
+from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.executor import Execution
 from rlfx.recurrence.execute.extent import Extent
@@ -29,7 +30,7 @@ from rlfx.recurrence.gradient.forms import Pass, acting_plan
 from rlfx.recurrence.gradient.runners import Kept, Resumed, registers
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import narrowed, widened
-from rlfx.recurrence.schedule.learner import Learner, is_float
+from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Repeated, Runner
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule, schedule

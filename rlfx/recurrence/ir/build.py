@@ -68,9 +68,10 @@ class Builder:
         *before, last = self.equations
         return [*before, replace(last, outputs=equation.outputs)]
 
-    def name(self, value: Atom, like: Equation) -> Var:
+    def name(self, value: Atom, like: Equation, op: Any = series_p) -> Var:
+        """The value once more; ``op``: an identity."""
         out = self.var(value.shape, value.dtype)
-        self.equations.append(Equation(series_p, {}, (value,), (out,), like.where, like.scope))
+        self.equations.append(Equation(op, {}, (value,), (out,), like.where, like.scope))
         return out
 
 

@@ -8,21 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.program import Atom, Equation, Var
-from rlfx.recurrence.language.primitives import aside_p
-
-#: What no derivative goes through, in a learner.
-STOPS = J.STOP_GRADIENT | {aside_p}
-
-
-def differentiated(equation: Equation) -> list[Var]:
-    """The inputs through which an equation may have a derivative."""
-    if equation.op in STOPS:
-        return []
-    return [v for v in equation.inputs if isinstance(v, Var) and jnp.issubdtype(v.dtype, jnp.inexact)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,10 +84,14 @@ class Equation:
         return not (self.is_read or self.op in (reduce_p, whole_p, across_p, inputs_p))
 
     @property
+    def is_over_time(self) -> bool:
+        """Whether it reduces over all timesteps."""
+        return self.op is reduce_p and "t" in self.params["over"]
+
+    @property
     def is_simultaneous(self) -> bool:
         """Whether the outputs at t depend on inputs at t alone, of all environments perhaps: it can run inside a loop."""
-        over_time = self.op is reduce_p and "t" in self.params["over"]
-        return not (self.is_read or self.op is inputs_p or over_time)
+        return not (self.is_read or self.op is inputs_p or self.is_over_time)
 
     @property
     def needs_length(self) -> bool:

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.active import differentiated
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.derivatives import differentiated
 from rlfx.recurrence.ir.program import Atom, Equation, Program
 from rlfx.recurrence.rewrite.lift import reaches
 

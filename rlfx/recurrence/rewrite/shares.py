@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.active import active_equations, differentiated, is_float
 from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.ir.build import Builder, live
-from rlfx.recurrence.ir.derivatives import differentiated
+from rlfx.recurrence.ir.derivatives import Function
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, with_equations
-from rlfx.recurrence.language.primitives import aside_p, reduce_p, series_p
+from rlfx.recurrence.language.primitives import aside_p, series_p
 
 _SUMMED = frozenset({J.ADD_ANY, series_p, *map(J.primitive, ("add", "sub", "neg", "convert_element_type"))})
 _SCALED = frozenset(map(J.primitive, ("mul", "div")))
@@ -37,7 +38,7 @@ def with_shares(program: Program) -> Program:
 
     Meaning-preserving: values and derivatives of any order are those of the program.
     """
-    if not isinstance(program.loss, Var) or not any(map(_over_time, program.equations)):
+    if not isinstance(program.loss, Var) or not any(e.is_over_time for e in program.equations):
         return program
     chain, terms = _terms(program)
     found = {v: one for v in terms if (one := _find(program, v)) is not None}
@@ -54,7 +55,7 @@ def with_shares(program: Program) -> Program:
     equations = (*program.equations, *build.equations)
     other = replace(program, loss=instead[program.loss], equations=equations)
     other = with_equations(other, live(equations, other))
-    return program if any(map(_over_time, _leading(other, (other.loss,)))) else other
+    return program if any(e.is_over_time for e in _active(other, other.loss)) else other
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,21 +63,19 @@ class _Made:
     """A term of the loss, and how it is made of sums over time.
 
     Attributes:
-      value: the term.
-      equations: in program order, from the sums to the term.
       sums: over time, of what moves.
-      others: what else these equations read.
+      others: what else it is made of.
+      term: of the sums and the others.
     """
 
-    value: Var
-    equations: tuple[Equation, ...]
     sums: tuple[Equation, ...]
     others: tuple[Var, ...]
+    term: Function
 
     def shared(self, build: Builder) -> Var:
         """Append what is this term at each point, with the derivative that the point has a share of."""
-        like = build.program.definitions()[self.value]
-        known = [self._aside(build, e.outputs[0], like) for e in self.sums]
+        like = build.program.definitions()[self._value]
+        known = [build.name(e.outputs[0], like, aside_p) for e in self.sums]
         slopes = build.calls(self._slopes, (*known, *self.others), like)
         weights = [self._weight(build, e, v, like) for e, v in zip(self.sums, slopes, strict=True)]
         elements = [e.inputs[0] for e in self.sums]
@@ -84,14 +83,20 @@ class _Made:
         assert isinstance(found, Var)
         return found
 
+    @property
+    def _value(self) -> Var:
+        (value,) = self.term.outputs
+        assert isinstance(value, Var)
+        return value
+
     def _slopes(self, *values: Any) -> list:
         """The term's derivatives with respect to the sums."""
         n = len(self.sums)
-        return list(jax.grad(lambda *sums: self._of(sums, values[n:]), tuple(range(n)))(*values[:n]))
+        return list(jax.grad(lambda *sums: self._of(*sums, *values[n:]), tuple(range(n)))(*values[:n]))
 
     def _weight(self, build: Builder, e: Equation, slope: Atom, like: Equation) -> Atom:
         """What an element of a sum weighs: the mean of the slopes at all points that have this sum, times the count of a sum."""
-        if not {"t", "b"}.isdisjoint(build.program.dims_of(self.value) & set(e.params["over"])):
+        if not {"t", "b"}.isdisjoint(build.program.dims_of(self._value) & set(e.params["over"])):
             slope, given = build.var(slope.shape, slope.dtype), slope
             params = {"op": "mean", "over": e.params["over"]}
             build.equations.append(replace(e, params=params, inputs=(given,), outputs=(slope,)))
@@ -99,12 +104,7 @@ class _Made:
             count = build.var((), slope.dtype)
             build.equations.append(replace(e, inputs=(Lit(np.ones((), slope.dtype)),), outputs=(count,)))
             slope = build.call(jnp.multiply, (slope, count), like)
-        return self._aside(build, slope, like)
-
-    def _aside(self, build: Builder, value: Atom, like: Equation) -> Var:
-        out = build.var(value.shape, value.dtype)
-        build.equations.append(Equation(aside_p, {}, (value,), (out,), like.where, like.scope))
-        return out
+        return build.name(slope, like, aside_p)
 
     def _at_a_point(self, *values: Any) -> Any:
         """The term; what elements weigh, and elements, are needed by its derivative alone."""
@@ -112,7 +112,7 @@ class _Made:
 
         @jax.custom_jvp
         def term(*values: Any) -> Any:
-            return _at(values[-n:], self._of(values[:n], values[n : n + m]))
+            return _at(values[-n:], self._of(*values[: n + m]))
 
         def derivative(values: tuple, tangents: tuple) -> tuple:
             others, by = values[n : n + m], tangents[n : n + m]
@@ -120,7 +120,7 @@ class _Made:
 
             def of(*some: Any) -> Any:
                 at = dict(enumerate(others)) | dict(zip(moving, some, strict=True))
-                return self._of(values[:n], list(at.values()))
+                return self._of(*values[:n], *at.values())
 
             found, moved = jax.jvp(of, [others[i] for i in moving], [by[i] for i in moving])
             for weight, x in zip(values[n + m : -n], tangents[-n:], strict=True):
@@ -131,15 +131,14 @@ class _Made:
         term.defjvp(derivative, symbolic_zeros=True)
         return term(*values)
 
-    def _of(self, sums: Sequence, others: Sequence) -> Any:
-        """The term."""
-        known: dict[Atom, Any] = dict(zip((e.outputs[0] for e in self.sums), sums, strict=True))
-        known |= zip(self.others, others, strict=True)
-        for e in self.equations:
-            operands = [known[v] if isinstance(v, Var) else jnp.asarray(v.value) for v in e.inputs]
-            outs = [operands[0]] if e.op is series_p else J.bind(e.op, dict(e.params), *operands)
-            known.update(zip(e.outputs, outs, strict=True))
-        return known[self.value]
+    def _of(self, *values: Any) -> Any:
+        """The term, of the sums and the others."""
+        (found,) = self.term.run(values, jnp.asarray, _evaluate)
+        return found
+
+
+def _evaluate(e: Equation, operands: Sequence) -> Sequence:
+    return operands if e.op is series_p else J.bind(e.op, dict(e.params), *operands)
 
 
 _Zero = jax.custom_derivatives.SymbolicZero
@@ -149,10 +148,6 @@ def _at(elements: Sequence, value: Any) -> Any:
     """The value, varying with what its derivative varies with: under ``jax.vmap`` jax 0.11 counts on that. (XLA removes it.)"""
     here = functools.reduce(jnp.logical_and, ((x == x).all() for x in elements))
     return jnp.where(here, value, value)
-
-
-def _over_time(e: Equation) -> bool:
-    return e.op is reduce_p and "t" in e.params["over"]
 
 
 def _terms(program: Program) -> tuple[list[Equation], list[Var]]:
@@ -177,21 +172,21 @@ def _terms(program: Program) -> tuple[list[Equation], list[Var]]:
 
 def _find(program: Program, value: Var) -> _Made | None:
     """How a term is made of sums over time that its derivative goes through; None if it is not, or not of shares."""
-    leading = _leading(program, (value,))
-    sums = frozenset(e for e in leading if _over_time(e) and _moves(program, e))
+    active = _active(program, value)
+    sums = tuple(e for e in program.equations if e in active and e.is_over_time)
     if not sums or any(e.params["op"] not in ("sum", "mean") for e in sums):
         return None
-    made, between = {v for e in sums for v in e.outputs}, []
+    given = tuple(v for e in sums for v in e.outputs)
+    made, between = set(given), []
     for e in program.equations:
-        if e in leading - sums and not made.isdisjoint(differentiated(e)):
+        if e in active and not e.is_over_time and not made.isdisjoint(differentiated(e)):
             made.update(e.outputs)
             between.append(e)
-    inside = {v for e in (*between, *sums) for v in e.outputs}
-    others = dict.fromkeys(v for e in between for v in e.inputs if isinstance(v, Var) and v not in inside)
+    others = tuple(dict.fromkeys(v for e in between for v in e.inputs if isinstance(v, Var) and v not in made))
     plain = all(_is_plain(e, program) for e in between) and not any(_is_complex(v) for v in (*made, *others))
     if not plain or any(not made.isdisjoint(differentiated(e)) for e in sums):
         return None
-    return _Made(value, tuple(between), tuple(sorted(sums, key=program.places.__getitem__)), tuple(others))
+    return _Made(sums, others, Function((*given, *others), tuple(between), (value,)))
 
 
 def _is_complex(v: Var) -> bool:
@@ -204,19 +199,8 @@ def _is_plain(e: Equation, program: Program) -> bool:
     return e.is_pointwise and not (e.has_effects or e.is_ragged or e.op in _BODIES or heavy)
 
 
-def _leading(program: Program, goals: Sequence[Atom]) -> set[Equation]:
-    """The equations that the derivative of some values goes through."""
-    definition, found = program.definitions(), set()
-    todo = [definition.get(v) for v in goals if isinstance(v, Var)]
-    while todo:
-        e = todo.pop()
-        if e is not None and e not in found:
-            found.add(e)
-            todo += [definition.get(v) for v in differentiated(e)]
-    return found
-
-
-def _moves(program: Program, e: Equation) -> bool:
-    """Whether an equation's value has a derivative with respect to an input of the program."""
-    given = set(program.inputs)
-    return any(not given.isdisjoint(differentiated(x)) for x in (_leading(program, e.outputs)))
+def _active(program: Program, value: Atom) -> frozenset[Equation]:
+    """The equations on a way from an input of the program to a value, by which it has a derivative."""
+    return active_equations(
+        program, frozenset(filter(is_float, program.inputs)), [v for v in (value,) if isinstance(v, Var)]
+    )

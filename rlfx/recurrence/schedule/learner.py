@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import jax.numpy as jnp
-
 from rlfx import _jaxpr as J
 from rlfx._lazy import nx
+from rlfx.recurrence.analysis.active import active_equations, is_float
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, bytes_of_residuals
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
-from rlfx.recurrence.ir.derivatives import STOPS
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
@@ -24,33 +22,6 @@ from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.positions import followed
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 from rlfx.recurrence.schedule.tiling import filled_windows
-
-
-def is_float(var: Var) -> bool:
-    """Whether a value can carry a derivative."""
-    return jnp.issubdtype(var.dtype, jnp.inexact)
-
-
-def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
-    """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
-    users = program.users
-    reached = set(perturbed)
-    todo = list(perturbed)
-    while todo:
-        for e in users.get(todo.pop(), ()):
-            new = [v for v in e.outputs if e.op not in STOPS and is_float(v) and v not in reached]
-            reached.update(new)
-            todo += new
-    definition = program.definitions()
-    leading: set[Equation] = set()
-    todo = [v for v in targets if v in reached]
-    while todo:
-        equation = definition.get(todo.pop())
-        if equation is None or equation in leading:
-            continue
-        leading.add(equation)
-        todo += [v for v in equation.inputs if isinstance(v, Var) and v in reached]
-    return frozenset(leading)
 
 
 @dataclass(frozen=True, eq=False)
