@@ -65,7 +65,11 @@ def run_step(name: str, tiny: bool, out: pathlib.Path) -> None:
     found = made(out, known) or {"rows": [], "wrong": [], "seconds": 0.0}
     for item in items[len(found["rows"]) :]:
         start = time.perf_counter()
-        row, wrong = step.row(tiny, item)
+        try:
+            row, wrong = step.row(tiny, item)
+        except Exception as error:  # too large for this device, say: the others are still wanted
+            said = f"{item}: {type(error).__name__}: {str(error)[:300]}"
+            row, wrong = {"failed": said}, [said]
         found = {
             "date": str(datetime.date.today()), "step": name, **known, "of": len(items),
             "seconds": round(found["seconds"] + time.perf_counter() - start, 1),
