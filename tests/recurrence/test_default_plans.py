@@ -262,6 +262,40 @@ def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memor
     assert plan(remembers, with_room(tile=small), PARAMS, carry).form == "blocks"
 
 
+def draws(p, carry, t):
+    """A narrow recurrence that draws what it acts by, and a wide head of weights that no loop reads."""
+    h, z = carry
+    h = jnp.tanh(h @ p["back"] + z)
+    z = jax.random.bernoulli(t.key, jax.nn.sigmoid(jax.lax.stop_gradient(h))).astype(h.dtype)
+    return jnp.sum((jnp.tanh(h @ p["in"]) @ p["hidden"] @ p["pi"]) ** 2), (h, z)
+
+
+def test_weights_that_no_cache_holds_are_read_once():
+    params = PARAMS | {"back": jnp.eye(5) / 2}
+    carry = jnp.ones((B, 5)), jnp.ones((B, 5))
+    learner = learner_of(draws, params, carry)
+    weights, kept = sum(PARAMS[name].nbytes for name in ("in", "hidden", "pi")), activation_bytes(learner, B) // 2
+    assert 2 * weights > 2 * kept
+
+    def plan(tile, unmapped):
+        target = with_room(tile=tile, cache=16 * 2**20, unmapped=unmapped)
+        return rlfx.compile(draws, length=T, batch=B, target=target).plan(params, carry, KEYS[0])
+
+    # Its products are kept by nobody: no timestep is evaluated twice.
+    assert plan(tile=weights, unmapped=T * kept) == rlfx.Plan("one pass")
+    assert plan(tile=weights, unmapped=T * kept - 1).form != "one pass"
+    held = 2 * (weights + params["back"].nbytes)
+    assert plan(tile=held - 1, unmapped=2**40) == rlfx.Plan("one pass")
+    assert plan(tile=held, unmapped=2**40).form != "one pass"
+
+    def gradient(make, **options):
+        fn = make(draws, length=T, batch=B, **options)
+        return jax.value_and_grad(lambda p: fn(p, carry, KEYS[0])[0])(params)
+
+    found, expected = gradient(rlfx.compile, target=with_room(tile=weights)), gradient(rlfx.reference)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
 def test_the_cache_of_a_core_is_within_bounds():
     assert LEAST_CACHE <= core_cache() <= MOST_CACHE
     assert CPU.room.tile == core_cache()

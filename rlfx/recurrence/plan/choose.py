@@ -143,19 +143,40 @@ def choose(
 
 
 def _once(learner: Learner, batch: int, target: Target) -> bool:
-    """Whether a recurrence over data runs forward once, all its activations kept: where calls have that memory again.
+    """Whether a recurrence runs forward once, all its activations kept: where calls have that memory again.
 
-    Nothing acts there but what draws noise or adds up returns, so that blocks would run it twice: that takes longer than to write
-    activations and to read them. Not if a transform asks for loops of its own, which acting runs, or for data on the host, of
-    which blocks are fetched.
+    If nothing acts but what draws noise or adds up returns, blocks would run the recurrence twice: that takes longer than to write
+    activations and to read them. So does what blocks of a timestep do with weights that no core's cache holds: each reads those of
+    layers in no loop, and adds to their gradients. Not if a transform asks for loops of its own, which acting runs, or for data on
+    the host, of which blocks are fetched.
     """
     asked = learner.program.directives
-    if asked.loops is not None or asked.offload:
+    if asked.loops is not None or asked.offload or not learner.region.loops:
         return False
     acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
-    if not learner.region.loops or not acted.isdisjoint({*learner.stored, *learner.beyond}):
+    if acted.isdisjoint({*learner.stored, *learner.beyond}):
+        worth = _roomy(Plan("one pass"), learner, batch, target)
+    else:
+        worth = _spares_weights(learner, batch, target)
+    return worth and why_not("one pass", learner) is None
+
+
+def _spares_weights(learner: Learner, batch: int, target: Target) -> bool:
+    """Whether blocks of one timestep move more bytes of weights and gradients through a slower cache than one pass keeps.
+
+    One pass keeps about half of what is computed: the rest is fused, or linear.
+    """
+    room, kept = target.room, activation_bytes(learner, batch) // 2
+    if room.tile is None or room.unmapped is None or kept * learner.program.domain.length > room.unmapped:
         return False
-    return _roomy(Plan("one pass"), learner, batch, target) and why_not("one pass", learner) is None
+    program, inside = learner.program, {e for loop in learner.region.loops for e in loop.body}
+    params, products = {*program.params}, [e for e in learner.active if e.op in PRODUCTS]
+
+    def moved(equations: Iterable[Equation]) -> int:
+        read = {v for e in equations for v in e.inputs if isinstance(v, Var) and v in params}
+        return 2 * sum(bytes_of(v, program.domain) for v in read)
+
+    return moved(products) > room.tile and moved(e for e in products if e not in inside) > 2 * kept
 
 
 def _recurring(body: Sequence[Equation]) -> set[Var]:

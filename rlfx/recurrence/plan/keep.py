@@ -22,7 +22,7 @@ MORE = 1.5
 def keeping(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
     """A plan that keeps wide products if that pays; ``batch``: environments on a device, in all copies of the program."""
     room, program = target.room.unmapped, learner.program
-    if room is None:
+    if room is None or plan.form == "one pass":  # which evaluates nothing twice
         return plan
     acted = frozenset(learner.acting.equations)
     recurrent = frozenset(e for loop in learner.region.loops for e in loop.body)
