@@ -92,9 +92,25 @@ def messages_of_two_graphs(p, x, z):
     return jnp.tanh(jnp.concatenate(rows, 1) @ p["w"][: 2 * X]).sum()
 
 
+def of_a_row(p, x, z):
+    """A row that the data picks, beside what is not picked."""
+    return told(p, z, p["many"][t_of(x) % 4], x[:2])
+
+
+def of_the_last_row(p, x, z):
+    """A slice that would begin beyond the matrix takes its last row; the weights come first, and have two axes."""
+    row = jax.lax.dynamic_index_in_dim(p["many"][:5], 3 + t_of(x) % 4, keepdims=False)
+    weights = p["w"][:X].T.reshape(2, 4, X)
+    return jnp.tanh(jax.lax.dot_general(weights, row, (((2,), (0,)), ((), ())))).sum() * z[0]
+
+
+def of_a_row_by_a_gather(p, x, z):
+    return jnp.tanh(jnp.take(jnp.sin(p["many"][:4]), t_of(x) % 4, axis=0, mode="clip") @ p["w"][:X]) @ p["v"] * z[0]
+
+
 PROGRAMS = [
     one_and_many, many_of_this_timestep, of_the_task, of_weights_first, all_pairs, of_rows, messages, messages_of_columns,
-    messages_of_two_graphs,
+    messages_of_two_graphs, of_a_row, of_the_last_row, of_a_row_by_a_gather,
 ]  # fmt: skip
 
 
@@ -137,8 +153,9 @@ def products(f):
 
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_each_group_of_parts_has_a_product(f):
-    _, apart, more = products(f)
-    assert more == 1
+    traced, apart, more = products(f)
+    assert apart is not traced
+    assert more == (0 if f in (of_the_last_row, of_a_row_by_a_gather) else 1)  # a row alone has its product elsewhere
     assert with_parts_apart(apart) is apart
     assert not rlfx.target("h200").rewrites.apart
 
@@ -197,3 +214,24 @@ def test_parts_of_slices_that_depend_on_t(f):
 
     found, expected = gradient(rlfx.compile, target=ALWAYS), gradient(rlfx.reference)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
+@pytest.mark.parametrize("f", [of_a_row, of_the_last_row, of_a_row_by_a_gather])
+def test_the_product_of_rows_that_are_picked_is_computed_once_for_each_row(f):
+    _, apart, _ = products(f)
+    taken = lambda shape: {4, 5, N}.intersection(shape[:1] + shape[-1:])  # noqa: E731
+    rows = [e for e in apart.equations if e.op is DOT and taken(e.outputs[0].shape)]
+    assert [apart.dims_of(e.outputs[0]) for e in rows] == [frozenset()]
+
+
+def test_rows_of_many_or_with_weights_of_their_own_stay():
+    def many(p, x, z):
+        return jnp.tanh(p["many"][t_of(x) % 4] @ p["w"][:X]) @ p["v"]
+
+    def own(p, x, z):  # each point has other weights: a product of each of its rows would be more work
+        return jnp.tanh(p["many"][t_of(x) % 4] @ (p["w"][:X] * z[0])) @ p["v"]
+
+    for f, length in ((many, 1), (own, T)):
+        params = PARAMS | {"x": PARAMS["x"][:length]}
+        program = rlfx.trace(functools.partial(timestep, f), params, CARRY, length=length, batch=B)
+        assert with_parts_apart(program) is program

@@ -4,6 +4,8 @@ A decoder that tells the reward of a task z at many points x, a critic of one st
 and what is sampled: vectorised, z is spread over all points, and multiplied with its rows of the weights at each. Apart, its
 product is computed once for each z, and that of what is the same at every timestep once for all of them. So of the edges of a
 graph: ``concatenate([nodes[to], nodes[of]], 1) @ w`` is ``(nodes @ w[:n])[to] + (nodes @ w[n:])[of]``, a product for each node.
+So of one row, put together with others or not: ``embedding[token] @ w`` is ``(embedding @ w)[token]`` where there are fewer
+tokens than points, and what a decoder tells of the city that it is at, and began at, is computed once for each city.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 
 _DOT, _CONCATENATE, _BROADCAST = map(J.primitive, ("dot_general", "concatenate", "broadcast_in_dim"))
-_GATHER = J.primitive("gather")
-#: Rows of a matrix, by their numbers.
-_ROWS = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+_GATHER, _SLICE, _SQUEEZE = map(J.primitive, ("gather", "dynamic_slice", "squeeze"))
+#: Rows of a matrix, by their numbers; and one of them.
+_ROWS, _ROW = (
+    jax.lax.GatherDimensionNumbers(offset_dims=(n,), collapsed_slice_dims=(0,), start_index_map=(0,)) for n in (1, 0)
+)
 
 #: A part leaves the product if that takes at most so much of its work, and if it has so many rows of the weights: the sum that
 #: is added takes about as long as the product of one.
@@ -40,8 +44,8 @@ class Operand:
       first, count: its rows of the weights.
       operand: the value, before it is spread.
       axes: which axis of the whole each of the operand's is; None: it is one long, and spread along that.
-      points: at how many points of the domain it is another one.
-      picks: the gather that takes its rows, or None.
+      points: at how many points of the domain it, or what it is multiplied with, is another one.
+      picks: what takes its rows, a gather, or one row, a gather or a slice; or None.
     """
 
     first: int
@@ -102,48 +106,69 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         return None
     for side, whole in enumerate(product.inputs):
         e, axis = definition.get(whole), contracted[side][0]
-        if e is None or e.op is not _CONCATENATE or e.params["dimension"] != axis:
+        if e is None:
             continue
-        if any(J.symbolic_axes(v.shape) for v in (whole, *e.inputs)):
+        together = e.inputs if e.op is _CONCATENATE and e.params["dimension"] == axis else [whole]
+        if any(J.symbolic_axes(v.shape) for v in (whole, *together)):
             continue  # slices beside each other: where one ends depends on t
         often = points(program.dims_of(whole), program.domain) * math.prod(whole.shape) / whole.shape[axis]
         groups: dict[tuple, list[Operand]] = {}
-        for v, part in zip(e.inputs, _parts(e, axis, program, definition), strict=True):
+        weights = program.dims_of(product.inputs[1 - side])
+        for v, part in zip(together, _parts(together, axis, weights, program, definition), strict=True):
             if part.work <= _WORTH * often * part.count:
                 groups.setdefault(part.beside, []).append(part)
             else:
                 groups.setdefault((), []).append(replace(part, operand=v, axes=tuple(range(len(v.shape))), picks=None))
-        if sum(part.count for key, group in groups.items() if key for part in group) >= _FEWEST:
+        taken = [part for key, group in groups.items() if key for part in group]
+        if together == [whole] and all(part.picks is None for part in taken):
+            continue  # a product of what is spread
+        if sum(part.count for part in taken) >= _FEWEST:
             return Apart(product, side, axis, tuple(map(tuple, groups.values())))
     return None
 
 
-def _parts(e: Equation, axis: int, program: Program, definition: Mapping) -> list[Operand]:
+def _parts(
+    together: Sequence[Atom], axis: int, weights: frozenset, program: Program, definition: Mapping
+) -> list[Operand]:
     found, first = [], 0
-    for v in e.inputs:
+    for v in together:
         count, operand, axes, picks = v.shape[axis], v, tuple(range(len(v.shape))), None
         spread = definition.get(v)
-        if spread is not None and axis == 1 and _takes_rows(spread):
-            operand, picks = spread.inputs[0], spread
+        taking = None if spread is None or axis != len(v.shape) - 1 else _taking(spread, definition)
+        if taking is not None:
+            operand, picks = taking.inputs[0], taking
         elif spread is not None and spread.op is _BROADCAST and len(spread.inputs) == 1:
             (given,), along = spread.inputs, spread.params["broadcast_dimensions"]
             if axis in along and given.shape[along.index(axis)] == count:
                 operand = given
                 axes = tuple(a if n == v.shape[a] else None for n, a in zip(given.shape, along, strict=True))
-        dims = program.dims_of(operand) if isinstance(operand, Var) else frozenset()
+        dims = weights | (program.dims_of(operand) if isinstance(operand, Var) else frozenset())
         found.append(Operand(first, count, operand, axes, points(dims, program.domain), picks))
         first += count
     return found
 
 
-def _takes_rows(e: Equation) -> bool:
-    """Whether a gather takes rows of a matrix. What it gives beyond them is not a number, or zero: so are products of that."""
-    if e.op is not _GATHER or e.params["dimension_numbers"] != _ROWS or e.params["fill_value"] not in (None, 0):
-        return False
-    rows, picked = e.inputs
-    if J.symbolic_axes(rows.shape):
-        return False
-    return tuple(e.params["slice_sizes"]) == (1, rows.shape[1]) and len(picked.shape) == 2
+def _taking(e: Equation, definition: Mapping) -> Equation | None:
+    """What takes rows of a matrix, or one row, and gives them as they are; None for anything else.
+
+    What a gather gives beyond the rows is not a number, or zero: so are products of that. Beyond them a slice gives the last one.
+    """
+    one = e.op is _SQUEEZE and e.params["dimensions"] == (0,)
+    e = definition.get(e.inputs[0], e) if one else e
+    if e.op is not (_SLICE if one else _GATHER):
+        return None
+    matrix, picked = e.inputs[:2]
+    if len(matrix.shape) != 2 or J.symbolic_axes(matrix.shape) or tuple(e.params["slice_sizes"]) != (1, matrix.shape[1]):
+        return None
+    if one:
+        return e
+    known = (e.params["dimension_numbers"], len(picked.shape)) in ((_ROWS, 2), (_ROW, 1))
+    return e if known and e.params["fill_value"] in (None, 0) else None
+
+
+def _takes_one(picks: Equation) -> bool:
+    """Whether it takes one row, whose axis is gone."""
+    return picks.op is _SLICE or picks.params["dimension_numbers"] == _ROW
 
 
 def _inputs(apart: Apart) -> list[Atom]:
@@ -174,7 +199,7 @@ def _product(apart: Apart, group: Sequence[Operand], operands: Sequence[Any], we
     axes = [a for a in group[0].axes if a is not None]
     one_long = [i for i, a in enumerate(group[0].axes) if a is None]
     operands = [jnp.squeeze(x, one_long) for x in operands]
-    own = axes.index(axis)
+    own = axes.index(axis) + (group[0].picks is not None and _takes_one(group[0].picks))
     pair = [jnp.concatenate(operands, own), jnp.concatenate(cut, rows)]
     dims = [(own,), (rows,)]
     if side:
@@ -185,7 +210,13 @@ def _product(apart: Apart, group: Sequence[Operand], operands: Sequence[Any], we
 def _taken(apart: Apart, picks: Equation, product: Any, picked: Any) -> Any:
     """The rows of a product, where those of its operand were taken: they are its first axis, or its last one."""
     at = product.ndim - 1 if apart.side else 0
+    if picks.op is _SLICE:
+        starts = (picked if i == at else jnp.zeros_like(picked) for i in range(product.ndim))
+        sizes = tuple(1 if i == at else n for i, n in enumerate(product.shape))
+        return jnp.squeeze(J.bind(_SLICE, {**picks.params, "slice_sizes": sizes}, product, *starts)[0], at)
     others = tuple(i for i in range(product.ndim) if i != at)
+    if _takes_one(picks):
+        others = tuple(range(product.ndim - 1))
     numbers = jax.lax.GatherDimensionNumbers(offset_dims=others, collapsed_slice_dims=(at,), start_index_map=(at,))
     sizes = tuple(1 if i == at else n for i, n in enumerate(product.shape))
     return J.bind(_GATHER, {**picks.params, "dimension_numbers": numbers, "slice_sizes": sizes}, product, picked)[0]
