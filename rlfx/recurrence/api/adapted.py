@@ -40,12 +40,12 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
         program = rewritten(with_channels_last, program)
     if pays.patches:
         program = rewritten(functools.partial(with_patches, most=pays.patches), program, "with_patches")
-    if pays.picks:
-        program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
     if pays.apart:
         program = rewritten(with_parts_apart, program)
+    if pays.picks:  # of products of rows, too
+        program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.pairs:
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
