@@ -71,8 +71,17 @@ def workloads_rows() -> list[dict]:
     return rows("gpu/workloads") + rows("gpu/workloads_too")
 
 
+def unseen_rows() -> list[dict]:
+    """Of the sets that no GPU was tuned for, compiled without autotuning."""
+    return [r for i in range(7) for r in rows(f"gpu/untuned_products/unseen_{i}")]
+
+
 def workloads() -> str:
-    return table(workloads_rows(), {
+    return of_forms(workloads_rows())
+
+
+def of_forms(found: list[dict]) -> str:
+    return table(found, {
         "workload": lambda r: r["workload"], "rlfx, ms": lambda r: ms(r["ms"]["rlfx"]),
         "of plain": lambda r: f"{r['of plain']:.2f}",
         "of the best by hand": lambda r: f"{r['of best']:.2f} ({r['best']} of {len(r['ms']) - 1})",
@@ -80,8 +89,8 @@ def workloads() -> str:
     })  # fmt: skip
 
 
-def mean_of(name: str) -> str:
-    found = [math.log(r[f"of {name}"]) for r in workloads_rows()]
+def mean_of(name: str, rows: list[dict]) -> str:
+    found = [math.log(r[f"of {name}"]) for r in rows]
     return f"{math.exp(sum(found) / len(found)):.2f}"
 
 
@@ -127,15 +136,21 @@ def rollouts() -> str:
 TABLES: Mapping = {
     "gpu-numerics": numerics, "gpu-kernels": kernels, "gpu-acting": acting, "gpu-ppo": ppo, "gpu-peer": peer,
     "gpu-workloads": workloads, "gpu-memory": memory, "gpu-recurrences": recurrences, "gpu-images": images,
-    "gpu-rollouts": rollouts,
+    "gpu-rollouts": rollouts, "gpu-unseen": lambda: of_forms(unseen_rows()),
+    "gpu-unseen-tuned": lambda: of_forms(rows("gpu/unseen_0")),
 }  # fmt: skip
 
 VALUES: Mapping = {
     "gpu-device": lambda: read("gpu/ppo")["device"]["kind"],
     "gpu-jax": lambda: read("gpu/ppo")["versions"]["jax"],
     "gpu-date": lambda: read("gpu/ppo")["date"],
-    "gpu-of-best": lambda: mean_of("best"),
-    "gpu-of-plain": lambda: mean_of("plain"),
+    "gpu-of-best": lambda: mean_of("best", workloads_rows()),
+    "gpu-of-plain": lambda: mean_of("plain", workloads_rows()),
+    "gpu-unseen": lambda: str(len(unseen_rows())),
+    "gpu-unseen-best": lambda: mean_of("best", unseen_rows()),
+    "gpu-unseen-plain": lambda: mean_of("plain", unseen_rows()),
+    "gpu-unseen-different": lambda: difference(max(r["difference"]["rlfx"] for r in unseen_rows())),
+    "gpu-unseen-device": lambda: read("gpu/unseen_0")["device"]["kind"],
     "gpu-workloads": lambda: str(len(workloads_rows())),
     "gpu-highest": lambda: difference(max(r["highest"] for r in rows("gpu/beside/numerics"))),
     "gpu-tf32": lambda: difference(max(r["default"] for r in rows("gpu/beside/numerics"))),

@@ -43,6 +43,30 @@ def test_steps_beside_each_other_are_rehearsed_and_then_measured(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["epochs.json", "recurrences.json"]
 
 
+def test_an_item_that_fails_leaves_the_others(tmp_path, monkeypatch):
+    def row(tiny, item):
+        if item == "second":
+            raise MemoryError("too large for this device")
+        return {"item": item}, []
+
+    monkeypatch.setitem(steps.STEPS, "three", steps.Step(lambda tiny: ["first", "second", "third"], row, 1))
+    runner.run_step("three", True, tmp_path / "three.json")
+    found = json.loads((tmp_path / "three.json").read_text())
+    said = "second: MemoryError: too large for this device"
+    assert found["rows"] == [{"item": "first"}, {"failed": said}, {"item": "third"}]
+    assert found["wrong"] == [said]
+
+
+def test_what_takes_long_to_compile_is_asked_for(tmp_path):
+    asked = [name for name, step in steps.STEPS.items() if step.asked]
+    assert asked == [f"unseen_{i}" for i in range(7)]
+    done = gpu(tmp_path, "--minutes", "0", "--beside", "1")
+    named = gpu(tmp_path, "--minutes", "0", "--beside", "1", "--only", "unseen_3")
+    told = lambda done: {line.split()[0] for line in done.stdout.splitlines()[1:]}  # noqa: E731
+    assert told(done) == steps.STEPS.keys() - set(asked)
+    assert told(named) == {"unseen_3"}
+
+
 def test_a_step_that_fails_says_why(tmp_path):
     done = gpu(tmp_path, "--only", "recurrences", "--minutes", "0.001")
     assert done.returncode == 1

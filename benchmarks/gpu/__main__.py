@@ -44,7 +44,8 @@ def about(tiny: bool) -> dict:
         "python": platform.python_version(),
     }
     device = {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
-    return {"device": device, "versions": versions, "commit": commit(), "tiny": tiny}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {"device": device, "versions": versions, "xla_flags": flags, "commit": commit(), "tiny": tiny}
 
 
 def commit() -> str:
@@ -117,8 +118,9 @@ def main() -> int:
         sys.stdin.readline()  # begun while another step is measured: wait for the word
         run_step(args.step, args.tiny, args.out)
         return 0
+    chosen = f"{{n: s.seconds for n, s in STEPS.items() if not s.asked or n in {args.only or []}}}"
     asked = "import json, benchmarks.gpu.__main__ as m; from benchmarks.gpu.steps import STEPS; " \
-        f"print(json.dumps([m.about({args.tiny}), {{n: s.seconds for n, s in STEPS.items()}}]))"  # fmt: skip
+        f"print(json.dumps([m.about({args.tiny}), {chosen}]))"  # fmt: skip
     known, limits = json.loads(
         subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     )
