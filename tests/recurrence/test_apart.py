@@ -235,3 +235,13 @@ def test_rows_of_many_or_with_weights_of_their_own_stay():
         params = PARAMS | {"x": PARAMS["x"][:length]}
         program = rlfx.trace(functools.partial(timestep, f), params, CARRY, length=length, batch=B)
         assert with_parts_apart(program) is program
+
+
+def test_sums_of_nothing_stay():
+    def nothing(p, x, z):
+        return (x[:0] @ p["w"][:0]).sum() + jnp.concatenate([x[:0], z[:0]]) @ p["v"][:0] + z[0]
+
+    traced, apart, _ = products(nothing)
+    assert apart is traced
+    found, expected = gradient(nothing, ALWAYS, (0, 1))(PARAMS, CARRY), by_hand(nothing, (0, 1))(PARAMS, CARRY)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)

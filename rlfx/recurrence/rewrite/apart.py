@@ -111,7 +111,8 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         together = e.inputs if e.op is _CONCATENATE and e.params["dimension"] == axis else [whole]
         if any(J.symbolic_axes(v.shape) for v in (whole, *together)):
             continue  # slices beside each other: where one ends depends on t
-        often = points(program.dims_of(whole), program.domain) * math.prod(whole.shape) / whole.shape[axis]
+        rows = math.prod(n for a, n in enumerate(whole.shape) if a != axis)
+        often = points(program.dims_of(whole), program.domain) * rows
         groups: dict[tuple, list[Operand]] = {}
         weights = program.dims_of(product.inputs[1 - side])
         for v, part in zip(together, _parts(together, axis, weights, program, definition), strict=True):
