@@ -146,19 +146,23 @@ def _once(learner: Learner, batch: int, target: Target) -> bool:
     """Whether a recurrence runs forward once, all its activations kept: where calls have that memory again.
 
     If nothing acts but what draws noise or adds up returns, blocks would run the recurrence twice: that takes longer than to
-    write activations and to read them. Where operations are slow to start, all timesteps at once would run it twice, too: a loop
-    more (R2D2 on an H200, compiled: 4,362 launches for 3,639). What acts runs it forward once where blocks of a timestep would
-    move weights that no core's cache holds: each reads those of layers in no loop, and adds to their gradients. Not if a
-    transform asks for loops of its own, which acting runs, or for data on the host, of which blocks are fetched.
+    write activations and to read them. What acts runs it forward once where blocks of a timestep would move weights that no
+    core's cache holds: each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start,
+    all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the learner, that is a loop
+    more (R2D2 on an H200, compiled: 4,362 launches for 3,639). Not if a transform asks for loops of its own, which acting runs, or
+    for data on the host, of which blocks are fetched.
     """
     asked = learner.program.directives
     if asked.loops is not None or asked.offload or not learner.region.loops:
         return False
+    acting, learned = ({e for loop in of.loops for e in loop.body} for of in (learner.acting, learner.region))
     acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
-    if not acted.isdisjoint({*learner.stored, *learner.beyond}):
-        worth = _spares_weights(learner, batch, target)
+    if target.rewrites.starts:
+        worth = acting & learner.active <= learned
+    elif acted.isdisjoint({*learner.stored, *learner.beyond}):
+        worth = _roomy(Plan("one pass"), learner, batch, target)
     else:
-        worth = target.rewrites.starts or _roomy(Plan("one pass"), learner, batch, target)
+        worth = _spares_weights(learner, batch, target)
     return worth and why_not("one pass", learner) is None
 
 
