@@ -149,8 +149,8 @@ def _once(learner: Learner, batch: int, target: Target) -> bool:
     write activations and to read them. What acts runs it forward once where blocks of a timestep would move weights that no
     core's cache holds: each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start,
     all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the learner, that is a loop
-    more (R2D2 on an H200, compiled: 4,362 launches for 3,639). Not if a transform asks for loops of its own, which acting runs, or
-    for data on the host, of which blocks are fetched.
+    more (R2D2 on an H200, compiled: 4,362 launches for 3,639). Not if a transform asks for loops of its own, which acting runs,
+    or for data on the host, of which blocks are fetched.
     """
     asked = learner.program.directives
     if asked.loops is not None or asked.offload or not learner.region.loops:
