@@ -154,6 +154,6 @@ def test_another_target_has_other_rewrites():
         batch=2,
         target=rlfx.target("h200"),
     )
-    assert "acting on h200 (gpu)" in str(compiled.physical(W, X0))
+    assert "acting and learning on h200 (gpu)" in str(compiled.physical(W, X0))  # in one pass
     assert "products" not in str(compiled.physical(W, X0))
     assert "on this h200" in str(compiled.explain(W, X0, verbose=True))

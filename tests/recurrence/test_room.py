@@ -130,3 +130,28 @@ def test_a_large_batch_on_a_small_gpu(batch, monkeypatch):
     assert explained.predicted_bytes <= free_bytes(t4)
     assert (whole.predicted_bytes > free_bytes(t4)) == (batch == 16384)
     assert (explained.plan == rlfx.Plan()) == (batch == 256)
+
+
+def test_a_recurrence_that_does_not_fit_in_one_pass_runs_in_blocks():
+    def predicts(params, h, t):
+        p, data = params
+        h = jnp.tanh(h @ p["h"] + rlfx.inputs(data)[t] @ p["x"])
+        return jnp.sum(h @ p["h"]) ** 2, h
+
+    width, length, batch = 32, 64, 8
+    p = {"h": jnp.eye(width) / 2, "x": jnp.ones((4, width)) / 4}
+    data, h = jnp.ones((length, batch, 4)), jnp.zeros((batch, width))
+
+    def compiled(memory):
+        little = machine(memory)
+        target = dataclasses.replace(little, rewrites=dataclasses.replace(little.rewrites, starts=True))
+        fn = rlfx.compile(predicts, length=length, batch=batch, target=target)
+        gradient = jax.jit(jax.value_and_grad(lambda p: fn((p, data), h)[0]))
+        return fn.plan((p, data), h, wrt=(True, False)), gradient.lower(p).compile(), free_bytes(target)
+
+    plan, whole, _ = compiled(None)
+    assert plan == rlfx.Plan("one pass")
+    plan, fitted, free = compiled(int(temp(whole) / 2 / USABLE))
+    assert plan.form == "blocks"
+    assert temp(fitted) <= free < temp(whole)
+    assert_same(whole(p), fitted(p))
