@@ -129,7 +129,7 @@ def bytes_of_residuals(equation: Equation, domain: Domain) -> int:
     params = equation.params
     body = params["jaxpr"].jaxpr
     again = any(e.primitive is J.REMAT for e in body.eqns)
-    values = body.outvars[: params["num_carry"]] if again else [v for e in body.eqns for v in e.outvars]
+    values = body.outvars[: J.scan_counts(params)[1]] if again else [v for e in body.eqns for v in e.outvars]
     floats = [v.aval for v in values if jnp.issubdtype(v.aval.dtype, jnp.inexact)]
     each = sum(bytes_of(aval, domain) for aval in floats)
     return (each if again else each // 2) * int(widest(domain, params["length"]))

@@ -117,7 +117,7 @@ def _gathered(op: Any, params: Mapping, operands: Sequence) -> list | None:
 
 def _scanned(op: Any, params: Mapping, operands: Sequence) -> list:
     """A loop over parts. What it carries and puts out has both: a part that begins as zeros may not stay so."""
-    consts, carried = params["num_consts"], params["num_carry"]
+    consts, carried = J.scan_counts(dict(params))
     body = params["jaxpr"]
     full = [Parts(*x.both) if isinstance(x, Parts) and i >= consts else x for i, x in enumerate(operands)]
 
