@@ -11,6 +11,7 @@ from jax._src.random import prng
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, primitives
 from jax.extend.random import define_prng_impl
 
+from rlfx._jaxpr.batched import alike
 from rlfx._jaxpr.context import (
     ShapedArray,
     Tracer,

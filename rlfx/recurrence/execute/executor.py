@@ -24,7 +24,7 @@ from rlfx.recurrence.execute.loops import RunningLoop
 from rlfx.recurrence.execute.ragged import evaluate_ragged
 from rlfx.recurrence.execute.strided import run_strided
 from rlfx.recurrence.execute.tiling import run_blocked
-from rlfx.recurrence.execute.values import Value, expand, map_over, of_atom, run_pointwise, zeros
+from rlfx.recurrence.execute.values import Value, Values, expand, map_over, of_atom, run_pointwise, zeros
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.language.domain import Domain
@@ -58,7 +58,7 @@ class Execution:
         self.extent, self.on_host = extent, on_host
         self.sizes = {"t": extent.times.shape[0], "b": extent.batch}
         self.t0 = t0
-        self.env: dict[Var, Value] = dict(env)
+        self.env: Values = Values(env)
         self.finals: dict[Var, Value] = {}
         self.ragged: dict[Var, tuple] = {}
         self.beyond = dict(beyond)
@@ -312,7 +312,7 @@ class Execution:
             elif isinstance(n, Value):
                 # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
                 t = reads.earlier(t, n, self.sizes)
-            operands = [of_atom(a, env) for a in equation.inputs]
+            operands = [env.as_made(a) if isinstance(env, Values) else of_atom(a, env) for a in equation.inputs]
             outs = evaluate_ragged(equation, operands, self.domain, t, n, self.plan)
         env.update(zip(equation.outputs, outs, strict=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,8 @@ class Value:
         for ordinary values. See :mod:`rlfx.recurrence.execute.ragged`.
       clean: whether positions that are not valid hold copies of valid data.
       raw: what else they hold: COMPUTED, OTHERS, NOTHING.
+      before: how many of the point's axes lie before that of t, which is behind that of b then: those of a slice's products, as
+        they are made. See :class:`Values`.
     """
 
     data: Any
@@ -41,6 +43,49 @@ class Value:
     starts: tuple | None = None
     clean: bool = True
     raw: int = COMPUTED
+    before: int = 0
+
+    @property
+    def time_axis(self) -> int:
+        """Where t's axis is, if it is there."""
+        return self.before + ("b" in self.dims) if self.before else 0
+
+    @property
+    def leading(self) -> Value:
+        """This one with the axes of its dims first."""
+        if not self.before:
+            return self
+        turned = jax.tree.map(lambda x: jnp.moveaxis(x, self.time_axis, 0), self.data)
+        return replace(self, data=turned, before=0)
+
+
+class Values(dict):
+    """Values by variable, with the axes of their dims first.
+
+    A slice of a series times what varies with t is a product of each environment and head, ``[b, h, t, s]``. Turned to
+    ``[t, b, h, s]`` and back for the next product, all of it would be written twice more, forwards and backwards; so it is turned
+    for those alone that ask for it here. What computes with slices takes it as it is (:meth:`as_made`).
+    """
+
+    def __getitem__(self, var: Var) -> Value:
+        return super().__getitem__(var).leading
+
+    def __iter__(self) -> Iterator:  # a method of its own, so that a copy has what `[]` gives
+        return super().__iter__()
+
+    def get(self, var: Any, default: Any = None) -> Any:
+        value = super().get(var, default)
+        return value.leading if isinstance(value, Value) else value
+
+    def values(self) -> Any:
+        return [x.leading for x in super().values()]
+
+    def items(self) -> Any:
+        return [(v, x.leading) for v, x in super().items()]
+
+    def as_made(self, atom: Atom) -> Value:
+        """The value of an atom, whose t may be behind axes of the point."""
+        return Value(jnp.asarray(atom.value)) if isinstance(atom, Lit) else super().__getitem__(atom)
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Any:
@@ -81,28 +126,53 @@ def cut_times(value: Value, first: Any, count: int) -> Value:
     return replace(value, data=jax.lax.dynamic_slice_in_dim(value.data, first, count, 0))
 
 
-def map_over(fn: Callable, dims: frozenset, values: Sequence[frozenset]) -> Callable:
-    """``fn`` of one point, mapped over ``dims``; ``values`` are the dims of its arguments."""
-    for axis in reversed(AXES):  # b is the inner map
-        if axis in dims:
-            over = _over_times if axis == "t" and "b" in dims else jax.vmap
-            fn = over(fn, tuple(0 if axis in d else None for d in values))
+def map_over(
+    fn: Callable, dims: frozenset, values: Sequence[frozenset], time_axes: Sequence[int] = (), out_axes: Any = 0
+) -> Callable:
+    """``fn`` of one point, mapped over ``dims``; ``values`` are the dims of its arguments.
+
+    Args:
+      time_axes: where t's axis is in the arguments; by default the first one.
+      out_axes: and in what it gives.
+    """
+    if "b" in dims:  # the inner map
+        fn = jax.vmap(fn, tuple(0 if "b" in d else None for d in values))
+    if "t" in dims:
+        over = _over_times if "b" in dims else jax.vmap
+        at = time_axes or (0,) * len(values)
+        fn = over(fn, tuple(axis if "t" in d else None for d, axis in zip(values, at, strict=True)), out_axes)
     return fn
 
 
-def _over_times(fn: Callable, in_axes: tuple) -> Callable:
+def _over_times(fn: Callable, in_axes: tuple, out_axes: Any) -> Callable:
     """As ``jax.vmap``, but that one timestep is no axis: XLA:CPU's reductions of ``[1, n, m]`` take up to 3x those of ``[n, m]``.
 
     A single environment is one: products of vectors take up to 6x those of ``[1, n]``.
     """
 
     def run(*args):
-        if any(x.shape[0] != 1 for x, axis in zip(args, in_axes, strict=True) if axis == 0):
-            return jax.vmap(fn, in_axes)(*args)
-        one = (jax.lax.squeeze(x, (0,)) if axis == 0 else x for x, axis in zip(args, in_axes, strict=True))
-        return jax.tree.map(lambda y: jnp.expand_dims(y, 0), fn(*one))
+        if any(
+            x.shape[axis] != 1
+            for arg, axis in zip(args, in_axes, strict=True)
+            if axis is not None
+            for x in jax.tree.leaves(arg)
+        ):
+            return jax.vmap(fn, in_axes, out_axes)(*args)
+        one = (x if axis is None else _without_axis(x, axis) for x, axis in zip(args, in_axes, strict=True))
+        outs = fn(*one)
+        if isinstance(out_axes, int):
+            return _with_axis(outs, out_axes)
+        return [_with_axis(out, axis) for out, axis in zip(outs, out_axes, strict=True)]
 
     return run
+
+
+def _without_axis(x: Any, axis: int) -> Any:
+    return jax.tree.map(lambda y: jax.lax.squeeze(y, (axis,)), x)
+
+
+def _with_axis(x: Any, axis: int) -> Any:
+    return jax.tree.map(lambda y: jnp.expand_dims(y, axis), x)
 
 
 def of_atom(atom: Atom, env: Mapping[Var, Value]) -> Value:

@@ -66,10 +66,14 @@ def evaluated_once(
         return plan if count is None else Plan(environments=count)
     if plan.form != "blocks":
         return plan
-    program, whole = learner.program, learner.whole
-    spared = sum(work_of(e, program) for e in (learner.products & frozenset(learner.region.equations)) - whole.products)
+    program = learner.program
     learned = sum(work_of(e, program) for e in learner.region.equations)
-    if spared <= LEAST * (3 * learned + sum(work_of(e, program) for e in learner.products)):
+    least = LEAST * (3 * learned + sum(work_of(e, program) for e in learner.products))
+    both = learner.products & frozenset(learner.region.equations)
+    if sum(work_of(e, program) for e in both) <= least:  # whatever the whole cut would spare
+        return plan
+    spared = sum(work_of(e, program) for e in both - learner.whole.products)
+    if spared <= least:
         return plan
     needed = temporaries(Plan(), learner, batch * copies)
     if needed <= CACHES * tile:
@@ -97,7 +101,7 @@ def _tile_of_environments(
     count = divisor_near(batch, max(1, int(TILE * tile // each), min(int(cache // (2 * each)), rows)))
     if each > CACHES * tile or count == batch or why_not_environments(whole, order) is not None:
         return None
-    if any(multiplies(loop.body) for loop in whole.region.loops):
+    if _multiplies(whole):
         return None
     again = seconds_of_loops(whole, target) * (batch / count - 1)
     part = copies * batch / (program.domain.batch or 1)
@@ -108,8 +112,7 @@ def _tile_of_recurrence(
     plan: Plan, learner: Learner, order: Sequence[Var], batch: int, target: Target, copies: int
 ) -> int | None:
     """How many environments of a recurrence are taken at a time; None: it multiplies weights, or all of them fit a cache."""
-    loops = (*learner.region.loops, *learner.whole.region.loops)
-    if plan.form not in ("blocks", "one pass") or any(multiplies(loop.body) for loop in loops):
+    if plan.form not in ("blocks", "one pass") or _multiplies(learner) or _multiplies(learner.whole):
         return None
     each = activation_bytes(learner, 1) * learner.program.domain.length * copies
     count = divisor_near(batch, max(ROWS_OF_LOOP, int(TILE * (target.room.tile or math.inf) // each)))
@@ -120,3 +123,7 @@ def _tile_of_recurrence(
     ):
         return None
     return count
+
+
+def _multiplies(learner: Learner) -> bool:
+    return any(multiplies(loop.body) for loop in learner.region.loops)

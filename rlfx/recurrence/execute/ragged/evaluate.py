@@ -60,9 +60,18 @@ def evaluate_ragged(
         outs = mapped(*data)
         return [Value(d, dims, starts, False, raw) for d, (starts, _) in zip(outs, meta, strict=True)]
     dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
-    mapped = map_over(at, dims, [t.dims, length.dims, *(v.dims for v in values)])
+    before = [_before(v.shape) if "t" in dims else 0 for v in equation.outputs]
+    time_axes = [x + ("b" in dims) if x else 0 for x in before]
+    mapped = map_over(
+        at, dims, [t.dims, length.dims, *(v.dims for v in values)], [0, 0, *(v.time_axis for v in values)], time_axes
+    )
     outs = mapped(t.data, length.data, *data)
-    return [Value(d, dims, starts, clean, raw) for d, (starts, clean) in zip(outs, meta, strict=True)]
+    return [Value(d, dims, starts, clean, raw, n) for d, (starts, clean), n in zip(outs, meta, before, strict=True)]
+
+
+def _before(shape: Sequence) -> int:
+    """How many axes of an output lie before that of t: those before the one whose length depends on t."""
+    return next(iter(J.symbolic_axes(shape)), 0)
 
 
 def rule_of(equation: Equation) -> Callable[..., list[Part]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rlfx import _jaxpr as J
@@ -92,7 +93,9 @@ class Here:
     def masked(self, part: Part, shape: Sequence, identity: Any) -> Any:
         """The data with ``identity`` where it is not valid."""
         mask = self.mask(part, shape)
-        return part.data if mask is None else jnp.where(mask, part.data, jnp.asarray(identity, part.data.dtype))
+        if mask is None:
+            return part.data
+        return chosen(mask, part.data, jnp.asarray(identity, part.data.dtype))
 
     def cleaned(self, part: Part, shape: Sequence) -> Part:
         """The part with copies of valid data at positions that are not valid."""
@@ -107,7 +110,7 @@ class Here:
                 sample = self._one(sample, part.starts[axis], axis)
         if J.is_inexact(sample):  # an empty slice has no valid data, and infinity times nothing is not a number
             sample = jnp.where(jnp.isfinite(sample), sample, jnp.ones_like(sample))
-        return Part(jnp.where(mask, part.data, lax.stop_gradient(sample)), part.starts, True)
+        return Part(chosen(mask, part.data, lax.stop_gradient(sample)), part.starts, True)
 
     def _one(self, data: Any, position: Any, axis: int) -> Any:
         """The data at a position along an axis, of length 1."""
@@ -142,6 +145,18 @@ class Here:
             if part.starts[axis] == ANYWHERE:
                 part = self.aligned(part, axis, 0, self.width(shape[axis]))
         return part
+
+
+def alike(operands: Sequence) -> Sequence:
+    """What an operation on elements takes, of one shape; scalars as they are."""
+    shape = np.broadcast_shapes(*(jnp.shape(x) for x in operands))
+    whole = iter(J.alike(*(jnp.broadcast_to(x, shape) for x in operands if jnp.ndim(x))))
+    return [next(whole) if jnp.ndim(x) else x for x in operands]
+
+
+def chosen(mask: Any, data: Any, otherwise: Any) -> Any:
+    """``jnp.where`` of values with axes in any order."""
+    return lax.select_n(*J.alike(*(jnp.broadcast_to(x, data.shape) for x in (mask, otherwise, data))))
 
 
 def replaced(items: Sequence, index: int, item: Any) -> tuple:

@@ -10,7 +10,7 @@ from jax import lax
 
 from rlfx import _jaxpr as J
 from rlfx._axes import nest_of, resized
-from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, unsupported
+from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, alike, unsupported
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.primitives import series_p
 
@@ -28,7 +28,8 @@ def _elementwise(point: Here, equation: Equation, *parts: Part) -> list[Part]:
     clean = all(p.clean for p in aligned)
     if equation.op is series_p:
         return [Part(aligned[0].data, starts, clean)]
-    return [Part(d, starts, clean) for d in J.bind(equation.op, dict(equation.params), *(p.data for p in aligned))]
+    outs = J.bind(equation.op, dict(equation.params), *alike([p.data for p in aligned]))
+    return [Part(d, starts, clean) for d in outs]
 
 
 def _by_axes(point: Here, equation: Equation, *parts: Part) -> list[Part]:
