@@ -8,6 +8,7 @@ The derivative is that of the product: that of the masked operand is masked, and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,24 +33,28 @@ def of_valid(point: Here, product: Mapping, masked: Any, part: Part, side: int, 
     contracted = product["dimension_numbers"][0]
     along = contracted[side][contracted[1 - side].index(axis)]
 
-    def times(masked: Any, data: Any) -> Any:
-        return J.bind(_DOT, dict(product), *((masked, data) if side == 0 else (data, masked)))[0]
-
-    out = times(masked, part.data)
+    (out,) = J.bind(_DOT, dict(product), *((masked, part.data) if side == 0 else (part.data, masked)))
     if part.raw != OTHERS or part.starts[axis] is None or not J.is_inexact(out):
         return out
-    valid = point.valid(part, axis, dim)
-    first, second, nothing = lax.stop_gradient((masked, part.data, jnp.zeros_like(out)))
-    wrong = jnp.isnan(lax.stop_gradient(out))
+    first, second = lax.stop_gradient((masked, part.data))
+    static = (*product.items(),), side, axis, along
+    return _valued(out, _restored(*static, first, second, point.valid(part, axis, dim), lax.stop_gradient(out)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))  # traced, and mapped, once for all products of a shape
+def _restored(product: tuple, side: int, axis: int, along: int, masked: Any, data: Any, valid: Any, out: Any) -> Any:
+    """The product, of what is valid alone where it is not a number."""
+    wrong = jnp.isnan(out)
     count = jnp.where(jnp.any(wrong), len(valid), 0)
 
     def one(state: tuple) -> tuple:
         i, total = state
-        term = times(lax.dynamic_slice_in_dim(first, i, 1, along), lax.dynamic_slice_in_dim(second, i, 1, axis))
+        pair = lax.dynamic_slice_in_dim(masked, i, 1, along), lax.dynamic_slice_in_dim(data, i, 1, axis)
+        term = J.bind(_DOT, dict(product), *(pair if side == 0 else pair[::-1]))[0]
         return i + 1, total + jnp.where(valid[i], term, 0)
 
-    _, total = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), nothing))
-    return _valued(out, jnp.where(wrong, total, out))
+    _, total = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), jnp.zeros_like(out)))
+    return jnp.where(wrong, total, out)
 
 
 @jax.custom_jvp
