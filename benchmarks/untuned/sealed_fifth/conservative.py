@@ -164,7 +164,8 @@ def by_hand(length, batch, count, q=repeated, kinds=apart, flat=True, chunk=None
             log_prob = -0.5 * noise**2 - log_std - 0.919 - 2.0 * (jnp.log(2.0) - u - jax.nn.softplus(-2.0 * u))
             return jnp.tanh(u), log_prob.sum(-1)
 
-        own = jax.tree.map(lambda x: x.reshape(length, batch, *x.shape[2 - flat :]), acted(p["actor"], *rows((data["obs"], noise))))
+        own = acted(p["actor"], *rows((data["obs"], noise)))
+        own = jax.tree.map(lambda x: x.reshape(length, batch, *x.shape[2 - flat :]), own)
         first = own[0][:, :, :1]
         soft = q(target, *rows((data["obs"], first)))[..., 0].min(0).reshape(length, batch) - ALPHA * own[1][..., 0]
         later = lambda x: c.shifted(x, jnp.zeros_like(x[0]))  # noqa: E731

@@ -152,11 +152,8 @@ def joined(p, memory, obs, first):
     return jax.lax.scan(body, memory, (embedded(p, obs), first))[1]
 
 
-def weights_after(p, memory, obs, first, unroll=1, written=False):
-    """The loop backwards gives the gradients of sums; that of weights is of all timesteps at once.
-
-    ``written``: the derivative of gates is written out, of what a sigmoid or a tangent was.
-    """
+def weights_after(p, memory, obs, first, unroll=1):
+    """The loop backwards gives the gradients of sums, written out; that of weights is of all timesteps at once."""
     goes_on = 1.0 - first.astype(jnp.float32)[..., None]
 
     def cell_of(made, cell):
@@ -186,8 +183,8 @@ def weights_after(p, memory, obs, first, unroll=1, written=False):
             (by_cell, by_h), (by, on, (cell, _, squashed, i, f, g, o)) = carry, x
             by_h = by_h + by
             by_cell = by_cell + by_h * o * (1.0 - squashed**2)
-            of_gates = by_cell * g * i * (1 - i), by_cell * cell * f * (1 - f), by_cell * i * (1 - g**2), by_h * squashed * o * (1 - o)
-            made = jnp.concatenate(of_gates, -1)
+            by_i, by_f, by_g, by_o = by_cell * g, by_cell * cell, by_cell * i, by_h * squashed
+            made = jnp.concatenate([by_i * i * (1 - i), by_f * f * (1 - f), by_g * (1 - g**2), by_o * o * (1 - o)], -1)
             return (by_cell * f * on, (made @ turned) * on), made
 
         start = jax.tree.map(jnp.zeros_like, memory)
@@ -255,7 +252,8 @@ def workload(length, batch, hidden):
     cut = lambda recurrence, **how: functools.partial(recurrence, **how)  # noqa: E731
     ahead, four, after = {"ahead": True}, {"unroll": 4}, weights_after
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(gather="at once", flat=False), "in turn": make(), "rows": make(gather="at once"),
+        "rlfx": by_rlfx(length, batch), "plain": make(gather="at once", flat=False), "in turn": make(),
+        "rows": make(gather="at once"),
         "hoisted": make(hoisted), "hoisted, not flattened": make(hoisted, flat=False), "joined": make(joined),
         "hoisted, again": make(cut(hoisted, again=True)), "hoisted, drawn ahead": make(hoisted, **ahead),
         "hoisted, unrolled by 4": make(cut(hoisted, **four), **four), "weights after": make(after),
@@ -263,9 +261,9 @@ def workload(length, batch, hidden):
         "weights after, unrolled by 4": make(cut(after, **four)),
         "hoisted, threefry unrolled": make(hoisted), "weights after, threefry unrolled": make(after),
         "weights after, drawn ahead, threefry unrolled": make(after, **ahead),
-        "weights after, unrolled by 4, threefry unrolled": make(cut(after, **four)),
-        "weights after, unrolled by 4, drawn ahead, threefry unrolled": make(cut(after, **four), **ahead),
-        "weights after, all unrolled by 4, threefry unrolled": make(cut(after, **four), **four),
+        "weights after, drawn ahead, not flattened, threefry unrolled": make(after, **ahead, flat=False),
+        "weights after, drawn ahead, gathered at once, threefry unrolled": make(after, **ahead, gather="at once"),
+        "weights after, the actor unrolled by 4, threefry unrolled": make(after, **ahead, **four),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 3)
     state = c.batch_of(reset, batch)

@@ -145,17 +145,6 @@ def split(p, s, action):
     return jnp.stack(found)
 
 
-def split_by_products(p, s, action):
-    """The products with all actions are taken at once."""
-    first, second = p["dynamics"]
-    pushed = jax.nn.one_hot(action[:UNROLLED], ACTIONS) @ first["w"][-ACTIONS:] + first["b"]
-    found = [s]
-    for k in range(UNROLLED):
-        s = scaled(s + c.linear(second, relu(halved(s) @ first["w"][:-ACTIONS] + pushed[k])))
-        found.append(s)
-    return jnp.stack(found)
-
-
 # -- by hand: losses of states ``[UNROLLED + 1, N, hidden]``, summed
 
 
@@ -209,10 +198,11 @@ def crossed(p, s, told):
     return (told["judged"] * judged).sum() + (told["moved"] * rewards).sum()
 
 
-def features_first(p, obs, told):
-    """Everything with positions innermost."""
+def features_first(p, obs, told, together=False):
+    """Everything with positions innermost; ``together``: the heads' first layers are one product."""
     act = lambda layer, x: layer["w"].T @ x + layer["b"][:, None]  # noqa: E731
     net = lambda layers, x: act(layers[1], relu(act(layers[0], x)))  # noqa: E731
+    both = jax.tree.map(lambda *w: jnp.concatenate(w, -1), *(p[n][0] for n in HEADS))
 
     def scale(s):
         low, high = s.min(0), s.max(0)
@@ -222,18 +212,28 @@ def features_first(p, obs, told):
         shares = shares.T
         return shares.sum(0) * jax.nn.logsumexp(logits, 0) - (shares * logits).sum(0)
 
+    def logits(s):
+        if not together:
+            return [net(p[n], s) for n in HEADS]
+        wide = jnp.split(relu(act(both, s)), len(HEADS))
+        return [act(p[n][1], x) for n, x in zip(HEADS, wide, strict=True)]
+
     s, loss = scale(net(p["encoder"], obs.T)), 0.0
     first, second = p["dynamics"]
     for k in range(UNROLLED + 1):
-        judged = crossed(told["visits"][k], net(p["policy"], s))
-        judged += 0.25 * crossed(two_hot(told["value"][k]), net(p["value"], s))
+        policy, value, reward = logits(s)
+        judged = crossed(told["visits"][k], policy) + 0.25 * crossed(two_hot(told["value"][k]), value)
         loss += (told["judged"][k] * judged).sum()
+        if k:
+            loss += (told["moved"][k - 1] * crossed(two_hot(told["reward"][k - 1]), reward)).sum()
         if k < UNROLLED:
             hot = jax.nn.one_hot(told["action"][k], ACTIONS, axis=0)
             wide = first["w"][:-ACTIONS].T @ halved(s) + first["w"][-ACTIONS:].T @ hot + first["b"][:, None]
             s = scale(s + act(second, relu(wide)))
-            loss += (told["moved"][k] * crossed(two_hot(told["reward"][k]), net(p["reward"], s))).sum()
     return loss
+
+
+joined_first = functools.partial(features_first, together=True)
 
 
 def by_hand(length, batch, states=step_by_step, heads=apart, flat=True, chunk=None, whole=None):
@@ -278,18 +278,16 @@ def workload(length, batch, hidden, chunk=4):
     some, again = {"chunk": chunk}, functools.partial(scanned, again=True)
     forms = {
         "rlfx": by_rlfx(length, batch), "plain": make(scanned, flat=False), "position by position": one_by_one(length, batch),
-        "rows": make(scanned), "rows, step by step": make(), "again": make(again),
-        "unrolled by 5": make(functools.partial(scanned, unroll=UNROLLED)), "heads state by state": make(heads=by_state),
+        "rows": make(scanned), "rows, step by step": make(), "again": make(again), "heads state by state": make(heads=by_state),
         "heads joined": make(heads=joined), "no log-probabilities": make(heads=crossed), "split": make(split, crossed),
-        "split by products": make(split_by_products, crossed), "split, heads joined": make(split, joined),
-        f"blocks of {chunk}": make(**some), f"heads joined, blocks of {chunk}": make(heads=joined, **some),
-        f"no log-probabilities, blocks of {chunk}": make(heads=crossed, **some),
+        "split, heads joined": make(split, joined),
+        f"heads joined, blocks of {chunk}": make(heads=joined, **some),
         f"split, no log-probabilities, blocks of {chunk}": make(split, crossed, **some),
-        f"split by products, no log-probabilities, blocks of {chunk}": make(split_by_products, crossed, **some),
         f"split, heads joined, blocks of {chunk}": make(split, joined, **some),
-        "split by products, no log-probabilities, blocks of 1": make(split_by_products, crossed, chunk=1),
+        "split, heads joined, blocks of 1": make(split, joined, chunk=1),
         "features first": make(whole=features_first), f"features first, blocks of {chunk}": make(whole=features_first, **some),
-        "features first, blocks of 1": make(whole=features_first, chunk=1),
+        "features first, heads joined": make(whole=joined_first),
+        f"features first, heads joined, blocks of {chunk}": make(whole=joined_first, **some),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 7)
     size = length, batch
