@@ -48,7 +48,8 @@ def program(count):
 
         uniform = jax.random.uniform(t.key_for("random"), (count, ACTIONS), minval=-1.0, maxval=1.0)
         then = rlfx.series(own, end=jax.tree.map(jnp.zeros_like, own))[t + 1]
-        some = values(critics, obs, uniform) - EVEN, values(critics, obs, own[0]) - own[1], values(critics, obs, then[0]) - then[1]
+        kinds = (uniform, EVEN), own, then
+        some = [values(critics, obs, actions) - density for actions, density in kinds]
         held = jax.nn.logsumexp(jnp.concatenate(some, -1), -1) - taken
 
         actor = ALPHA * log_prob - c.mapped(stop_gradient(critics), obs, action).min(0)

@@ -242,8 +242,9 @@ def workload(length, batch, side, channels, code, hidden, chunk=2):
     forms = {
         "rlfx": by_rlfx(length, batch), "plain": make(), "both shifts together": make(together=True),
         "critics one by one": make(**one), "shifts gathered": make(shift=gathered),
-        "shifts gathered at once": make(shift=at_once), "shifts by products": make(shift=by_products), "channels first": make(channels_first),
-        "encoded again": make(again=True), "first by patches": make(first), "by patches": make(by_patches), "cut": make(cut=True, **one),
+        "shifts gathered at once": make(shift=at_once), "shifts by products": make(shift=by_products),
+        "channels first": make(channels_first), "encoded again": make(again=True), "first by patches": make(first),
+        "by patches": make(by_patches), "cut": make(cut=True, **one),
         "cut, first by patches": make(first, cut=True, **one), "cut, by patches": make(by_patches, cut=True, **one),
         f"first by patches, blocks of {chunk}": make(first, **some),
         "cut, by patches, blocks of 1": make(by_patches, chunk=1, cut=True, **one),
