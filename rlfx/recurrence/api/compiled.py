@@ -11,7 +11,7 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, expect
-from rlfx._frames import with_room
+from rlfx._tracing import traces
 from rlfx._target import Target
 from rlfx.errors import ProgramError, ScheduleError
 from rlfx.recurrence.api.adapted import adapted
@@ -144,7 +144,7 @@ class Compiled:
         return replace(rule.program, const_values=tuple(consts))
 
     @_in_its_names
-    @with_room
+    @traces
     def explain(
         self,
         params: Any,
@@ -192,7 +192,7 @@ class Compiled:
         return Explanation(shown.program, own, plan, evaluator, budget, free, note, alone, verbose)
 
     @_in_its_names
-    @with_room
+    @traces
     def physical(self, params: Any, carry: Any, key: Any = None, *, wrt: Any = None) -> Passes:
         """How the program runs for these arguments (arrays or shapes): each stage of acting and of learning. Prints as text.
 
@@ -229,7 +229,7 @@ class Compiled:
         """
         return self._planned(params, carry, key, wrt)[-1]
 
-    @with_room
+    @traces
     def _planned(self, params: Any, carry: Any, key: Any, wrt: Any) -> tuple[GradientRule, tuple[Var, ...], Plan]:
         """The program for these arguments, what is differentiated, and by which plan."""
         rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
@@ -248,7 +248,7 @@ class Compiled:
             return (*known, arguments if keeping is None else self._kept(keeping, params, carry, key))
         return self._made(traced_for, arguments, params, carry, key)
 
-    @with_room
+    @traces
     def _made(
         self, traced_for: Any, arguments: Arguments, params: Any, carry: Any, key: Any
     ) -> tuple[GradientRule, list, Arguments]:

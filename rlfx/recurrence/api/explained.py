@@ -9,7 +9,7 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, CALLABLE, expect, is_array, shown
-from rlfx._frames import with_room
+from rlfx._tracing import traces
 from rlfx.errors import ProgramError, located
 from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.api.explain import Explanation
@@ -19,7 +19,7 @@ from rlfx.recurrence.plan.planner import Options, evaluator_of
 from rlfx.recurrence.plan.room import free_on
 
 
-@with_room
+@traces
 def explain(f: Callable, *args: Any, measure: bool = False, verbose: bool = False) -> tuple[Explanation, ...]:
     """The calls of compiled programs in ``f(*args)``, each as it is made: what it differentiates, under which ``jax.vmap``.
 

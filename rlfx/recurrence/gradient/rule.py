@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx._frames import with_room
+from rlfx._tracing import traces
 from rlfx._target import Target
 from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.analysis.check import whole_graph
@@ -164,7 +164,7 @@ class GradientRule:
 
     # -- evaluation
 
-    @with_room
+    @traces
     def __call__(self, flat: Sequence[Any], t0: Any) -> tuple:
         """``(loss or None, carry leaves, aux leaves, lengths or None)`` from the program's flat inputs."""
 
@@ -190,7 +190,7 @@ class GradientRule:
 
     # -- gradients
 
-    @with_room
+    @traces
     def _forward_rule(self, flat, t0):
         values, t0 = [p.value for p in flat], t0.value
         perturbed = frozenset(v for v, p in zip(self.flat_inputs, flat, strict=True) if p.perturbed and is_float(v))
@@ -216,7 +216,7 @@ class GradientRule:
         found, pullback = planned(differentiate, Call(self, "value and gradient", perturbed), values, t0)
         return found, (pullback, None, marks)
 
-    @with_room
+    @traces
     def _backward_rule(self, residuals, cotangents):
         kept, arguments, marks = residuals
         program = self.program
