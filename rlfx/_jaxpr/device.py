@@ -48,3 +48,15 @@ def computed_once(fn: Callable, static_argnums: tuple[int, ...] = ()) -> Callabl
             return apart(*args)
 
     return call
+
+
+def stays_a_call(eqn: Any) -> bool:
+    """Whether an equation is a call that XLA must not inline, one of :func:`computed_once`.
+
+    Example:
+      >>> import jax
+      >>> (eqn,) = jax.make_jaxpr(computed_once(lambda x: 2.0 * x))(1.0).eqns
+      >>> stays_a_call(eqn) == (platform() == "cpu")
+      True
+    """
+    return (eqn.ctx.xla_metadata or {}).get("inlineable") == "false" and "jaxpr" in eqn.params

@@ -403,7 +403,7 @@ def test_recurrences_without_blocks_take_environments_at_a_time():
     each = activation_bytes(learner, 1, slices=False) * T
 
     def chosen(count, **rates):
-        target = with_room(tile=2**14, cache=int(count * each), unmapped=int(8 * each))
+        target = with_room(tile=2**14, cache=int(count * each), unmapped=int(4 * each))  # less than one pass keeps
         return loss_fn(target=replace(target, rates=replace(target.rates, **rates))).plan((p, data), h)
 
     assert chosen(4, overhead=1e-9) == rlfx.Plan(environments=4)
@@ -456,6 +456,29 @@ def test_where_all_that_acts_is_learned_from_it_runs_forward_once():
         gradient(rlfx.compile, target=with_room(tile=1)),
         gradient(rlfx.reference),
     )
+
+
+def through_returns(p, x, t):
+    """As in `through_dynamics`, and through returns, which read the next timestep: there are no blocks."""
+    action = jnp.tanh(x @ p["in"]) @ p["hidden"][:, :5] + 0.1 * jax.random.normal(t.key, (5,))
+    value = rlfx.series(jnp.sum(x**2), end=0.0)
+    return -rlfx.discounted_sum(value[t:], 0.9), 0.9 * x + 0.1 * jnp.sin(action)
+
+
+def test_where_there_are_no_blocks_a_recurrence_runs_forward_once_too():
+    """All at once it would run for the last carry, and again for the gradient."""
+    x, kept = jnp.ones((B, 5)), with_room(tile=1)
+    assert planned(through_returns, x, kept) == rlfx.Plan("one pass")
+    assert planned(through_returns, x, with_room(tile=1, unmapped=1)).form == "at once"  # not where it keeps too much
+    asked = rlfx.compile(through_returns, length=T, batch=B, target=kept, transform=rlfx.vectorize)
+    assert asked.plan(PARAMS, x, KEYS[0]).form == "one pass"
+
+    def gradient(make, **options):
+        fn = make(through_returns, length=T, batch=B, **options)
+        return jax.value_and_grad(lambda p: fn(p, x, KEYS[0]), has_aux=True)(PARAMS)
+
+    found, expected = gradient(rlfx.compile, target=kept), gradient(rlfx.reference)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), found, expected)
 
 
 def test_what_no_timestep_changes_is_differentiated_in_few_blocks():

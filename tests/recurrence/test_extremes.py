@@ -107,3 +107,38 @@ def test_extremes_of_one_point(seed, narrow):
     fn = rlfx.compile(lambda w, x, t: (point(w, x), jnp.tanh(x @ u)), length=length, batch=batch, target=target)
     got = jax.jit(jax.grad(lambda w: fn(w, carry)[0]))(w)
     np.testing.assert_allclose(got, jax.grad(by_hand)(w), rtol=2e-5, atol=1e-6)  # by hand operation by operation
+
+
+def test_a_cpu_takes_no_pairs_of_value_and_place():
+    """Elements, the largest, and which attain it: of one call that XLA does not inline, whatever rewrites the program."""
+    x, w = jax.random.normal(jax.random.key(0), (16, 8)), jnp.eye(8) + 0.1
+    fn = rlfx.compile(lambda w, x, t: (jnp.max(jnp.tanh(x @ w)) ** 2, 0.9 * x), length=4, batch=16)
+    gradient = jax.jit(jax.grad(lambda w: fn(w, x)[0])).lower(w).compile().as_text()
+    assert "call(" in gradient and "iota" not in gradient
+
+    def by_hand(w):
+        return sum(jnp.mean(jnp.max(jnp.tanh(0.9**t * x @ w), 1) ** 2) for t in range(4)) / 4
+
+    np.testing.assert_allclose(jax.grad(lambda w: fn(w, x)[0])(w), jax.grad(by_hand)(w), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_nothing_but_infinities_and_nan_as_in_jax(dtype, op):
+    inf, nan = jnp.inf, jnp.nan
+    x = jnp.array([[inf, 1, inf], [-inf, -inf, -inf], [nan, 1, 2], [nan, nan, nan], [0, -0.0, 0]], dtype)
+    for axes in ((1,), (0,), (0, 1)):
+        ours = jax.grad(lambda x, axes=axes: largest_or_smallest(op, x, axes).sum())(x)
+        theirs = jax.grad(lambda x, axes=axes: getattr(jnp, op)(x, axes).sum())(x)
+        np.testing.assert_array_equal(np.asarray(ours, np.float32), np.asarray(theirs, np.float32))
+
+
+def test_of_functions_that_are_mapped_and_differentiated_again():
+    x = jax.random.normal(jax.random.key(0), (3, 4, 5))
+
+    def twice(f):
+        one = lambda x: (f(jnp.sin(x)) ** 3).sum()  # noqa: E731
+        return jax.jit(jax.vmap(jax.hessian(one), 1))(x), jax.jit(jax.vmap(jax.jacfwd(jax.grad(one)), 2))(x)
+
+    ours, theirs = twice(lambda x: largest_or_smallest("max", x, (0,))), twice(lambda x: jnp.max(x, 0))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, theirs)

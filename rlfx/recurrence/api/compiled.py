@@ -11,8 +11,8 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, expect
-from rlfx._tracing import traces
 from rlfx._target import Target
+from rlfx._tracing import traces
 from rlfx.errors import ProgramError, ScheduleError
 from rlfx.recurrence.api.adapted import adapted
 from rlfx.recurrence.api.call import results

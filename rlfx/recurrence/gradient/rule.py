@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx._tracing import traces
 from rlfx._target import Target
+from rlfx._tracing import traces
 from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.analysis.check import whole_graph
 from rlfx.recurrence.analysis.graph import Graph

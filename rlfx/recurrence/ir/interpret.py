@@ -36,7 +36,7 @@ def evaluate(
         names = J.source_info_util.current_name_stack()
         for e in (*within, eqn):
             names = names + e.source_info.name_stack
-        with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names):
+        with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
             outs = rule(eqn, operands)
             return J.bind_again(eqn, *operands) if outs is None else outs
 
@@ -44,8 +44,8 @@ def evaluate(
 
 
 def has_only_a_name(eqn: Any) -> bool:
-    """Whether an equation is a call that means nothing but its body."""
-    return eqn.primitive in J.INLINED
+    """Whether an equation is a call that means nothing but its body, and is not kept as one (``J.computed_once``)."""
+    return eqn.primitive in J.INLINED and not J.stays_a_call(eqn)
 
 
 def rewritten(fn: Callable, rules: Mapping[Any, Callable[[Any, list], Any]]) -> Callable:

@@ -24,7 +24,7 @@ from rlfx.recurrence.memory.estimate import largest_values
 from rlfx.recurrence.plan.choose import why_not, why_not_environments
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes
-from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.plan import WHOLE, Plan
 
 #: What part of the budget the bound may fill.
 MARGIN = 0.85
@@ -148,7 +148,7 @@ def _families(evaluator: PlanEvaluator, learner: Learner, fastest: Plan) -> Iter
     split = why_not_environments(learner, evaluator.order) is None
     start = fastest.block or length
     blocks = why_not("blocks", learner) is None
-    if split and fastest.form == "at once" and (fastest.environments is not None or not blocks):
+    if split and fastest.form in WHOLE and (fastest.environments is not None or not blocks):
         yield [Plan(environments=n) for n in divisors(batch)[::-1] if n < (fastest.environments or batch)]
     for form in ("stream", "blocks"):
         if why_not(form, learner) is None:

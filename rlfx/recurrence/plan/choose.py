@@ -123,14 +123,12 @@ def choose(
         return Plan()
     asked, environments = program.directives.timesteps, program.directives.environments
     length = program.domain.length
-    if not in_blocks:
-        return (
-            checked(Plan("blocks", length, environments), learner, order, batch, target)
-            if asked or environments
-            else Plan(environments=resident_environments(learner, order, batch, target, copies))
-        )
-    if not asked and environments is None and _once(learner, batch * copies, target):
+    if not in_blocks and (asked or environments):
+        return checked(Plan("blocks", length, environments), learner, order, batch, target)
+    if not asked and environments is None and _once(learner, batch * copies, target, in_blocks):
         return Plan("one pass")
+    if not in_blocks:
+        return Plan(environments=resident_environments(learner, order, batch, target, copies))
     block = asked or cache_block(learner, environments or batch, target, length, copies)
     chunk = _streamed(learner, batch, block, target, copies)
     if chunk is not None:
@@ -142,14 +140,15 @@ def choose(
     return Plan()
 
 
-def _once(learner: Learner, batch: int, target: Target) -> bool:
+def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool:
     """Whether a recurrence runs forward once, all its activations kept: where calls have that memory again.
 
     If nothing acts but what draws noise or adds up returns, blocks would run the recurrence twice: that takes longer than to
     write activations and to read them. What acts runs it forward once where blocks of a timestep would move weights that no
-    core's cache holds: each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start,
-    all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the learner, that is a loop
-    more (R2D2 on an H200, compiled: 4,362 launches for 3,639). Not if a transform asks for loops of its own, which acting runs,
+    core's cache holds: each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start, or
+    there are no blocks, all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the
+    learner, that is a loop more (R2D2 on an H200, compiled: 4,362 launches for 3,639; a policy through learnt dynamics, whose
+    gradient flows through returns, on a CPU: 13.1 ms for 10.3). Not if a transform asks for loops of its own, which acting runs,
     or for data on the host, of which blocks are fetched.
     """
     asked = learner.program.directives
@@ -157,8 +156,8 @@ def _once(learner: Learner, batch: int, target: Target) -> bool:
         return False
     acting, learned = ({e for loop in of.loops for e in loop.body} for of in (learner.acting, learner.region))
     acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
-    if target.rewrites.starts:
-        worth = acting & learner.active <= learned
+    if target.rewrites.starts or not in_blocks:
+        worth = acting & learner.active <= learned and (target.rewrites.starts or _keeps_little(learner, batch, target))
     elif acted.isdisjoint({*learner.stored, *learner.beyond}):
         worth = _roomy(Plan("one pass"), learner, batch, target)
     else:
@@ -166,13 +165,21 @@ def _once(learner: Learner, batch: int, target: Target) -> bool:
     return worth and why_not("one pass", learner) is None
 
 
-def _spares_weights(learner: Learner, batch: int, target: Target) -> bool:
-    """Whether blocks of one timestep move more bytes of weights and gradients through a slower cache than one pass keeps.
+def _kept(learner: Learner, batch: int) -> int:
+    """Bytes that one pass keeps of a timestep: about half of what is computed. The rest is fused, or linear."""
+    return activation_bytes(learner, batch) // 2
 
-    One pass keeps about half of what is computed: the rest is fused, or linear.
-    """
-    room, kept = target.room, activation_bytes(learner, batch) // 2
-    if room.tile is None or room.unmapped is None or kept * learner.program.domain.length > room.unmapped:
+
+def _keeps_little(learner: Learner, batch: int, target: Target) -> bool:
+    """Whether what one pass keeps is memory that calls have again."""
+    room = target.room.unmapped
+    return room is not None and _kept(learner, batch) * learner.program.domain.length <= room
+
+
+def _spares_weights(learner: Learner, batch: int, target: Target) -> bool:
+    """Whether blocks of one timestep move more bytes of weights and gradients through a slower cache than one pass keeps."""
+    room, kept = target.room, _kept(learner, batch)
+    if room.tile is None or not _keeps_little(learner, batch, target):
         return False
     program, inside = learner.program, {e for loop in learner.region.loops for e in loop.body}
     params, products = {*program.params}, [e for e in learner.active if e.op in PRODUCTS]

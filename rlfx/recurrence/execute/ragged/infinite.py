@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.execute.extremes import valued
 from rlfx.recurrence.execute.ragged.part import Here, Part
 from rlfx.recurrence.execute.values import OTHERS
 
@@ -38,7 +39,7 @@ def of_valid(point: Here, product: Mapping, masked: Any, part: Part, side: int, 
         return out
     first, second = lax.stop_gradient((masked, part.data))
     static = (*product.items(),), side, axis, along
-    return _valued(out, _restored(*static, first, second, point.valid(part, axis, dim), lax.stop_gradient(out)))
+    return valued(out, _restored(*static, first, second, point.valid(part, axis, dim), lax.stop_gradient(out)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))  # traced, and mapped, once for all products of a shape
@@ -55,14 +56,3 @@ def _restored(product: tuple, side: int, axis: int, along: int, masked: Any, dat
 
     _, total = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), jnp.zeros_like(out)))
     return jnp.where(wrong, total, out)
-
-
-@jax.custom_jvp
-def _valued(moving: Any, value: Any) -> Any:
-    """The value, with the derivative of what moves."""
-    return value
-
-
-@_valued.defjvp
-def _(primals: tuple, tangents: tuple) -> tuple:
-    return _valued(*primals), tangents[0]

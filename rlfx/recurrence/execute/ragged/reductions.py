@@ -11,7 +11,7 @@ from rlfx._axes import CUMULATIVE, REDUCTIONS, extreme_of
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.ragged.infinite import of_valid
 from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all, align_contracted, replaced, without
-from rlfx.recurrence.execute.ragged.tree_reduction import by_halves, extreme
+from rlfx.recurrence.execute.ragged.tree_reduction import EXTREMES, by_halves, extreme
 from rlfx.recurrence.execute.values import discounted_total, meaning
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.primitives import discounted_sum_p
@@ -27,12 +27,15 @@ def _only(part: Part, axes: Any, clean: bool = False) -> Part:
     return Part(part.data, tuple(_fixed(s) if i in axes else None for i, s in enumerate(part.starts)), clean)
 
 
+_HALVED = {op: partial(extreme, op) for op in EXTREMES}
+
+
 def _reduce(point: Here, equation: Equation, operand: Part, *, identity: Callable[[Any], Any]) -> list[Part]:
     axes = equation.params["axes"]
     data = point.masked(_only(operand, axes), equation.inputs[0].shape, identity(operand.data.dtype))
     if point.halves and by_halves(equation.op, axes, data):
         op = equation.op.name.removeprefix("reduce_")
-        out = largest_or_smallest(op, data, axes, reduced=partial(extreme, equation.op))
+        out = largest_or_smallest(op, data, axes, reduced=_HALVED[equation.op])
     else:
         (out,) = meaning(equation.op, equation.params, data)
     return [Part(out, tuple(s for i, s in enumerate(operand.starts) if i not in axes), operand.clean)]
