@@ -70,6 +70,10 @@ def sealed_fourth() -> str:
     return with_later("sealed_fourth", {"after": "sealed_fourth_after"})
 
 
+def sealed_fifth() -> str:
+    return with_later("sealed_fifth", {"after": "sealed_fifth_after"})
+
+
 def with_later(name: str, others: dict[str, str]) -> str:
     """A set as it was at first, and its ratios to the best in other measurements."""
 
@@ -119,6 +123,7 @@ TABLES = {
     "untuned-sealed-again": sealed_again,
     "untuned-sealed-third": sealed_third,
     "untuned-sealed-fourth": sealed_fourth,
+    "untuned-sealed-fifth": sealed_fifth,
     "untuned-looked-at": looked_at,
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
