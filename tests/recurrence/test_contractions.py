@@ -140,3 +140,48 @@ def test_weight_gradients_of_all_points_contract_over_rows():
         )
         assert "dimension_numbers=(([0], [0]), ([], []))" in str(jaxpr)
         assert "([0, 1], [0, 1])" not in str(jaxpr)
+
+
+MEMBERS = [  # shapes of the operands, dimension numbers, whether members are taken one by one
+    ((300, 2, 16), (300, 2, 7), (((0,), (0,)), ((1,), (1,))), True),
+    ((3, 20, 20, 16), (20, 3, 20, 64), (((1, 2), (0, 2)), ((0,), (1,))), True),  # a gradient, and what the layer was given
+    ((20, 3, 20, 1), (20, 3, 20, 64), (((0, 2), (0, 2)), ((1,), (1,))), True),
+    ((8, 40, 4, 5), (40, 4, 8, 6), (((1, 2), (0, 1)), ((0,), (2,))), False),  # few rows
+    ((3, 300, 16), (3, 300, 7), (((1,), (1,)), ((0,), (0,))), False),  # each member's rows lie together
+    ((300, 17, 4), (300, 17, 4), (((0,), (0,)), ((1,), (1,))), False),  # many members
+    ((300, 1, 4), (300, 1, 4), (((0,), (0,)), ((1,), (1,))), False),  # one
+    ((300, 2, 257), (300, 2, 4), (((0,), (0,)), ((1,), (1,))), False),  # wide
+    ((20, 3, 20, 4), (20, 3, 20, 4), (((0, 2), (2, 0)), ((1,), (1,))), False),  # rows in another order
+    ((300, 2, 5, 4), (300, 2, 5, 4), (((0,), (0,)), ((1,), (1,))), False),  # more than one axis is left
+    ((4, 300, 2, 5), (4, 300, 2, 5), (((1,), (1,)), ((0, 2), (0, 2))), False),  # two axes of members
+    ((300, 2, 16), (16, 2, 7), (((2,), (0,)), ((1,), (1,))), False),  # no contraction over rows
+]
+
+
+@pytest.mark.parametrize(("left", "right", "numbers", "apart"), MEMBERS)
+def test_members_of_an_ensemble_one_by_one(left, right, numbers, apart):
+    a, b = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate((left, right)))
+
+    def product(a, b):
+        return jax.lax.dot_general(a, b, numbers)
+
+    found = jax.make_jaxpr(fast_contractions(product))(a, b)
+    dots = [e for e in found.eqns if e.primitive is DOT]
+    assert len(dots) == (a.shape[numbers[1][0][0]] if apart else 1)
+    assert all(not any(e.params["dimension_numbers"][1]) for e in dots) == apart
+    np.testing.assert_allclose(fast_contractions(product)(a, b), product(a, b), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_an_ensemble():
+    """Of critics by `jax.vmap`, of several actions of each observation: under jit, and where they are differentiated again."""
+    k = jax.random.split(jax.random.key(0), 3)
+    w = [jax.random.normal(k[0], (3, 5, 8)), jax.random.normal(k[1], (3, 8, 1))]
+    x = jax.random.normal(k[2], (64, 6, 5))
+
+    def loss(w, x):
+        one = lambda x: jax.vmap(lambda v, u: jnp.tanh(x @ v) @ u)(*w)  # noqa: E731
+        return (jax.vmap(one)(x) ** 2).mean()
+
+    for grad in (jax.grad(loss), lambda w, x: jax.grad(lambda w: sum((g**2).sum() for g in jax.grad(loss)(w, x)))(w)):
+        got, expected = jax.jit(fast_contractions(grad))(w, x), grad(w, x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), got, expected)
