@@ -140,3 +140,12 @@ def test_the_last_discount_is_not_used(bad):
     step[0, 1] = 1e-5
     derivative = (expected_loss(two + step) - expected_loss(two - step)) / 2e-5
     np.testing.assert_allclose(grads[0, 1], derivative, rtol=1e-4)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_of_one_reward(jit):
+    """Without jit, jax has no loops of no iterations."""
+    fn = rlfx.compile(lambda w, x, t: (rlfx.discounted_sum(rlfx.series(w * x)[t:], 0.5) ** 2, x), length=1)
+    with jax.disable_jit(not jit):
+        value, slope = jax.value_and_grad(lambda w: fn(w, jnp.float32(3.0))[0])(2.0)
+    assert (value, slope) == (36.0, 36.0)

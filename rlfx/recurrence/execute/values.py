@@ -236,6 +236,8 @@ def discounted_total(rewards: Any, discounts: Any) -> Any:
     """``r[0] + d[0] (r[1] + d[1] (...))``, from the far end: stable for discounts of zero. The last is not used."""
     if not rewards.shape[0]:
         return jnp.zeros(rewards.shape[1:], rewards.dtype)
+    if rewards.shape[0] == 1:  # no loop of no iterations: jax has none without jit
+        return rewards[0]
 
     def back(total, rd):
         return rd[0] + rd[1] * total, None
