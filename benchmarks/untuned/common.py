@@ -102,6 +102,16 @@ def by_rlfx(program, length, batch):
     return run
 
 
+def learner_by_rlfx(program, length, batch):
+    """Loss and its gradient, of a program that learns from data: with respect to parameters, and not to others beside them."""
+    loss_fn = rlfx.compile(program, length=length, batch=batch)
+
+    def run(p, others, data, key=None):
+        return jax.value_and_grad(lambda p: loss_fn(((p, others), data), jnp.zeros(batch), key)[0])(p)
+
+    return run
+
+
 # -- returns over [T, B] ---------------------------------------------------------------------------------------------
 
 

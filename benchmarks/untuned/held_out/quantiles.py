@@ -68,11 +68,6 @@ def program(steps, count):
     return learner
 
 
-def by_rlfx(length, batch, steps, count):
-    loss_fn = rlfx.compile(program(steps, count), length=length, batch=batch)
-    return lambda p, target, data: jax.value_and_grad(lambda p: loss_fn(((p, target), data), jnp.zeros(batch))[0])(p)
-
-
 def aims(target, data, steps, count, chunk=None):
     """``[T, B, count]``."""
     best = lambda obs: greedy(quantiles(target, obs, count))  # noqa: E731
@@ -112,7 +107,7 @@ def workload(length, batch, hidden, count, steps=3, chunk=16):
     }  # fmt: skip
     make = lambda **how: by_hand(length, batch, steps, count, **how)  # noqa: E731
     forms = {
-        "rlfx": by_rlfx(length, batch, steps, count), "plain": make(), "not flattened": make(flat=False),
+        "rlfx": c.learner_by_rlfx(program(steps, count), length, batch), "plain": make(), "not flattened": make(flat=False),
         f"blocks of {chunk}": make(chunk=chunk), "blocks of 1": make(chunk=1), "by target": make(pairs=huber_by_target),
     }  # fmt: skip
     return Workload(forms, (c.mlp_params(k[4], widths), c.mlp_params(k[5], widths), data))

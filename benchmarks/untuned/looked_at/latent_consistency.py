@@ -74,8 +74,7 @@ def by_rlfx(length, batch, steps):
         _, losses = jax.lax.scan(step_of(p), encoded(p, x["obs"]), ahead)
         return jnp.where(t + steps <= t.length, weights(steps) @ losses, 0.0), carry
 
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-    return lambda p, target, data: jax.value_and_grad(lambda p: loss_fn(((p, target), data), jnp.zeros(batch))[0])(p)
+    return c.learner_by_rlfx(program, length, batch)
 
 
 def by_hand(length, batch, steps, networks=separate, unroll=1, again=False, chunk=None, stacked=True):

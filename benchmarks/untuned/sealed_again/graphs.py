@@ -66,15 +66,6 @@ def program(params, carry, t):
     return point_loss(qs, stop_gradient(believed), v, net(p["pi"], obs), x, after), carry
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, target, data):
-        return jax.value_and_grad(lambda p: loss_fn(((p, target), data), jnp.zeros(batch))[0])(p)
-
-    return run
-
-
 # -- by hand: networks of rows of graphs ``x[N, NODES, FEATURES]``; outputs ``[N, outputs]``
 
 
@@ -202,7 +193,8 @@ def workload(length, batch, hidden, chunk=4):
     make = lambda **how: by_hand(length, batch, **how)  # noqa: E731
     back = {"chunk": 1, "back": True}
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "in rows": make(net=in_rows), "by incidence": make(net=by_incidence),
+        "rlfx": c.learner_by_rlfx(program, length, batch),
+        "plain": make(), "in rows": make(net=in_rows), "by incidence": make(net=by_incidence),
         "split": make(net=split), "value once": make(once=True), "nodes first": make(net=nodes_first, once=True),
         "features first": make(net=features_first, once=True), f"in rows, blocks of {chunk}": make(net=in_rows, chunk=chunk),
         f"split, blocks of {chunk}": make(net=split, chunk=chunk), "split, back by 1": make(net=split, **back),

@@ -59,15 +59,6 @@ def program(count):
     return cql
 
 
-def by_rlfx(length, batch, count):
-    loss_fn = rlfx.compile(program(count), length=length, batch=batch)
-
-    def run(p, target, data, key):
-        return jax.value_and_grad(lambda p: loss_fn(((p, target), data), jnp.zeros(batch), key)[0])(p)
-
-    return run
-
-
 # -- by hand: critics of observations ``[..., OBS]`` and actions ``[..., N, ACTIONS]``, ``[2, ..., N]``
 
 
@@ -200,7 +191,8 @@ def workload(length, batch, hidden, count, chunk=4):
     make = lambda q=repeated, kinds=together, **how: by_hand(length, batch, count, q, kinds, **how)  # noqa: E731
     some = {"chunk": chunk}
     forms = {
-        "rlfx": by_rlfx(length, batch, count), "plain": make(kinds=apart, flat=False), "rows": make(kinds=apart),
+        "rlfx": c.learner_by_rlfx(program(count), length, batch),
+        "plain": make(kinds=apart, flat=False), "rows": make(kinds=apart),
         "together": make(), "one by one": make(one_by_one), "split": make(split), "split, apart": make(split, apart),
         "split rows": make(split_rows), "both critics at once": make(both_at_once), "features first": make(features_first),
         f"together, blocks of {chunk}": make(**some), f"split, blocks of {chunk}": make(split, **some),

@@ -94,15 +94,6 @@ def program(params, carry, t):
     return jnp.where(t + STEPS < t.length, critic + actor, 0.0), carry
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, target, data, key):
-        return jax.value_and_grad(lambda p: loss_fn(((p, target), data), jnp.zeros(batch), key)[0])(p)
-
-    return run
-
-
 # -- by hand: encoders of images ``[N, S, S, FRAMES]``
 
 
@@ -240,7 +231,7 @@ def workload(length, batch, side, channels, code, hidden, chunk=2):
     make = lambda encoder=encoded, shift=sliced, **how: by_hand(length, batch, encoder, shift, **how)  # noqa: E731
     one, some, first = {"judged": one_by_one}, {"chunk": chunk}, first_by_patches
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "both shifts together": make(together=True),
+        "rlfx": c.learner_by_rlfx(program, length, batch), "plain": make(), "both shifts together": make(together=True),
         "critics one by one": make(**one), "shifts gathered": make(shift=gathered),
         "shifts gathered at once": make(shift=at_once), "shifts by products": make(shift=by_products),
         "channels first": make(channels_first), "encoded again": make(again=True), "first by patches": make(first),

@@ -72,15 +72,6 @@ def program(params, carry, t):
     return -jax.nn.log_sigmoid(BETA * margin), carry
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, reference, pairs):
-        return jax.value_and_grad(lambda p: loss_fn(((p, reference), pairs), jnp.zeros(batch))[0])(p)
-
-    return run
-
-
 # -- by hand: attention of texts ``q, k, v[N, T, HEADS, D]``
 
 
@@ -233,7 +224,7 @@ def workload(length, batch, words, width, layers, chunk=2, steps=4):
     last, heads, stepped = {"attend": divided_last}, {"head": written}, {"attend": in_steps(steps), "head": written}
     halves = {"attend": in_steps(2, keys_first), "head": written}
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(mapped), "rows": make(apart), "together": make(),
+        "rlfx": c.learner_by_rlfx(program, length, batch), "plain": make(mapped), "rows": make(apart), "together": make(),
         "library's attention": make(attend=library), "divided last": make(**last), "checkpointed": make(again=True),
         "heads without a pick": make(head=without_pick), "heads written out": make(**heads),
         "divided last, heads written out": make(**last, **heads), f"in {steps} steps, heads written out": make(**stepped),

@@ -63,15 +63,6 @@ def program(params, carry, t):
     return huber(q[x["action"]] - aim) + EVEN * uneven(rlfx.mean(gates)), carry
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, target, data):
-        return jax.value_and_grad(lambda p: loss_fn(((p, target), data), jnp.zeros(batch))[0])(p)
-
-    return run
-
-
 # -- by hand: what the experts make of rows ``h[N, H]``, mixed
 
 
@@ -256,7 +247,8 @@ def workload(length, batch, hidden, width, experts, chunk=4, rows=64):
     back, maxima = {"chunk": chunk, "back": True}, {"gates": gates_by_maxima}
     one, long = back | {"chunk": 1}, back | {"chunk": 4 * chunk}
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(), "not flattened": make(flat=False), "one by one": make(mix=one_by_one),
+        "rlfx": c.learner_by_rlfx(program, length, batch),
+        "plain": make(), "not flattened": make(flat=False), "one by one": make(mix=one_by_one),
         "weighed between": make(mix=gated_inside), "batched": make(mix=batched), "joined": make(mix=joined),
         "features first": make(mix=features_first),
         f"joined, blocks of {chunk}": make(mix=joined, chunk=chunk), f"joined, back by {chunk}": make(mix=joined, **back),

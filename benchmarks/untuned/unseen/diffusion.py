@@ -91,15 +91,6 @@ def program(steps):
     return learner
 
 
-def by_rlfx(length, batch, steps):
-    loss_fn = rlfx.compile(program(steps), length=length, batch=batch)
-
-    def run(actor, critics, data, key):
-        return jax.value_and_grad(lambda p: loss_fn(((p, critics), data), jnp.zeros(batch), key)[0])(actor)
-
-    return run
-
-
 def mapped(critics, both):
     """Both critics by `jax.vmap` over their stacked weights."""
     stacked = jax.tree.map(lambda *w: jnp.stack(w), *critics)
@@ -135,7 +126,7 @@ def workload(length, batch, steps, hidden, chunk=4):
     make = lambda **how: by_hand(length, batch, steps, **how)  # noqa: E731
     split, unrolled = {"first": split_first}, {"unroll": steps}
     forms = {
-        "rlfx": by_rlfx(length, batch, steps), "plain": make(), "not flattened": make(flat=False),
+        "rlfx": c.learner_by_rlfx(program(steps), length, batch), "plain": make(), "not flattened": make(flat=False),
         "first product split": make(**split), "split, unrolled": make(**split, **unrolled),
         "split, steps again": make(**split, again=True), "critics together": make(q=mapped),
         f"blocks of {chunk}": make(chunk=chunk, **unrolled), "blocks of 1": make(chunk=1, **unrolled),
