@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from collections.abc import Callable
 
 from benchmarks.memory_ranking_pairs import SMALL, ranked
 from benchmarks.tables_markdown import markdown, read, times
@@ -51,6 +52,15 @@ def slower(name: str) -> str:
     """The workloads that are slower than the best by more than 5%, or that there are none."""
     found = read(f"untuned_{name}")["workloads"]
     return "; ".join(n for n, r in found.items() if statistics.median(ratios(r, "best")) > 1.05) or "none"
+
+
+def of_set(name: str) -> dict[str, Callable[[], str]]:
+    """The figures of a set as it was at first, and its times after what it showed was mended."""
+    key, after = name.replace("_", "-"), f"{name}_after"
+    times_of = {f"{key}-{to}": functools.partial(untuned, name, to) for to in ("plain", "best")}
+    times_after = {f"{key}-after-{to}": functools.partial(untuned, after, to) for to in ("plain", "best")}
+    others = {f"{key}-{of.__name__}": functools.partial(of, name) for of in (memory, built, slower)}
+    return times_of | times_after | others
 
 
 def seeds() -> str:
@@ -136,6 +146,8 @@ def dispatched(how: str) -> str:
     return f"{found['dispatched']:,}"
 
 
+#: The sets that were measured once, before anything was mended.
+AT_FIRST = "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth"
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
     "nests-meta": meta,
@@ -158,62 +170,21 @@ VALUES = {
     "looked-at-after-plain": lambda: untuned("looked_at_after", "plain"),
     "looked-at-after-best": lambda: untuned("looked_at_after", "best"),
     "looked-at-memory": lambda: memory("looked_at_after"),
-    "unseen-plain": lambda: untuned("unseen", "plain"),
-    "unseen-best": lambda: untuned("unseen", "best"),
-    "unseen-memory": lambda: memory("unseen"),
-    "unseen-built": lambda: built("unseen"),
-    "unseen-slower": lambda: slower("unseen"),
     "unseen-pages": lambda: untuned("unseen_pages_kept", "best"),
-    "unseen-after-plain": lambda: untuned("unseen_after", "plain"),
-    "unseen-after-best": lambda: untuned("unseen_after", "best"),
     "unseen-after-memory": lambda: memory("unseen_after"),
     "unseen-after-built": lambda: built("unseen_after"),
     "unseen-after-pages": lambda: untuned("unseen_after_pages_kept", "best"),
     "unseen-after-pages-slower": lambda: slower("unseen_after_pages_kept"),
-    "sealed-after-plain": lambda: untuned("sealed_after", "plain"),
-    "sealed-after-best": lambda: untuned("sealed_after", "best"),
     "sealed-after-memory": lambda: memory("sealed_after"),
     "sealed-after-slower": lambda: slower("sealed_after"),
-    "sealed-plain": lambda: untuned("sealed", "plain"),
-    "sealed-best": lambda: untuned("sealed", "best"),
-    "sealed-memory": lambda: memory("sealed"),
-    "sealed-built": lambda: built("sealed"),
-    "sealed-slower": lambda: slower("sealed"),
     "sealed-pages": lambda: untuned("sealed_pages_kept", "best"),
     "sealed-pages-slower": lambda: slower("sealed_pages_kept"),
-    "sealed-again-after-plain": lambda: untuned("sealed_again_after", "plain"),
-    "sealed-again-after-best": lambda: untuned("sealed_again_after", "best"),
     "sealed-again-after-memory": lambda: memory("sealed_again_after"),
-    "sealed-again-plain": lambda: untuned("sealed_again", "plain"),
-    "sealed-again-best": lambda: untuned("sealed_again", "best"),
-    "sealed-again-memory": lambda: memory("sealed_again"),
-    "sealed-again-built": lambda: built("sealed_again"),
-    "sealed-again-slower": lambda: slower("sealed_again"),
     "sealed-again-pages": lambda: untuned("sealed_again_pages_kept", "best"),
     "sealed-again-pages-slower": lambda: slower("sealed_again_pages_kept"),
-    "sealed-third-after-plain": lambda: untuned("sealed_third_after", "plain"),
-    "sealed-third-after-best": lambda: untuned("sealed_third_after", "best"),
-    "sealed-third-plain": lambda: untuned("sealed_third", "plain"),
-    "sealed-third-best": lambda: untuned("sealed_third", "best"),
-    "sealed-third-memory": lambda: memory("sealed_third"),
-    "sealed-third-built": lambda: built("sealed_third"),
-    "sealed-third-slower": lambda: slower("sealed_third"),
     "sealed-third-pages": lambda: untuned("sealed_third_pages_kept", "best"),
     "sealed-third-pages-slower": lambda: slower("sealed_third_pages_kept"),
-    "sealed-fourth-after-plain": lambda: untuned("sealed_fourth_after", "plain"),
-    "sealed-fourth-after-best": lambda: untuned("sealed_fourth_after", "best"),
-    "sealed-fourth-plain": lambda: untuned("sealed_fourth", "plain"),
-    "sealed-fourth-best": lambda: untuned("sealed_fourth", "best"),
-    "sealed-fourth-memory": lambda: memory("sealed_fourth"),
-    "sealed-fourth-built": lambda: built("sealed_fourth"),
-    "sealed-fourth-slower": lambda: slower("sealed_fourth"),
-    "sealed-fifth-after-plain": lambda: untuned("sealed_fifth_after", "plain"),
-    "sealed-fifth-after-best": lambda: untuned("sealed_fifth_after", "best"),
-    "sealed-fifth-plain": lambda: untuned("sealed_fifth", "plain"),
-    "sealed-fifth-best": lambda: untuned("sealed_fifth", "best"),
-    "sealed-fifth-memory": lambda: memory("sealed_fifth"),
-    "sealed-fifth-built": lambda: built("sealed_fifth"),
-    "sealed-fifth-slower": lambda: slower("sealed_fifth"),
+    **{key: of for name in AT_FIRST for key, of in of_set(name).items()},
     "untuned-memory": lambda: memory("tuning"),
     "untuned-after-memory": lambda: memory("tuning_after"),
     "untuned-built": lambda: built("tuning"),
