@@ -49,11 +49,6 @@ def over_rows(eqn: Any, operands: list) -> list | None:
       >>> rewritten(gradient, {DOT: over_rows})(jnp.ones((2, 3)), jnp.ones((64, 5, 2)))[0]
       Array([320., 320., 320.], dtype=float32)
     """
-    if _has_members(eqn):
-        batch = eqn.params["dimension_numbers"][1]
-        members = range(operands[0].shape[batch[0][0]])
-        rows = [[_rows(jax.lax.index_in_dim(x, i, b, False)) for x, (b,) in zip(operands, batch, strict=True)] for i in members]
-        return [jnp.stack([_over_rows(eqn.params, *pair) for pair in rows])]
     axes = _leading_axes(eqn)
     if axes is None:
         return None
@@ -63,8 +58,22 @@ def over_rows(eqn: Any, operands: list) -> list | None:
     return [_over_rows(eqn.params, left, right)]
 
 
-def _rows(x: jax.Array) -> jax.Array:
-    return x.reshape(-1, x.shape[-1])
+def by_members(eqn: Any, operands: list) -> list | None:
+    """A contraction over rows for each member of an ensemble, as one for each; None if it is no such contraction."""
+    if not _has_members(eqn):
+        return None
+    (left,), (right,) = eqn.params["dimension_numbers"][1]
+
+    def rows(x: jax.Array, member: int, axis: int) -> jax.Array:
+        return jax.lax.index_in_dim(x, member, axis, keepdims=False).reshape(-1, x.shape[-1])
+
+    pairs = ((rows(operands[0], i, left), rows(operands[1], i, right)) for i in range(operands[0].shape[left]))
+    return [jnp.stack([_over_rows(eqn.params, *pair) for pair in pairs])]
+
+
+def contraction(eqn: Any, operands: list) -> list | None:
+    """The rule for all of them."""
+    return by_members(eqn, operands) or over_rows(eqn, operands)
 
 
 def _over_rows(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -150,7 +159,7 @@ def has_contractions(jaxpr: Any) -> bool:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-FAST = {DOT: over_rows, J.SCAN: _in_scan, J.COND: _in_cond}
+FAST = {DOT: contraction, J.SCAN: _in_scan, J.COND: _in_cond}
 
 
 def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:

@@ -24,7 +24,7 @@ from rlfx.recurrence.execute.loops import RunningLoop
 from rlfx.recurrence.execute.ragged import evaluate_ragged
 from rlfx.recurrence.execute.strided import run_strided
 from rlfx.recurrence.execute.tiling import run_blocked
-from rlfx.recurrence.execute.values import Value, Values, expand, map_over, of_atom, run_pointwise, zeros
+from rlfx.recurrence.execute.values import Value, Values, as_made, expand, map_over, of_atom, run_pointwise, zeros
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.language.domain import Domain
@@ -312,7 +312,7 @@ class Execution:
             elif isinstance(n, Value):
                 # After an environment's end every slice is that of its last timestep: never empty, so no NaN comes of it.
                 t = reads.earlier(t, n, self.sizes)
-            operands = [env.as_made(a) if isinstance(env, Values) else of_atom(a, env) for a in equation.inputs]
+            operands = [as_made(a, env) for a in equation.inputs]
             outs = evaluate_ragged(equation, operands, self.domain, t, n, self.plan)
         env.update(zip(equation.outputs, outs, strict=True))
 

@@ -48,7 +48,7 @@ class Value:
     @property
     def time_axis(self) -> int:
         """Where t's axis is, if it is there."""
-        return self.before + ("b" in self.dims) if self.before else 0
+        return time_axis(self.dims, self.before)
 
     @property
     def leading(self) -> Value:
@@ -59,12 +59,17 @@ class Value:
         return replace(self, data=turned, before=0)
 
 
+def time_axis(dims: frozenset, before: int) -> int:
+    """Where t's axis is in data with axes for ``dims``, behind so many axes of the point, if any."""
+    return before + ("b" in dims) if before else 0
+
+
 class Values(dict):
     """Values by variable, with the axes of their dims first.
 
     A slice of a series times what varies with t is a product of each environment and head, ``[b, h, t, s]``. Turned to
     ``[t, b, h, s]`` and back for the next product, all of it would be written twice more, forwards and backwards; so it is turned
-    for those alone that ask for it here. What computes with slices takes it as it is (:meth:`as_made`).
+    for those alone that ask for it here. What computes with slices takes it as it is (:func:`as_made`).
     """
 
     def __getitem__(self, var: Var) -> Value:
@@ -82,10 +87,6 @@ class Values(dict):
 
     def items(self) -> Any:
         return [(v, x.leading) for v, x in super().items()]
-
-    def as_made(self, atom: Atom) -> Value:
-        """The value of an atom, whose t may be behind axes of the point."""
-        return Value(jnp.asarray(atom.value)) if isinstance(atom, Lit) else super().__getitem__(atom)
 
 
 def zeros(shape: Sequence[int], dtype: Any) -> Any:
@@ -178,6 +179,11 @@ def _with_axis(x: Any, axis: int) -> Any:
 def of_atom(atom: Atom, env: Mapping[Var, Value]) -> Value:
     """The value of an atom."""
     return Value(jnp.asarray(atom.value)) if isinstance(atom, Lit) else env[atom]
+
+
+def as_made(atom: Atom, env: dict[Var, Value]) -> Value:
+    """As :func:`of_atom`, but that t may be behind axes of the point."""
+    return of_atom(atom, env) if isinstance(atom, Lit) else dict.__getitem__(env, atom)
 
 
 def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value]) -> None:

@@ -17,7 +17,7 @@ from rlfx.recurrence.execute.ragged.attention import attend
 from rlfx.recurrence.execute.ragged.custom import custom_rule
 from rlfx.recurrence.execute.ragged.part import Here, Part, unsupported
 from rlfx.recurrence.execute.ragged.tiles import joined, tiled_product, tiled_reduction, tilewise, tilewise_unperturbed
-from rlfx.recurrence.execute.values import COMPUTED, Value, map_over
+from rlfx.recurrence.execute.values import COMPUTED, Value, map_over, time_axis
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.primitives import attend_p, custom_p
@@ -61,12 +61,10 @@ def evaluate_ragged(
         return [Value(d, dims, starts, False, raw) for d, (starts, _) in zip(outs, meta, strict=True)]
     dims = dims | t.dims | (length.dims if isinstance(n, Value) else frozenset())
     before = [_before(v.shape) if "t" in dims else 0 for v in equation.outputs]
-    time_axes = [x + ("b" in dims) if x else 0 for x in before]
-    mapped = map_over(
-        at, dims, [t.dims, length.dims, *(v.dims for v in values)], [0, 0, *(v.time_axis for v in values)], time_axes
-    )
-    outs = mapped(t.data, length.data, *data)
-    return [Value(d, dims, starts, clean, raw, n) for d, (starts, clean), n in zip(outs, meta, before, strict=True)]
+    given = [t, length, *values]
+    axes = [v.time_axis for v in given], [time_axis(dims, i) for i in before]
+    outs = map_over(at, dims, [v.dims for v in given], *axes)(t.data, length.data, *data)
+    return [Value(d, dims, starts, clean, raw, i) for d, (starts, clean), i in zip(outs, meta, before, strict=True)]
 
 
 def _before(shape: Sequence) -> int:

@@ -34,12 +34,16 @@ def of_valid(point: Here, product: Mapping, masked: Any, part: Part, side: int, 
     contracted = product["dimension_numbers"][0]
     along = contracted[side][contracted[1 - side].index(axis)]
 
-    (out,) = J.bind(_DOT, dict(product), *((masked, part.data) if side == 0 else (part.data, masked)))
+    out = _times(product, side, masked, part.data)
     if part.raw != OTHERS or part.starts[axis] is None or not J.is_inexact(out):
         return out
     first, second = lax.stop_gradient((masked, part.data))
     static = (*product.items(),), side, axis, along
     return valued(out, _restored(*static, first, second, point.valid(part, axis, dim), lax.stop_gradient(out)))
+
+
+def _times(product: Mapping, side: int, masked: Any, data: Any) -> Any:
+    return J.bind(_DOT, dict(product), *((masked, data) if side == 0 else (data, masked)))[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))  # traced, and mapped, once for all products of a shape
@@ -51,7 +55,7 @@ def _restored(product: tuple, side: int, axis: int, along: int, masked: Any, dat
     def one(state: tuple) -> tuple:
         i, total = state
         pair = lax.dynamic_slice_in_dim(masked, i, 1, along), lax.dynamic_slice_in_dim(data, i, 1, axis)
-        term = J.bind(_DOT, dict(product), *(pair if side == 0 else pair[::-1]))[0]
+        term = _times(dict(product), side, *pair)
         return i + 1, total + jnp.where(valid[i], term, 0)
 
     _, total = lax.while_loop(lambda state: state[0] < count, one, (jnp.int32(0), jnp.zeros_like(out)))

@@ -27,6 +27,7 @@ def _only(part: Part, axes: Any, clean: bool = False) -> Part:
     return Part(part.data, tuple(_fixed(s) if i in axes else None for i, s in enumerate(part.starts)), clean)
 
 
+#: One function each: what is traced of it is known by that.
 _HALVED = {op: partial(extreme, op) for op in EXTREMES}
 
 
