@@ -240,6 +240,20 @@ def test_what_stays_as_it_is():
     assert not [name for name, loss in stays.items() if rewritten(loss)]
 
 
+def test_what_one_timestep_carries_is_no_function_of_its_sums():
+    """Of one timestep a sum may be carried, and the loss read what is carried (it found no way from the sum to it)."""
+
+    def program(p, carry, t):
+        x = rlfx.series(p * carry, end=-0.4)
+        return 0.5 * x[t + 1] + 0.1 * carry, jnp.tanh(0.2 * rlfx.sum(p * carry, "t") + carry)
+
+    def found(make):
+        fn = make(program, length=1, batch=B)
+        return jax.value_and_grad(lambda p, h: fn(p, h)[0], (0, 1))(1.3, jnp.linspace(0.1, 0.7, B))
+
+    close(found(rlfx.compile), found(rlfx.reference))
+
+
 def test_blocks_are_legal_and_chosen():
     """A penalty on a mean asked for all timesteps at once."""
 

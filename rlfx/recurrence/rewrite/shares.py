@@ -184,8 +184,8 @@ def _find(program: Program, value: Var) -> _Made | None:
             between.append(e)
     others = tuple(dict.fromkeys(v for e in between for v in e.inputs if isinstance(v, Var) and v not in made))
     plain = all(_is_plain(e, program) for e in between) and not any(_is_complex(v) for v in (*made, *others))
-    if not plain or any(not made.isdisjoint(differentiated(e)) for e in sums):
-        return None
+    if value not in made or not plain or any(not made.isdisjoint(differentiated(e)) for e in sums):
+        return None  # (Where it depends on them by what other timesteps carry alone, it is no function of theirs.)
     return _Made(sums, others, Function((*given, *others), tuple(between), (value,)))
 
 
