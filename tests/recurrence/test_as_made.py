@@ -109,10 +109,12 @@ def test_values_are_turned_for_those_who_ask():
     data = jnp.arange(24.0).reshape(2, 3, 4)  # [b, axis, t]
     made = Value(data, frozenset("tb"), (None,), before=1)
     values = Values({"x": made})
-    assert made.time_axis == 2 and values["x"].data.shape == (4, 2, 3)
+    assert made.time_axis == 2
+    assert values["x"].data.shape == (4, 2, 3)
     np.testing.assert_array_equal(values["x"].data, jnp.moveaxis(data, 2, 0))
     others = [dict(values)["x"], {**values}["x"], values.get("x"), *values.values(), *(x for _, x in values.items())]
-    assert all(x.before == 0 and x.data.shape == (4, 2, 3) for x in others) and values.get("y") is None
+    assert all(x.before == 0 and x.data.shape == (4, 2, 3) for x in others)
+    assert values.get("y") is None
 
 
 def test_axes_of_vmap_go_where_the_last_one_is():
