@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
@@ -202,6 +203,22 @@ def test_blocks_have_rows_enough_where_a_recurrence_is_the_smaller_part():
     step, wanted = activation_bytes(learner, B), ROWS_OF_BLOCK / B
     assert cache_block(learner, B, with_room(tile=step, cache=2**30), 1024) == divisor_near(1024, math.ceil(wanted))
     assert cache_block(learner, B, with_room(tile=step, cache=8 * step), 1024) == 4
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weights_of_a_model_that_is_unrolled_are_read_by_each_of_its_steps(steps):
+    """However often a timestep multiplies them, it is with as many rows at a time."""
+
+    def unrolls(p, x, t):
+        z = jax.lax.stop_gradient(x) @ p["in"]
+        for _ in range(steps):
+            z = jnp.tanh(z @ p["hidden"])
+        return jnp.sum(z**2), x * 0.5
+
+    learner = learner_of(unrolls, PARAMS, jnp.ones((B, 5)), 1024)
+    step = activation_bytes(learner, B)
+    found = cache_block(learner, B, with_room(tile=step, cache=2**30), 1024)
+    assert found == divisor_near(1024, ROWS_OF_BLOCK // B)
 
 
 def test_a_convolution_multiplies_its_weights_with_a_row_for_each_position():

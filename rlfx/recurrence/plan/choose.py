@@ -327,15 +327,16 @@ def _trips(equation: Equation) -> int:
 
 
 def rows_of(learner: Learner, batch: int) -> float:
-    """How many rows a timestep multiplies its weights with, in the mean over them; infinite without weights.
+    """How many rows a timestep multiplies its weights with at a time, in the mean over them; infinite without weights.
 
-    With convolutions, too: they have a row for each position, and activations that longer blocks move through a slower cache.
+    Weights that it multiplies several times (a model, unrolled) are read, and have gradients, as often. With convolutions, too:
+    they have a row for each position, and activations that longer blocks move through a slower cache.
     """
     program = learner.program
     domain, params = program.domain, set(program.params)
     if any(e.op is CONVOLUTION for e in learner.active):
         return math.inf
-    read = {v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params}
+    read = [v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params]
     products = (e for e in learner.region.equations if e in learner.active and (e.op in PRODUCTS or e.op is J.SCAN))
     flops = sum(
         flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in products
