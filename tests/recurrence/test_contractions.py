@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.cpu.contractions import DOT
+from rlfx.recurrence.cpu.contractions import DOT, MATRICES
 from rlfx.recurrence.cpu.contractions import fast_contractions as on_target
+from rlfx.recurrence.ir.interpret import rewritten
 
 X = jax.random.normal(jax.random.key(0), (600, 5))
 PARAMS = [jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 16), (16, 16), (16, 1)], 1)]
@@ -44,12 +45,17 @@ CONTRACT = jax.jit(lambda g, x: jax.lax.dot_general(g, x, (((0,), (0,)), ((), ()
 
 
 @pytest.mark.parametrize(
-    ("columns", "first"), [((2, 16), 2), ((16, 2), 2), ((7, 7), 7), ((256, 2), 2), ((257, 2), 257)]
-)
-def test_the_narrow_operand_comes_first(columns, first):
-    g, x = (jax.random.normal(jax.random.key(i), (600, n)) for i, n in enumerate(columns))
+    ("rows", "columns", "first"),
+    [
+        (600, (2, 16), 2), (600, (16, 2), 2), (600, (7, 7), 7), (600, (256, 2), 2), (600, (1024, 2), 2),
+        (64, (256, 2), 2), (64, (200, 2), 200),  # a small product
+        (64, (512, 65), 512), (600, (640, 601), 640),  # what results would be larger than what is multiplied
+    ],
+)  # fmt: skip
+def test_the_narrow_operand_comes_first(rows, columns, first):
+    g, x = (jax.random.normal(jax.random.key(i), (rows, n)) for i, n in enumerate(columns))
     (product,) = (e for e in jax.make_jaxpr(fast_contractions(CONTRACT))(g, x).eqns if e.primitive is DOT)
-    assert product.invars[0].aval.shape == (600, first)
+    assert product.invars[0].aval.shape == (rows, first)
     np.testing.assert_allclose(fast_contractions(CONTRACT)(g, x), g.T @ x, rtol=1e-5, atol=1e-4)
 
 
@@ -60,6 +66,7 @@ def test_the_narrow_operand_comes_first(columns, first):
         (2560, (128, 32), 16),
         (1024, (32, 32), 8),
         (2560, (64, 16), None),  # one operand is too narrow
+        (2560, (48, 64), None),  # its columns are not read from the same lines of the cache
         (2560, (64, 129), None),  # one is too wide
         (64 * 160 + 160, (64, 64), None),  # too many parts
         (2557, (64, 64), None),  # a prime number of rows
@@ -78,6 +85,24 @@ def test_parts_are_not_rounded():
     g, x = (jnp.ones((2560, 64), jnp.bfloat16) for _ in range(2))
     (product,) = (e for e in jax.make_jaxpr(fast_contractions(CONTRACT))(g, x).eqns if e.primitive is DOT)
     assert product.outvars[0].aval.shape == (64, 64)
+
+
+@pytest.mark.parametrize("narrow", [1, 3, 8])
+def test_derivatives_of_matrices_have_the_narrow_operand_first(narrow):
+    """Of any order: those of the gradient, too."""
+    x, w = jax.random.normal(jax.random.key(0), (30, 20, 8)), jax.random.normal(jax.random.key(1), (8, narrow))
+    loss = lambda product: lambda w: jnp.sum(jnp.sin(product(x, w)))  # noqa: E731
+    as_written = loss(lambda x, w: x @ w)
+    as_matrix = loss(rewritten(lambda x, w: x @ w, MATRICES))
+
+    def twice(loss):
+        return lambda w: jax.jvp(jax.grad(loss), (w,), (jnp.cos(w),))[1]
+
+    text = str(jax.make_jaxpr(twice(as_matrix))(w))
+    assert f"f32[{narrow},8] = dot_general" in text
+    assert (f"f32[8,{narrow}] = dot_general" in text) == (narrow == 8)
+    for order in (jax.grad, twice, lambda loss: jax.grad(lambda w: jnp.sum(twice(loss)(w) ** 2))):
+        np.testing.assert_allclose(order(as_matrix)(w), order(as_written)(w), rtol=2e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("under", [jax.jit, jax.vmap])

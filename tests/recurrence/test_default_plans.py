@@ -221,6 +221,21 @@ def test_weights_of_a_model_that_is_unrolled_are_read_by_each_of_its_steps(steps
     assert found == divisor_near(1024, ROWS_OF_BLOCK // B)
 
 
+@pytest.mark.parametrize("copies", [1, 8])
+def test_what_no_timestep_changes_is_differentiated_at_once_where_there_is_room(copies):
+    """Where all that is kept is memory that calls have again: of one program, and of its copies by `jax.vmap`."""
+
+    def looks_at(p, x, t):
+        seen = jnp.tanh(p["hidden"] @ p["hidden"]) @ p["pi"]
+        return jnp.sum(jnp.tanh(x @ p["in"]) @ seen), x * 0.5
+
+    learner = learner_of(looks_at, PARAMS, jnp.ones((B, 5)), 16)
+    step = activation_bytes(learner, B) * copies
+    for unmapped, block in ((None, 8), (16 * step, 16)):
+        room = with_room(tile=step, cache=8 * step, unmapped=unmapped)
+        assert cache_block(learner, B, room, 16, copies) == block
+
+
 def test_a_convolution_multiplies_its_weights_with_a_row_for_each_position():
     def filters(p, x, t):
         out = jax.lax.conv(x[None, None], p, (1, 1), "VALID")

@@ -4,8 +4,9 @@ The gradient of ``x @ w`` with respect to ``w`` is ``x.T @ g``, a contraction ov
 
 * over t and b, XLA makes a transposed copy of one operand and reads the other across its rows, at a third of the speed of the
   same product over one axis;
-* of ``x.T @ g`` and ``g.T @ x``, that with fewer columns on the left is up to five times as fast;
-* over up to 160 rows, for operands of 32 to 128 columns, it calls a library that is faster than its own code by a quarter;
+* of ``x.T @ g`` and ``g.T @ x``, that with fewer columns on the left is up to ten times as fast;
+* the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache; over up to 160 rows it calls a
+  library that is faster than its own code by a quarter;
 * of an ensemble's members, ``[rows, members, n]``, which are a batch of the product, it makes copies that are turned: members
   one by one take 0.9 (two of them) to 0.5 (eight) of the time.
 
@@ -25,20 +26,19 @@ from rlfx._target import Target
 from rlfx.recurrence.analysis.divisors import divisor_up_to
 from rlfx.recurrence.ir.interpret import rewritten
 
-#: With fewer rows there is little to gain; with more columns, as in attention over all timesteps at once, it was slower.
-_ROWS, _COLUMNS = 256, 256
-OVER_ROWS = (((0,), (0,)), ((), ()))
-#: So many members are taken one by one.
-_MEMBERS = 16
-#: Rows of a part, the columns of operands for which parts are faster, and how many parts there are at most (their products
-#: are added up at the end).
-_PART, _NARROW, _WIDE, _MOST_PARTS = 160, 32, 128, 64
-_IN_PARTS = (((1,), (1,)), ((0,), (0,)))
+#: With fewer rows, and a smaller wide operand, there is little to gain.
+_ROWS, _LARGE = 256, 1 << 14
+OVER_ROWS, _IN_PARTS = (((0,), (0,)), ((), ())), (((1,), (1,)), ((0,), (0,)))
+#: Rows of a part, the operands for which parts are faster (a multiple of so many columns on the left, at most so many on the
+#: right), and how many parts there are at most (their products are added up at the end).
+_PART, _ALIGNED, _WIDE, _MOST_PARTS = 160, 32, 128, 64
+#: So many members, of as many rows and columns, are taken one by one.
+_MEMBERS, _ROWS_OF_MEMBER, _COLUMNS_OF_MEMBER = 16, 256, 256
 DOT = J.primitives.dot_general_p
 
 
 def over_rows(eqn: Any, operands: list) -> list | None:
-    """A contraction over the leading axes of both operands as one over rows, the narrow operand first, perhaps in parts.
+    """A contraction over the leading axes of both operands as one over rows, the narrow operand first.
 
     Returns:
       The product, or None if it is no such contraction.
@@ -53,7 +53,7 @@ def over_rows(eqn: Any, operands: list) -> list | None:
     if axes is None:
         return None
     left, right = (x.reshape(-1, *x.shape[axes:]) for x in operands)
-    if not left.ndim == right.ndim == 2 or max(left.shape[1], right.shape[1]) > _COLUMNS:
+    if not _is_tall(left, right):
         return J.bind(DOT, eqn.params | {"dimension_numbers": OVER_ROWS}, left, right)
     return [_over_rows(eqn.params, left, right)]
 
@@ -84,16 +84,27 @@ def _over_rows(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
     return out if narrow_first else jnp.transpose(out)
 
 
+def _product(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
+    """``left.T @ right``, as a sum of products over fewer rows where those are faster."""
+    rows = divisor_up_to(len(left), _PART)
+    exact = jnp.result_type(left, right).itemsize >= 4  # narrower numbers would be rounded part by part
+    fitting = exact and left.shape[1] % _ALIGNED == 0 and right.shape[1] <= _WIDE
+    if not fitting or rows < _PART // 2 or len(left) > _MOST_PARTS * rows:
+        return J.bind(DOT, params | {"dimension_numbers": OVER_ROWS}, left, right)[0]
+    parts = [x.reshape(-1, rows, x.shape[1]) for x in (left, right)]
+    return jnp.sum(J.bind(DOT, params | {"dimension_numbers": _IN_PARTS}, *parts)[0], 0)
+
+
 def _has_members(eqn: Any) -> bool:
     """Whether a product is a contraction over rows for each of a few members, whose axis is behind one of rows."""
     if eqn.primitive is not DOT:
         return False
     contracted, batched = eqn.params["dimension_numbers"]
     left, right = (v.aval for v in eqn.invars)
-    if len(batched[0]) != 1 or not left.size or not right.size or max(left.shape[-1], right.shape[-1]) > _COLUMNS:
+    if len(batched[0]) != 1 or not left.size or not right.size or max(left.shape[-1], right.shape[-1]) > _COLUMNS_OF_MEMBER:
         return False
     rows, members = left.size // left.shape[-1] // left.shape[batched[0][0]], left.shape[batched[0][0]]
-    if not 1 < members <= _MEMBERS or rows < _ROWS:
+    if not 1 < members <= _MEMBERS or rows < _ROWS_OF_MEMBER:
         return False
     in_order = all(list(axes) == sorted(axes) for axes in contracted)
     # All axes but the last are of rows, or the members'.
@@ -113,19 +124,15 @@ def _leading_axes(eqn: Any) -> int | None:
     left, right = (v.aval for v in eqn.invars)
     if not left.size or not right.size:
         return None
-    tall = left.ndim == right.ndim == 2 and left.shape[0] >= _ROWS and max(left.shape[1], right.shape[1]) <= _COLUMNS
-    return len(axes) if len(axes) > 1 or tall else None
+    return len(axes) if len(axes) > 1 or _is_tall(left, right) else None
 
 
-def _product(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
-    """``left.T @ right``, as a sum of products over fewer rows where those are faster."""
-    rows = divisor_up_to(len(left), _PART)
-    exact = jnp.result_type(left, right).itemsize >= 4  # narrower numbers would be rounded part by part
-    fitting = exact and left.shape[1] >= _NARROW and right.shape[1] <= _WIDE
-    if not fitting or rows < _PART // 2 or len(left) > _MOST_PARTS * rows:
-        return J.bind(DOT, params | {"dimension_numbers": OVER_ROWS}, left, right)[0]
-    parts = [x.reshape(-1, rows, x.shape[1]) for x in (left, right)]
-    return jnp.sum(J.bind(DOT, params | {"dimension_numbers": _IN_PARTS}, *parts)[0], 0)
+def _is_tall(left: Any, right: Any) -> bool:
+    """Whether these are matrices whose rows are enough for the order of the operands to count."""
+    if not left.ndim == right.ndim == 2:
+        return False
+    narrow, wide = sorted((left.shape[1], right.shape[1]))
+    return left.shape[0] >= max(narrow, min(_ROWS, _LARGE // wide))
 
 
 def _in_scan(eqn: Any, operands: list) -> list | None:
@@ -165,6 +172,8 @@ FAST = {DOT: contraction, J.SCAN: _in_scan, J.COND: _in_cond}
 def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
     """A product of rows along several axes with weights, as one of a matrix: derivatives of any order are of matrices, too.
 
+    Weights with fewer columns than rows are turned: so are the products that are their derivatives, the narrow operand first.
+
     Example:
       >>> (eqn,) = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).eqns
       >>> as_matrices(eqn, [jnp.ones((2, 3, 4)), jnp.ones((4, 5))])[0].shape
@@ -174,6 +183,8 @@ def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
     x, w = operands
     if batched != ((), ()) or contracted[0] != (x.ndim - 1,) or x.ndim < 3 or w.ndim != 2 or not x.size:
         return None
+    if contracted[1] == (0,) and 1 < w.shape[1] < w.shape[0]:
+        w, contracted = jax.lax.optimization_barrier(jnp.transpose(w)), (contracted[0], (1,))
     numbers = ((1,), contracted[1]), batched
     (rows,) = J.bind(DOT, eqn.params | {"dimension_numbers": numbers}, x.reshape(-1, x.shape[-1]), w)
     return [rows.reshape(*x.shape[:-1], rows.shape[-1])]

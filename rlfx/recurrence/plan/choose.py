@@ -300,7 +300,8 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
         fitting = max(fitting, min(room, max(again, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch)))))
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
-    fitting = max(fitting, min(int(target.room.cache // step), math.ceil(length / _most_blocks(learner))))
+    kept = max(target.room.cache, target.room.unmapped or 0)  # memory that calls have again
+    fitting = max(fitting, min(int(kept // step), math.ceil(length / _most_blocks(learner))))
     if fitting >= length:
         return length
     return divisor_near(length, fitting)
