@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SETS = ("tuning", "held_out", "looked_at", "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth")
+SETS = (
+    "tuning", "held_out", "looked_at", "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth",
+    "sealed_sixth",
+)  # fmt: skip
 #: Without an environment, and so without random numbers, whose loops take long to compile.
 CHEAP = ("vtrace.workload", "quantiles.workload")
 
