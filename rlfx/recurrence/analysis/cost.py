@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,11 +11,13 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._axes import REDUCTIONS, nest_of
-from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain, widest
 
 #: Products, which take most of the time of networks.
 PRODUCTS = frozenset({J.primitive("dot_general"), J.primitive("conv_general_dilated")})
+
+_PRODUCTS_AND_LOOPS = PRODUCTS | {J.SCAN, J.WHILE}
 
 #: The domain of a jaxpr without a time of its own.
 _ONE = Domain(1)
@@ -42,6 +44,20 @@ def points(dims: frozenset, domain: Domain, batch: int | None = None) -> int:
 def bytes_in_all(var: Any, program: Program, batch: int | None = None) -> int:
     """Bytes of a value at all its points; ``batch``: environments, if not those of the program."""
     return bytes_of(var, program.domain) * points(program.dims_of(var), program.domain, batch)
+
+
+def multiplies(body: Iterable[Equation]) -> bool:
+    """Whether there is more than elementwise operations: products, or loops."""
+    return any(J.contains(e.op, dict(e.params), _PRODUCTS_AND_LOOPS) for e in body)
+
+
+def multiplies_weights(body: Iterable[Equation], program: Program) -> bool:
+    """Whether there are products with what environments share, which have a row for each of them, or loops."""
+
+    def shares(e: Equation) -> bool:
+        return e.op not in PRODUCTS or any("b" not in program.dims_of(v) for v in e.inputs if isinstance(v, Var))
+
+    return any(multiplies((e,)) and shares(e) for e in body)
 
 
 def flops_of(equation: Equation, domain: Domain) -> float:

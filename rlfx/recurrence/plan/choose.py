@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, starts_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, multiplies, starts_of
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
 from rlfx.recurrence.analysis.storage import work_of
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
@@ -44,8 +44,6 @@ AGAIN = 1 / 8
 
 #: Operations that an iteration of a loop starts which multiplies nothing: XLA:CPU compiles it as one function, 10 to 30 ns each.
 ALONE = 1 / 32
-
-_PRODUCTS_AND_LOOPS = PRODUCTS | {J.SCAN, J.WHILE}
 
 #: The part of a learner's work in loops over time from which on these decide how long a block is.
 OF_WORK = 1 / 4
@@ -272,11 +270,6 @@ def seconds_of_loops(learner: Learner, target: Target) -> float:
         sum(starts_of(e.op, e.params, domain) for e in loop.body) if multiplies(loop.body) else ALONE for loop in loops
     )
     return target.rates.overhead * domain.length * sum(starts)
-
-
-def multiplies(body: Iterable[Equation]) -> bool:
-    """Whether there is more than elementwise operations: products, or loops."""
-    return any(J.contains(e.op, dict(e.params), _PRODUCTS_AND_LOOPS) for e in body)
 
 
 def cache_block(learner: Learner, batch: int, target: Target, length: int, copies: int = 1) -> int:

@@ -24,6 +24,8 @@ def keeping(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
     room, program = target.room.unmapped, learner.program
     if room is None or plan.form == "one pass":  # which evaluates nothing twice
         return plan
+    if plan.environments is not None and learner.region.loops:  # a few go through all timesteps, in a core's cache
+        return plan
     acted = frozenset(learner.acting.equations)
     recurrent = frozenset(e for loop in learner.region.loops for e in loop.body)
     wide = frozenset(e for e in learner.active if e in acted and is_wide(e, program))

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from rlfx._target import Target
+from rlfx.recurrence.analysis.cost import multiplies, multiplies_weights
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.analysis.storage import work_of
 from rlfx.recurrence.gradient.counted import conditions
@@ -21,7 +22,6 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.choose import (
     ROWS_OF_BLOCK,
     ROWS_OF_LOOP,
-    multiplies,
     rows_of,
     seconds_of_loops,
     why_not_environments,
@@ -35,6 +35,12 @@ LEAST = 1 / 16
 #: How many times a core's own cache activations may take, of all environments or of one, and nobody looks closer. (About half of
 #: the values that are counted exist at a time.)
 CACHES = 8
+
+#: How many times the machine's cache those of a few environments of a recurrence may take: most are fused with what uses them.
+MOST = 2
+
+#: Environments at a time, at least, of a recurrence with products of each one's own values.
+ROWS_OF_PRODUCTS = 16
 
 #: How many times that of a tile of environments: each tile runs the loops over time again, and adds to the gradients of weights.
 TILE = 4
@@ -112,13 +118,17 @@ def _tile_of_recurrence(
     plan: Plan, learner: Learner, order: Sequence[Var], batch: int, target: Target, copies: int
 ) -> int | None:
     """How many environments of a recurrence are taken at a time; None: it multiplies weights, or all of them fit a cache."""
-    if plan.form not in ("blocks", "one pass") or _multiplies(learner) or _multiplies(learner.whole):
+    if plan.form not in ("blocks", "one pass", "at once") or _multiplies(learner) or _multiplies(learner.whole):
+        return None
+    products = any(multiplies(loop.body) for loop in learner.region.loops)  # of each environment's own
+    if products and plan.form == "blocks":
         return None
     each = activation_bytes(learner, 1) * learner.program.domain.length * copies
-    count = divisor_near(batch, max(ROWS_OF_LOOP, int(TILE * (target.room.tile or math.inf) // each)))
+    fewest = ROWS_OF_PRODUCTS if products else ROWS_OF_LOOP
+    count = divisor_near(batch, max(fewest, int(TILE * (target.room.tile or math.inf) // each)))
     if (
         not 1 < count < batch
-        or 2 * count * each > target.room.cache
+        or count * each > MOST * target.room.cache
         or why_not_environments(learner, order) is not None
     ):
         return None
@@ -126,4 +136,4 @@ def _tile_of_recurrence(
 
 
 def _multiplies(learner: Learner) -> bool:
-    return any(multiplies(loop.body) for loop in learner.region.loops)
+    return any(multiplies_weights(loop.body, learner.program) for loop in learner.region.loops)

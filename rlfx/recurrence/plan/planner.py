@@ -58,10 +58,11 @@ class Options:
             return checked(self.plan, learner, order, batch, rule.target)
         copies = math.prod(axis.size for axis in axes)
         best = choose(learner, order, batch, rule.target, _in_blocks(rule, learner), copies)
-        if _in_blocks(rule, learner) and not _asks(learner):
+        if learner.program.loss is not None and not _asks(learner):
             estimated = lambda plan: evaluator_of(rule, order, axes, learner).estimated(plan)  # noqa: E731
             best = evaluated_once(best, learner, order, batch, rule.target, estimated, copies)
-            best = keeping(best, learner.under(best), batch * copies, rule.target)
+            if _in_blocks(rule, learner):
+                best = keeping(best, learner.under(best), batch * copies, rule.target)
         free = free_on(rule)
         if self.memory_budget is None and free is None and not self.autotune:
             return best

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rlfx._lazy import nx
-from rlfx.recurrence.analysis.cost import bytes_in_all
+from rlfx.recurrence.analysis.cost import bytes_in_all, multiplies_weights
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
@@ -146,26 +146,37 @@ def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset]
 class _Group:
     direction: str
     components: list[tuple[Equation, ...]]
+    heavy: bool = False  # whether it multiplies weights
 
 
 def _levels(graph: Graph) -> tuple[dict[Equation, int], list[_Group]]:
+    """The level of each equation, and the loops.
+
+    A recurrence joins a loop that it follows, unless neither multiplies weights and what is between them does: layers of traces,
+    or of selective state spaces. Products between two loops are of all timesteps at once, and each loop is one function.
+    """
     levels: dict[Equation, int] = {}
     loops: list[_Group] = []
+    behind: set[Equation] = set()  # products of what the loop of their level computes, and what follows from them
     for component in graph.components:
-        direction = graph.direction(component)
         members = set(component)
-        base = -1
-        for reader in component:
-            for source, _, signs in graph.nx.in_edges(reader, data="signs"):
-                if source not in members:
-                    base = max(base, _after(levels[source], signs, loops))
+        edges = (edge for reader in component for edge in graph.nx.in_edges(reader, data="signs"))
+        least = [(_after(levels[source], signs, loops), source) for source, _, signs in edges if source not in members]
+        base = max((level for level, _ in least), default=-1)
+        follows = any(level == levels[e] == base and e in behind for level, e in least)
+        heavy = multiplies_weights(component, graph.program)
+        direction = graph.direction(component)
         if direction is not None:
             first = (base + 1) // 2
+            first += follows and not heavy and not loops[first].heavy
             index = next((i for i in range(first, len(loops)) if loops[i].direction == direction), len(loops))
             if index == len(loops):
                 loops.append(_Group(direction, []))
             loops[index].components.append(component)
+            loops[index].heavy |= heavy
             base = 2 * index
+        elif follows or (heavy and base % 2 == 0):
+            behind.update(component)
         levels.update(dict.fromkeys(component, base))
     return levels, loops
 

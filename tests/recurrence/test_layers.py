@@ -1,0 +1,145 @@
+"""Layers of recurrences that multiply nothing: products between them are of all timesteps at once, and a few environments at a
+time go through everything."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rlfx
+from rlfx.recurrence.plan.once import ROWS_OF_PRODUCTS
+from rlfx.recurrence.schedule.schedule import Loop
+
+T, B, W = 5, 4, 6
+K = jax.random.split(jax.random.key(0), 8)
+OBS = jax.random.normal(K[0], (T, B, 5))
+CPU = rlfx.target("cpu")
+
+
+def params_of(layers):
+    def layer(key):
+        return {n: 0.4 * jax.random.normal(k, (W, W)) for n, k in zip("abc", jax.random.split(key, 3), strict=True)}
+
+    return {"in": jax.random.normal(K[1], (5, W)), "layers": [layer(k) for k in jax.random.split(K[2], layers)]}
+
+
+def gated(p, h, x):
+    """Its gates depend on what it is given alone."""
+    gate = jax.nn.sigmoid(x @ p["a"])
+    return (1 - gate) * h + gate * jnp.tanh(x @ p["b"])
+
+
+def recurrent(p, h, x):
+    """Its state is multiplied with weights."""
+    return jnp.tanh(x @ p["a"] + h @ p["b"])
+
+
+def own(p, h, x):
+    """Its state, a matrix, is multiplied with values of its environment."""
+    key, value = 0.3 * jnp.tanh(x @ p["a"]), jnp.tanh(x @ p["b"])
+    return 0.9 * h + jnp.outer(key, value - h.T @ key)
+
+
+def read(h, x):
+    return h if h.ndim == 1 else h @ x
+
+
+def stacked(*cells):
+    def program(params, states, t):
+        p, data = params
+        x, after = rlfx.inputs(data)[t] @ p["in"], []
+        for layer, cell, h in zip(p["layers"], cells, states, strict=True):
+            h = cell(layer, h, x)
+            x = x + read(h, x) @ layer["c"]
+            after.append(h)
+        return jnp.mean(x**2), after
+
+    states = [jnp.ones((B, W, W) if cell is own else (B, W)) for cell in cells]
+    return program, params_of(len(cells)), states
+
+
+def loops_of(cells):
+    program, p, states = stacked(*cells)
+    learner = rlfx.compile(program, length=T, batch=B).explain((p, OBS), states, wrt=(True, False)).learner
+    return [s for s in learner.region.stages if isinstance(s, Loop)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "count"),
+    [
+        ((gated,), 1), ((gated, gated), 2), ((gated,) * 3, 3), ((own, own), 2), ((own, gated), 2),
+        ((recurrent, recurrent), 1), ((gated, recurrent), 1), ((recurrent, gated, gated), 1), ((gated, gated, recurrent), 2),
+    ],
+)  # fmt: skip
+def test_layers_that_multiply_no_weights_have_loops_of_their_own(cells, count):
+    assert len(loops_of(cells)) == count
+
+
+def test_what_is_elementwise_between_two_recurrences_keeps_them_in_one_loop():
+    def program(p, states, t):
+        (w, data), (a, b) = p, states
+        a = 0.9 * a + rlfx.inputs(data)[t] @ w
+        b = 0.8 * b + jnp.tanh(a)
+        return jnp.sum(b**2), (a, b)
+
+    p, states = (params_of(1)["in"], OBS), (jnp.zeros((B, W)),) * 2
+    learner = rlfx.compile(program, length=T, batch=B).explain(p, states, wrt=(True, False)).learner
+    assert len([s for s in learner.region.stages if isinstance(s, Loop)]) == 1
+
+
+def close(a, b):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-4, atol=3e-5), a, b)
+
+
+PLANS = None, rlfx.Plan("blocks", 2), rlfx.Plan(), rlfx.Plan(environments=2)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("cells", [(gated, gated), (own, gated), (gated, recurrent)])
+def test_values_and_gradients(cells, plan):
+    program, p, states = stacked(*cells)
+
+    def found(make, **how):
+        fn = make(program, length=T, batch=B, **how)
+
+        def loss(p, states):
+            return fn((p, OBS), states)[:2]
+
+        with_states = plan is None or plan.environments is None  # whose gradient needs all environments
+        return jax.value_and_grad(loss, argnums=(0, 1) if with_states else 0, has_aux=True)(p, states)
+
+    close(found(rlfx.compile, plan=plan), found(rlfx.reference))
+
+
+def test_the_loop_by_hand():
+    """An oracle that shares no code: the last states of two gated layers, by loops over arrays."""
+    program, p, states = stacked(gated, own)
+    last = rlfx.compile(program, length=T, batch=B)((p, OBS), states)[1][0]
+    w = jax.tree.map(lambda x: np.asarray(x, np.float64), p)
+    h, m = np.ones((B, W)), np.ones((B, W, W))
+    for t in range(T):
+        x = np.asarray(OBS[t], np.float64) @ w["in"]
+        gate = 1 / (1 + np.exp(-(x @ w["layers"][0]["a"])))
+        h = (1 - gate) * h + gate * np.tanh(x @ w["layers"][0]["b"])
+        x = x + h @ w["layers"][0]["c"]
+        for b in range(B):
+            key, value = 0.3 * np.tanh(x[b] @ w["layers"][1]["a"]), np.tanh(x[b] @ w["layers"][1]["b"])
+            m[b] = 0.9 * m[b] + np.outer(key, value - m[b].T @ key)
+    close(list(last), [h, m])
+
+
+def test_products_of_an_environments_own_values_have_rows_enough():
+    """Where there are no blocks of timesteps."""
+
+    def later(p, h, t):
+        w, data = p
+        x = rlfx.series(rlfx.inputs(data)[t] @ w["in"], end=0.0)
+        h = own(w["layers"][0], h, x[t])
+        return jnp.sum((h @ x[t + 1]) ** 2), h
+
+    def plan(f, p, h, batch):
+        fn = rlfx.compile(f, length=256, batch=batch, target=CPU)
+        return fn.plan((p, jnp.ones((256, batch, 5))), h, wrt=(True, False))
+
+    p = params_of(1)
+    assert plan(later, p, jnp.ones((64, W, W)), 64).environments >= ROWS_OF_PRODUCTS
