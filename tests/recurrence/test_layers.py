@@ -128,6 +128,51 @@ def test_the_loop_by_hand():
     close(list(last), [h, m])
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("plan", [None, rlfx.Plan("blocks", 2), rlfx.Plan(environments=2)], ids=str)
+def test_an_environment_ends_by_what_either_layer_holds(which, plan):
+    program, p, states = stacked(gated, gated)
+
+    def ends(params, carry, t):
+        loss, after = program(params, carry[0], t)
+        return loss, (after, carry[1] | (after[which].sum() > 1.1))
+
+    def found(make, **how):
+        fn = make(ends, length=T, batch=B, until=lambda carry: carry[1], **how)
+        carry = [0.1 * h for h in states], jnp.zeros(B, bool)
+        return jax.value_and_grad(lambda p: fn((p, OBS), carry)[:2], has_aux=True)(p)
+
+    expected = found(rlfx.reference)
+    assert 0 < jnp.sum(expected[0][1][0][1]) < B  # some end before the others
+    close(found(rlfx.compile, plan=plan), expected)
+
+
+@pytest.mark.parametrize("make", [rlfx.reference, rlfx.compile])
+def test_effects_of_a_timestep_are_in_the_order_of_the_program(make):
+    seen = []
+    cells = [lambda p, h, x, i=i: logged(seen, i, gated(p, h, x)) for i in range(2)]
+    program, p, states = stacked(*cells)
+    jax.value_and_grad(lambda p: make(program, length=T, batch=B)((p, OBS), states)[0])(p)
+    jax.effects_barrier()
+    assert seen == [(t, i) for t in range(T) for i in range(2)]
+
+
+def logged(seen, layer, h):
+    rlfx.effect(lambda h: seen.append((sum(i == layer for _, i in seen), layer)), h)
+    return h
+
+
+def test_under_vmap():
+    program, p, states = stacked(gated, own)
+    several = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), p)
+
+    def gradient(p):
+        return jax.value_and_grad(lambda p: rlfx.compile(program, length=T, batch=B)((p, OBS), states)[0])(p)
+
+    each = [gradient(jax.tree.map(lambda x: x[i], several)) for i in range(2)]
+    close(jax.vmap(gradient)(several), jax.tree.map(lambda *x: jnp.stack(x), *each))
+
+
 def test_products_of_an_environments_own_values_have_rows_enough():
     """Where there are no blocks of timesteps."""
 
