@@ -53,7 +53,7 @@ def over_rows(eqn: Any, operands: list) -> list | None:
     if axes is None:
         return None
     left, right = (x.reshape(-1, *x.shape[axes:]) for x in operands)
-    if not _is_tall(left, right):
+    if not left.ndim == right.ndim == 2 or len(left) < min(left.shape[1], right.shape[1]):
         return J.bind(DOT, eqn.params | {"dimension_numbers": OVER_ROWS}, left, right)
     return [_over_rows(eqn.params, left, right)]
 
