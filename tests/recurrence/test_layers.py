@@ -188,3 +188,18 @@ def test_products_of_an_environments_own_values_have_rows_enough():
 
     p = params_of(1)
     assert plan(later, p, jnp.ones((64, W, W)), 64).environments >= ROWS_OF_PRODUCTS
+
+
+def test_a_recurrence_of_which_nothing_is_kept():
+    """A loss of the state that a program began with: its loop computes nothing that is differentiated."""
+
+    def first(p, carry, t):
+        low = rlfx.min(rlfx.last(carry["h"], "t"), ("t", "b"))
+        return 0.5 * low, {"h": carry["h"], "v": jnp.tanh(1.5 * carry["v"]), "done": t % 2 == 0}
+
+    def gradient(make):
+        fn = make(first, length=3, until=lambda carry: carry["done"])
+        rest = {"v": jnp.ones(2), "done": jnp.array(False)}
+        return jax.value_and_grad(lambda h: fn(None, rest | {"h": h})[0])(jnp.float32(0.7))
+
+    close(gradient(rlfx.compile), gradient(rlfx.reference))

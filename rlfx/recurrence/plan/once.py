@@ -123,7 +123,7 @@ def _tile_of_recurrence(
     products = any(multiplies(loop.body) for loop in learner.region.loops)  # of each environment's own
     if products and plan.form == "blocks":
         return None
-    each = activation_bytes(learner, 1) * learner.program.domain.length * copies
+    each = max(1, activation_bytes(learner, 1)) * learner.program.domain.length * copies
     fewest = ROWS_OF_PRODUCTS if products else ROWS_OF_LOOP
     count = divisor_near(batch, max(fewest, int(TILE * (target.room.tile or math.inf) // each)))
     if (
