@@ -136,6 +136,14 @@ def gae(value, last, reward, done, gamma, lam, unroll=1):
     return discounted(delta, gamma * lam * going, unroll)
 
 
+def vtrace(value, last, log_rho, data, gamma):
+    """V-trace's targets and advantages; ``last``: the value after the end."""
+    going, clipped = 1.0 - data["done"].astype(jnp.float32), jnp.minimum(jnp.exp(log_rho), 1.0)
+    delta = clipped * (data["reward"] + gamma * going * shifted(value, last) - value)
+    target = value + discounted(delta, gamma * going * clipped)
+    return target, clipped * (data["reward"] + gamma * going * shifted(target, last) - value)
+
+
 def actor_critic_loss(logits, value, log_prob, advantage, target, entropy_bonus=0.01):
     """Of each point: ``logits[..., A]``, and the rest ``[...]``."""
     log_p = jax.nn.log_softmax(logits)
@@ -160,6 +168,18 @@ def summed_gradient(loss, params, parts):
 def in_chunks(tree, chunk):
     """``[T, ...]`` as ``[T // chunk, chunk, ...]``."""
     return jax.tree.map(lambda x: x.reshape(-1, chunk, *x.shape[1:]), tree)
+
+
+def gradient_by_environments(loss, chunk=None):
+    """Value and gradient of ``loss(params, (data [T, B, ...], states [B, ...]))``, summed over parts of some environments."""
+
+    def run(params, data, states):
+        if chunk is None:
+            return jax.value_and_grad(loss)(params, (data, states))
+        data = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x), -1, chunk, *x.shape[2:]), 1, 0), data)
+        return summed_gradient(loss, params, (data, in_chunks(states, chunk)))
+
+    return run
 
 
 # -- environments, of one environment each; both start new episodes by themselves ---------------------------------------

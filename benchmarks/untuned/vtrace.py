@@ -38,13 +38,6 @@ def by_rlfx(length, batch):
     return run
 
 
-def targets(v, after_end, log_rho, data):
-    going, clipped = 1.0 - data["done"].astype(jnp.float32), jnp.minimum(jnp.exp(log_rho), 1.0)
-    delta = clipped * (data["reward"] + GAMMA * going * c.shifted(v, after_end) - v)
-    target = v + c.discounted(delta, GAMMA * going * clipped)
-    return target, clipped * (data["reward"] + GAMMA * going * c.shifted(target, after_end) - v)
-
-
 def separate(p, obs):
     return c.mlp(p["pi"], obs, relu), c.mlp(p["v"], obs, relu)[..., 0]
 
@@ -72,7 +65,7 @@ def by_hand(length, batch, net=separate, flat=True, chunk=None):
         def loss(p):
             logits, v = evaluated(p, data["obs"])
             log_prob = c.pick(jax.nn.log_softmax(logits), data["action"])
-            found = targets(stop_gradient(v), after_end, stop_gradient(log_prob) - data["log_mu"], data)
+            found = c.vtrace(stop_gradient(v), after_end, stop_gradient(log_prob) - data["log_mu"], data, GAMMA)
             return loss_of(logits, v, log_prob, *found)
 
         return jax.value_and_grad(loss)(p)
@@ -84,7 +77,7 @@ def by_hand(length, batch, net=separate, flat=True, chunk=None):
 
         blocks = c.in_chunks(data, chunk)
         v, log_prob = jax.tree.map(lambda x: x.reshape(length, batch), jax.lax.scan(values, None, blocks)[1])
-        found = targets(v, net(p, last)[1], log_prob - data["log_mu"], data)
+        found = c.vtrace(v, net(p, last)[1], log_prob - data["log_mu"], data, GAMMA)
 
         def loss(p, part):
             data, found = part

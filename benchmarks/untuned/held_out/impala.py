@@ -10,7 +10,7 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.measure import Workload
-from benchmarks.untuned.vtrace import GAMMA, targets
+from benchmarks.untuned.vtrace import GAMMA
 
 ACTIONS, COLOURS = 6, 3
 relu = jax.nn.relu
@@ -89,7 +89,7 @@ def by_hand(length, batch, chunk=None, **how):
         def loss(p):
             logits, v = evaluated(p, data["obs"])
             log_prob = c.pick(jax.nn.log_softmax(logits), data["action"])
-            found = targets(stop_gradient(v), after_end, stop_gradient(log_prob) - data["log_mu"], data)
+            found = c.vtrace(stop_gradient(v), after_end, stop_gradient(log_prob) - data["log_mu"], data, GAMMA)
             return loss_of(logits, v, log_prob, *found)
 
         return jax.value_and_grad(loss)(p)
@@ -101,7 +101,7 @@ def by_hand(length, batch, chunk=None, **how):
 
         blocks = c.in_chunks(data, chunk)
         v, log_prob = jax.tree.map(lambda x: x.reshape(length, batch), jax.lax.scan(values, None, blocks)[1])
-        found = targets(v, net(p, last, **how)[1], log_prob - data["log_mu"], data)
+        found = c.vtrace(v, net(p, last, **how)[1], log_prob - data["log_mu"], data, GAMMA)
 
         def loss(p, part):
             data, found = part

@@ -231,13 +231,6 @@ def adjoint(last, unroll=1, keep=True):
     return scan
 
 
-def targets(v, log_rho, data):
-    going, clipped = 1.0 - data["done"].astype(jnp.float32), jnp.minimum(jnp.exp(log_rho), 1.0)
-    ends = jnp.zeros_like(v[0])
-    target = v + c.discounted(clipped * (data["reward"] + GAMMA * going * c.shifted(v, ends) - v), GAMMA * going * clipped)
-    return target, clipped * (data["reward"] + GAMMA * going * c.shifted(target, ends) - v)
-
-
 def by_hand(length, batch, learner, flat=True, chunk=None):
     """``chunk``: environments of a block."""
 
@@ -248,17 +241,11 @@ def by_hand(length, batch, learner, flat=True, chunk=None):
         logits, v = heads(p, y)
         log_prob = c.pick(jax.nn.log_softmax(logits), action)
         timed = lambda x: stop_gradient(x).reshape(data["done"].shape)  # noqa: E731
-        target, advantage = targets(timed(v), timed(log_prob - log_mu), data)
+        target, advantage = c.vtrace(timed(v), jnp.zeros(data["done"].shape[1]), timed(log_prob - log_mu), data, GAMMA)
         target, advantage = (x.reshape(v.shape) for x in (target, advantage))
         return c.actor_critic_loss(logits, v, log_prob, advantage, target).sum() / (length * batch)
 
-    def run(p, data, states):
-        if chunk is None:
-            return jax.value_and_grad(loss)(p, (data, states))
-        data = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(length, -1, chunk, *x.shape[2:]), 1, 0), data)
-        return c.summed_gradient(loss, p, (data, c.in_chunks(states, chunk)))
-
-    return run
+    return c.gradient_by_environments(loss, chunk)
 
 
 def workload(length, batch, width, inner, state, layers, chunk=4):

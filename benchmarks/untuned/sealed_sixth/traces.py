@@ -197,13 +197,7 @@ def by_hand(length, batch, recurrence=in_loop, chunk=None):
         data, learnt = part
         return (recurrence(p, learnt, data) ** 2).sum() / (length * batch)
 
-    def run(p, data, learnt):
-        if chunk is None:
-            return jax.value_and_grad(loss)(p, (data, learnt))
-        data = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(length, -1, chunk, *x.shape[2:]), 1, 0), data)
-        return c.summed_gradient(loss, p, (data, c.in_chunks(learnt, chunk)))
-
-    return run
+    return c.gradient_by_environments(loss, chunk)
 
 
 def workload(length, batch, hidden, features, chunk=8):

@@ -239,14 +239,6 @@ def kernels_after(loop, conv, ticks, w, pre):
     return run(w, pre)
 
 
-def targets(v, log_rho, data):
-    going, clipped = 1.0 - data["done"].astype(jnp.float32), jnp.minimum(jnp.exp(log_rho), 1.0)
-    ends = jnp.zeros_like(v[0])
-    delta = clipped * (data["reward"] + GAMMA * going * c.shifted(v, ends) - v)
-    target = v + c.discounted(delta, GAMMA * going * clipped)
-    return target, clipped * (data["reward"] + GAMMA * going * c.shifted(target, ends) - v)
-
-
 def by_hand(length, batch, learner, chunk=None):
     """``chunk``: environments of a block."""
 
@@ -255,16 +247,11 @@ def by_hand(length, batch, learner, chunk=None):
         outputs = heads(p, *c.rows_of(learner(p, boards=data["board"], done=data["done"], states=states)))
         logits, v = (x.reshape(*data["done"].shape, *x.shape[1:]) for x in outputs)
         log_prob = c.pick(jax.nn.log_softmax(logits), data["action"])
-        target, advantage = targets(stop_gradient(v), stop_gradient(log_prob) - data["log_mu"], data)
+        log_rho = stop_gradient(log_prob) - data["log_mu"]
+        target, advantage = c.vtrace(stop_gradient(v), jnp.zeros_like(v[0]), log_rho, data, GAMMA)
         return c.actor_critic_loss(logits, v, log_prob, advantage, target).sum() / (length * batch)
 
-    def run(p, data, states):
-        if chunk is None:
-            return jax.value_and_grad(loss)(p, (data, states))
-        data = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(length, -1, chunk, *x.shape[2:]), 1, 0), data)
-        return c.summed_gradient(loss, p, (data, c.in_chunks(states, chunk)))
-
-    return run
+    return c.gradient_by_environments(loss, chunk)
 
 
 def workload(length, batch, side, channels, layers, ticks, chunk=2):

@@ -54,10 +54,10 @@ def multiplies(body: Iterable[Equation]) -> bool:
 def multiplies_weights(body: Iterable[Equation], program: Program) -> bool:
     """Whether there are products with what environments share, which have a row for each of them, or loops."""
 
-    def shares(e: Equation) -> bool:
-        return e.op not in PRODUCTS or any("b" not in program.dims_of(v) for v in e.inputs if isinstance(v, Var))
+    def own(e: Equation) -> bool:
+        return e.op in PRODUCTS and all("b" in program.dims_of(v) for v in e.inputs if isinstance(v, Var))
 
-    return any(multiplies((e,)) and shares(e) for e in body)
+    return multiplies(e for e in body if not own(e))
 
 
 def flops_of(equation: Equation, domain: Domain) -> float:

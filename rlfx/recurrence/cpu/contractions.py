@@ -38,7 +38,7 @@ DOT = J.primitives.dot_general_p
 
 
 def over_rows(eqn: Any, operands: list) -> list | None:
-    """A contraction over the leading axes of both operands as one over rows, the narrow operand first.
+    """A contraction over the leading axes of both operands as one over rows, the narrow operand first, perhaps in parts.
 
     Returns:
       The product, or None if it is no such contraction.

@@ -164,9 +164,9 @@ def _levels(graph: Graph) -> tuple[dict[Equation, int], list[_Group]]:
         least = [(_after(levels[source], signs, loops), source) for source, _, signs in edges if source not in members]
         base = max((level for level, _ in least), default=-1)
         follows = any(level == levels[e] == base and e in behind for level, e in least)
-        heavy = multiplies_weights(component, graph.program)
         direction = graph.direction(component)
         if direction is not None:
+            heavy = multiplies_weights(component, graph.program)
             first = (base + 1) // 2
             first += follows and not heavy and not loops[first].heavy
             index = next((i for i in range(first, len(loops)) if loops[i].direction == direction), len(loops))
@@ -175,7 +175,7 @@ def _levels(graph: Graph) -> tuple[dict[Equation, int], list[_Group]]:
             loops[index].components.append(component)
             loops[index].heavy |= heavy
             base = 2 * index
-        elif follows or (heavy and base % 2 == 0):
+        elif follows or (base % 2 == 0 and multiplies_weights(component, graph.program)):
             behind.update(component)
         levels.update(dict.fromkeys(component, base))
     return levels, loops
