@@ -76,6 +76,7 @@ class Rewrites:
       contractions: weight gradients as contractions over rows (``cpu/contractions.py``).
       matrices: rows along several axes are a matrix where they are multiplied, before derivatives are taken: what is done where a
         gradient is differentiated, in place of ``contractions``.
+      members: weight gradients of a few members of an ensemble are one by one (``gpu/ensembles.py``).
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
       patches: convolutions that a gradient goes through time by are products, if their patches are at most so many numbers at a
         point (``rewrite/patches.py``); 0: never.
@@ -85,6 +86,7 @@ class Rewrites:
         backward loop (``gradient/deferred.py``).
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store; random
         numbers are drawn before it (``Room.draws``).
+      unroll: iterations of a loop over time that are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
       branches: blocks of timesteps that a loss does not count are skipped: a branch costs next to nothing
         (``gradient/counted.py``).
@@ -103,12 +105,14 @@ class Rewrites:
 
     contractions: bool = False
     matrices: bool = False
+    members: bool = False
     channels_last: bool = False
     patches: int = 0
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
     starts: bool = False
+    unroll: int = 1
     affine: bool = False
     branches: bool = False
     picks: int = 0
@@ -256,7 +260,8 @@ def _cpu() -> Target:
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
     rates, room = Rates(tf32, f32, bandwidth, 1.5e-6), Room(cache=cache, memory=memory)
-    return Target(name, "gpu", rates, room, replace(_ACCELERATOR, packed=1 << 16), machine=MACHINES.get(name))
+    rewrites = replace(_ACCELERATOR, packed=1 << 16, members=True, deferred_rows=1 << 30, unroll=4, unrolled=512)
+    return Target(name, "gpu", rates, room, rewrites, machine=MACHINES.get(name))
 
 
 def _tpu(name: str, bf16: float, elements: float, bandwidth: float, cache: int, memory: int | None) -> Target:

@@ -57,14 +57,17 @@ def test_an_item_that_fails_leaves_the_others(tmp_path, monkeypatch):
     assert found["wrong"] == [said]
 
 
-def test_what_takes_long_to_compile_is_asked_for(tmp_path):
-    asked = [name for name, step in steps.STEPS.items() if step.asked]
-    assert asked == [f"unseen_{i}" for i in range(7)]
-    done = gpu(tmp_path, "--minutes", "0", "--beside", "1")
-    named = gpu(tmp_path, "--minutes", "0", "--beside", "1", "--only", "unseen_3")
-    told = lambda done: {line.split()[0] for line in done.stdout.splitlines()[1:]}  # noqa: E731
-    assert told(done) == steps.STEPS.keys() - set(asked)
-    assert told(named) == {"unseen_3"}
+def test_learners_beside_each_other(tmp_path):
+    """Two processes compile one each, and measure in turns."""
+    command = [sys.executable, "-m", "benchmarks.gpu.unseen", "--tiny", "--only", "TDC", "Retrace", "--processes", "2"]
+    done = subprocess.run([*command, "--out", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "unseen.json").read_text())
+    assert (found["of"], found["wrong"]) == (2, [])
+    assert {row["workload"].split()[0] for row in found["rows"]} == {"TDC(lambda)", "Retrace"}
+    for row in found["rows"]:
+        assert row["of best"] == row["ms"]["rlfx"] / row["ms"][row["best"]]
+        assert max(row["difference"].values()) < 1e-4
 
 
 def test_a_step_that_fails_says_why(tmp_path):

@@ -18,7 +18,7 @@ from benchmarks.gpu import agents
 from benchmarks.gpu.images import PLANS, images
 from benchmarks.gpu.measures import DEFAULT, EXACT, distance, median_ms
 from benchmarks.gpu.programs import LEARNERS, init
-from benchmarks.gpu.workloads import CASES, of_set, workload
+from benchmarks.gpu.workloads import CASES, workload
 from rlfx.envs import fast_prng
 from rlfx.errors import RlfxError
 from rlfx.transforms.fuse_steps import fuse_steps
@@ -34,13 +34,11 @@ class Step:
       items: ``items(tiny)``, of what.
       row: ``row(tiny, item) -> (JSON, what is not right)``.
       seconds: after which it is ended; the rows that it has by then are kept.
-      asked: whether it runs only if it is named: it takes long to compile.
     """
 
     items: Callable[[bool], Sequence[Any]]
     row: Callable[[bool, Any], tuple[dict, list[str]]]
     seconds: int
-    asked: bool = False
 
 
 def machine_here() -> rlfx.Target:
@@ -207,17 +205,6 @@ COUNTS = (2**6, 2**10, 2**16, 2**8, 2**12, 2**14)  # the most telling first
 
 WIDTHS = ("2 layers of 64", "GRU of 64", "3 layers of 128", "2 layers of 256")
 
-#: Of ``benchmarks.untuned``: what no GPU was tuned for.
-SETS = (
-    ("sealed_fourth",), ("sealed_third",), ("sealed_again",), ("sealed",), ("unseen",), ("looked_at",), ("held_out",)
-)  # fmt: skip
-
-
-def unseen(sets: tuple[str, ...], tiny: bool) -> list[str]:
-    """The workloads of a step; one where only the step is tested."""
-    return of_set(*sets)[: 1 if tiny else None]
-
-
 STEPS = {
     "numerics": Step(lambda tiny: [*LEARNERS], numerics, 150),
     "epochs": Step(lambda tiny: [64] if tiny else [64, 1024], agents.epochs, 60),
@@ -228,7 +215,6 @@ STEPS = {
     "peer": Step(lambda tiny: [16] if tiny else [64, 1024], agents.peer, 90),
     "workloads": Step(lambda tiny: [*CASES][: 1 if tiny else 5], workload, 150),
     "workloads_too": Step(lambda tiny: [*CASES][5 : 6 if tiny else None], workload, 150),
-    **{f"unseen_{i}": Step(functools.partial(unseen, sets), workload, 240, True) for i, sets in enumerate(SETS)},
     "updates": Step(lambda tiny: [8] if tiny else [512, 64, 4096, 16384], updates, 90),
     "memory": Step(lambda tiny: (8, 4, 2, 1), memory, 90),
     "recurrences": Step(lambda tiny: [(16, 4)] if tiny else SIZES, recurrences, 60),

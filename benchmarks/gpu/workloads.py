@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from benchmarks.gpu.measures import median_ms
-from benchmarks.untuned.measure import difference
+from benchmarks.untuned.measure import Workload, difference
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,46 @@ UNSEEN: dict[str, Case] = {
         "sealed_third", "Never Give Up T=128 B=32, 64 remembered", {"batch": 256},
         ("one window at a time", "among pairs", "among pairs, split", "among pairs, split, once"),
     ),
+    "AlphaStar's heads T=32 B=512, 12 units": Case(
+        "sealed_sixth", "AlphaStar's heads T=32 B=32, 12 units", {"batch": 512},
+        ("all queries at once", "sums of products", "two axes", "features first"),
+    ),
+    "Mamba IMPALA T=64 B=512": Case(
+        "sealed_sixth", "Mamba IMPALA T=64 B=32", {"batch": 512},
+        ("layer by layer, unrolled by 4", "factors before", "associative", "adjoint, channels last"),
+    ),
+    "MAML, 32 tasks, T=16 B=64": Case(
+        "sealed_sixth", "MAML, 16 tasks, T=16 B=16", {"tasks": 32, "batch": 64},
+        ("rows", "joined", "linearized", "forwards over backwards"),
+    ),
+    "noisy duelling DQN T=32 B=1024": Case(
+        "sealed_sixth", "noisy duelling DQN T=32 B=128", {"batch": 1024},
+        ("targets late", "first layers joined", "rows", "kept, by rows"),
+    ),
+    "TDC(lambda) through its updates T=128 B=512": Case(
+        "sealed_sixth", "TDC(lambda) through its updates T=128 B=64", {"batch": 512},
+        ("hoisted, unrolled by 4", "fewer sums", "derivative by hand", "features first, unrolled by 2"),
+    ),
+    "MuZero T=32 B=1024, 5 unrolled": Case(
+        "sealed_fifth", "MuZero T=32 B=64, 5 unrolled", {"batch": 1024},
+        ("heads state by state", "heads joined", "split, heads joined", "features first"),
+    ),
+    "recurrent PPO T=64 B=512, 8 minibatches": Case(
+        "sealed_fifth", "recurrent PPO T=64 B=32, 8 minibatches", {"batch": 512},
+        ("hoisted, unrolled by 4", "weights after, unrolled by 4", "weights after, drawn ahead, threefry unrolled"),
+    ),
+    "CQL T=32 B=512, 30 actions": Case(
+        "sealed_fifth", "CQL T=32 B=32, 30 actions", {"batch": 512},
+        ("together", "split", "both critics at once", "features first"),
+    ),
+    "DrQ T=16 B=128, 32x32": Case(
+        "sealed_fifth", "DrQ T=16 B=16, 32x32", {"batch": 128},
+        ("both shifts together", "shifts by products", "cut", "by patches"),
+    ),
+    "ensemble of 5 models H=15 B=1024": Case(
+        "sealed_fifth", "ensemble of 5 models H=15 B=64", {"batch": 1024},
+        ("members by products", "weights after, split", "weights after, members by products, threefry unrolled"),
+    ),
     "contrastive goals T=16 B=512": Case(
         "sealed_fourth", "contrastive goals T=16 B=128", {"batch": 512}, ("goals once", "rows", "products", "written out")
     ),
@@ -149,34 +190,40 @@ UNSEEN: dict[str, Case] = {
 }  # fmt: skip
 
 
-def of_set(*chosen: str) -> list[str]:
-    """The unseen workloads of some sets."""
-    return [name for name, case in UNSEEN.items() if case.chosen in chosen]
+@dataclass(frozen=True)
+class Built:
+    """A workload whose forms are compiled: ``{form: program}``."""
+
+    name: str
+    found: Workload
+    programs: dict[str, Any]
 
 
-def workload(tiny: bool, name: str) -> tuple[dict, list[str]]:
-    """All forms of one, compared and then timed, with float32 products as float32.
+def built(tiny: bool, name: str) -> Built:
+    """All forms of one, with float32 products as float32.
 
     Products as the device multiplies by default would round what decides actions: forms would act differently.
     """
-    import importlib
-
     case = (CASES | UNSEEN)[name]
     cases = importlib.import_module(f"benchmarks.untuned.{case.chosen}")
     make, sizes = cases.CASES[case.name]
     found = make(**(cases.TINY[make] if tiny else {**sizes, **case.others}))
     chosen = [*found.forms] if case.by_hand is None else ["rlfx", "plain", *case.by_hand]
-    row: dict[str, Any] = {"workload": name, "ms": {}, "MB": {}, "difference": {}}
     with jax.default_matmul_precision("highest"):
         lowered = {form: jax.jit(found.forms[form]).lower(*found.arguments_of(form)) for form in chosen}
         with concurrent.futures.ThreadPoolExecutor(4) as pool:  # a compiler takes seconds, and no lock of Python's
             programs = dict(zip(lowered, pool.map(lambda one: one.compile(), lowered.values()), strict=True))
-        results = {}
-        for form, run in programs.items():
-            arguments = found.arguments_of(form)
-            results[form] = jax.device_get(found.compared(run(*arguments)))
-            row["MB"][form] = run.memory_analysis().temp_size_in_bytes / 1e6
-            row["ms"][form] = median_ms(run, arguments, 3 if tiny else 15)
+    return Built(name, found, programs)
+
+
+def measured(of: Built, rounds: int) -> tuple[dict, list[str]]:
+    """All forms compared, and then timed."""
+    row: dict[str, Any] = {"workload": of.name, "ms": {}, "MB": {}, "difference": {}}
+    results = {}
+    for form, run in of.programs.items():
+        results[form] = jax.device_get(of.found.compared(run(*of.found.arguments_of(form))))
+        row["MB"][form] = run.memory_analysis().temp_size_in_bytes / 1e6
+        row["ms"][form] = median_ms(run, of.found.arguments_of(form), rounds)
     row["difference"] = {form: difference(result, results["plain"]) for form, result in results.items()}
     by_hand = {form: ms for form, ms in row["ms"].items() if form != "rlfx"}
     best = min(by_hand, key=lambda form: by_hand[form])
@@ -187,4 +234,9 @@ def workload(tiny: bool, name: str) -> tuple[dict, list[str]]:
     }
     rounding = max(d for form, d in row["difference"].items() if form != "rlfx")  # hundreds of steps make it larger
     off = row["difference"]["rlfx"]
-    return {**ratios, **row}, [f"{name}: {off:.1e}, by hand {rounding:.1e}"] if off > max(1e-3, 3 * rounding) else []
+    return {**ratios, **row}, [f"{of.name}: {off:.1e}, by hand {rounding:.1e}"] if off > max(1e-3, 3 * rounding) else []
+
+
+def workload(tiny: bool, name: str) -> tuple[dict, list[str]]:
+    """One of them, compiled and measured."""
+    return measured(built(tiny, name), 3 if tiny else 15)

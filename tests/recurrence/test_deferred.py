@@ -7,7 +7,7 @@ import pytest
 
 import rlfx
 from rlfx import _jaxpr as J
-from rlfx.recurrence.execute.loops import scan
+from rlfx.recurrence.execute.loops import Scan
 from rlfx.recurrence.gradient.deferred import Deferring
 from tests.sampling import met
 
@@ -106,7 +106,7 @@ def test_a_loop_without_weights_is_a_scan():
         return [state[0] * 0.5 + at_t[1][0]], [state[0]]
 
     args = step, [jnp.float32(1.0)], (jnp.arange(3), [jnp.ones(3)]), False, None
-    texts = [str(jax.make_jaxpr(lambda f=f: f(*args))()) for f in (Deferring(MOST), scan)]
+    texts = [str(jax.make_jaxpr(lambda f=f: f(*args))()) for f in (Deferring(most_rows=MOST), Scan())]
     assert texts[0] == texts[1]
 
 

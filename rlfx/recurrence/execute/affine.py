@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -49,6 +49,9 @@ class AffineScan:
 
     def of(self, loop: Loop) -> Iteration:
         return self if is_affine(loop) else self.other.of(loop)
+
+    def rolled(self) -> Iteration:
+        return replace(self, other=self.other.rolled())
 
     def __str__(self) -> str:
         return "associative scan"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.ending import while_somebody
 from rlfx.recurrence.execute.host import to_host
@@ -22,25 +23,37 @@ from rlfx.recurrence.language.primitives import reduce_p
 from rlfx.recurrence.schedule.physical import Repeated
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 
+#: Equations, at most, of all iterations that are one of a program's: more take long to compile.
+_MOST = 1024
+
 
 @dataclass(frozen=True)
 class Scan:
-    """Every iteration, as a ``lax.scan``: differentiable."""
+    """Every iteration, as a ``lax.scan``: differentiable.
 
+    Attributes:
+      unroll: iterations of the loop that are one of the program's, if they are few operations.
+    """
+
+    unroll: int = 1
     differentiable = True
 
-    def of(self, loop: Loop) -> Scan:
-        return self
+    def of(self, loop: Loop) -> Self:
+        nested = any(e.op in (J.SCAN, J.WHILE) or e.calls for e in loop.body)
+        return self.rolled() if nested or len(loop.body) * self.unroll > _MOST else self
+
+    def rolled(self) -> Self:
+        return replace(self, unroll=1)
 
     def __str__(self) -> str:
-        return "scan"
+        return "scan" if self.unroll == 1 else f"scan, unrolled by {self.unroll}"
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
-        return jax.lax.scan(step, init, xs, reverse=backward)
+        return jax.lax.scan(step, init, xs, reverse=backward, unroll=self.unroll)
 
 
 @dataclass(frozen=True)
-class WhileGoing:
+class WhileGoing(Scan):
     """As :class:`Scan`, but the loop ends when every environment has ended. Not differentiable.
 
     One iteration runs after the last end; what it puts out (valid data, marked as outside of the domain) stands for those
@@ -49,19 +62,10 @@ class WhileGoing:
 
     differentiable = False
 
-    def of(self, loop: Loop) -> WhileGoing:
-        return self
-
-    def __str__(self) -> str:
-        return "scan"
-
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
         if going is None or backward:
-            return jax.lax.scan(step, init, xs, reverse=backward)
+            return super().__call__(step, init, xs, backward, going)
         return while_somebody(step, init, xs, going)
-
-
-scan, while_going = Scan(), WhileGoing()
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +147,10 @@ class RunningLoop:
         if self.node.sections:
             in_place = not self.node.iteration.differentiable and self.going() is None
             return advance_in_sections(self, state, times, slices, in_place)
-        backward = self.loop.direction == "backward"
-        return self.node.iteration(self.step, list(state), (times, list(slices)), backward, self.going())
+        iteration, backward = self.node.iteration, self.loop.direction == "backward"
+        if any(v in self.run.on_host for v in self.loop.stacked):  # what goes to the host is not put together before
+            iteration = iteration.rolled()
+        return iteration(self.step, list(state), (times, list(slices)), backward, self.going())
 
     def by(self, runner: Any) -> RunningLoop:
         """The same loop, run by something else; None: iteration by iteration."""

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.execute.loops import Scan, scan
+from rlfx.recurrence.execute.loops import Scan
 from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.language.precision import narrowed, widened
 
@@ -70,22 +70,24 @@ class Deferring(Scan):
       most_rows: a timestep, at most, for which a contraction at the end is faster.
     """
 
-    most_rows: int
+    most_rows: int = 0
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
-        return _deferring(self.most_rows, step, init, xs, backward, going)
+        found = _deferred(self, step, init, xs, backward)
+        return super().__call__(step, init, xs, backward, going) if found is None else found
 
 
-def _deferring(most_rows: int, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple:
+def _deferred(by: Deferring, step: Callable, init: Any, xs: Any, backward: bool) -> tuple | None:
+    """As the loop; None if there is nothing that comes after it."""
     leaves, structure = tree.tree_flatten((init, xs))
     split = len(tree.tree_leaves(init))
     at_t = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves[split:]]
     one = tree.tree_unflatten(structure, [*map(jax.typeof, leaves[:split]), *at_t])
     closed, outs = jax.make_jaxpr(step, return_shape=True)(*one)
-    products = _products(closed.jaxpr, most_rows)
+    products = _products(closed.jaxpr, by.most_rows)
     if not products and all(widened(c) is c for c in closed.consts):
-        return scan(step, init, xs, backward, going)
-    loop = _Deferred(closed.jaxpr, tuple(products), split, backward)
+        return None
+    loop = _Deferred(closed.jaxpr, tuple(products), split, backward, by.unroll)
     consts = list(map(widened, closed.consts))
     return tree.tree_unflatten(tree.tree_structure(outs), loop(consts, leaves[:split], leaves[split:]))
 
@@ -119,6 +121,7 @@ class _Deferred:
     products: tuple[Product, ...]
     split: int
     backward: bool
+    unroll: int
 
     def __call__(self, consts: Sequence, init: Sequence, xs: Sequence) -> list:
         if not self.products:
@@ -160,7 +163,7 @@ class _Deferred:
             outs, values = self._step(consts, [*state, *at_t], tapped, weights)
             return outs[: self.split], (outs[self.split :], values)
 
-        state, (ys, values) = jax.lax.scan(body, list(init), (list(xs), taps), reverse=self.backward)
+        state, (ys, values) = jax.lax.scan(body, list(init), (list(xs), taps), reverse=self.backward, unroll=self.unroll)
         return [*state, *ys], values
 
     def _step(

@@ -21,9 +21,10 @@ from rlfx.recurrence.execute.executor import Execution, execute, prepared
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import first_of, hold
 from rlfx.recurrence.execute.host import fetched, fetched_times
-from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.execute.outputs import Objective, returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand
+from rlfx.recurrence.gpu import ensembles
 from rlfx.recurrence.gradient.counted import any_of, conditions, if_needed
 from rlfx.recurrence.gradient.deferred import Deferring
 from rlfx.recurrence.gradient.following import behind, find_following, reads_of_next
@@ -42,9 +43,8 @@ _CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], 
 
 def acting_plan(schedule: Schedule, target: Target, batch: int, runner: Runner | None = None) -> ExecutablePlan:
     """How a schedule runs of which no derivative is taken: by ``runner``, or by what a transform has asked for."""
-    return physical(
-        schedule, target, _on(target, while_going), runner or schedule.graph.program.directives.loops, batch=batch
-    )
+    iteration = _on(target, WhileGoing(target.rewrites.unroll))
+    return physical(schedule, target, iteration, runner or schedule.graph.program.directives.loops, batch=batch)
 
 
 def learning_plan(
@@ -56,7 +56,7 @@ def learning_plan(
     acting: Schedule | None = None,
 ) -> ExecutablePlan:
     """How a schedule runs that is differentiated; its stages are counted on from those of ``acting``."""
-    iteration = _on(target, Deferring(target.rewrites.deferred_rows))
+    iteration = _on(target, Deferring(target.rewrites.unroll, most_rows=target.rewrites.deferred_rows))
     first = 1 if acting is None else 1 + len(acting.stages)
     return physical(schedule, target, iteration, runner, batch=batch, steps=steps, first=first)
 
@@ -145,7 +145,7 @@ class Pass:
     def learning(self, fn: Callable) -> Callable:
         """A function that takes derivatives of the region, as this platform does them best."""
         pays = self.target.rewrites
-        rules = FAST if pays.contractions else {}
+        rules = (FAST if pays.contractions else {}) | (ensembles.RULES if pays.members else {})
         if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.program.equations):  # kept ones, too
             rules = rules | _CONVOLUTIONS
 

@@ -17,7 +17,7 @@ from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.execute.executor import execute
 from rlfx.recurrence.execute.held import first_of, hold, seen_after_ends
-from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value, cut_times
 from rlfx.recurrence.gradient.forms import Pass, accumulate, acting_plan
@@ -157,6 +157,7 @@ def replayed(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
 def act_again(p: Pass, replay: Replay, kept: dict, beyond: dict, times: Any, state: dict[Var, Value]) -> dict:
     """The large values of consecutive timesteps, from what is kept of them and the state before them."""
     runner = Resumed({v: x.data for v, x in state.items()})
-    plan = physical(replay.again, p.target, while_going, runner, batch=p.extent.batch, steps=times.shape[0])
+    iteration = WhileGoing(p.target.rewrites.unroll)
+    plan = physical(replay.again, p.target, iteration, runner, batch=p.extent.batch, steps=times.shape[0])
     run = execute(plan, {**p.env, **kept}, p.t0, beyond, p.extent.at(times))
     return {v: run.env[v] for v in replay.large}

@@ -39,6 +39,10 @@ class Iteration(Protocol):
         """How the iterations of this loop run: so, or another way."""
         ...
 
+    def rolled(self) -> Iteration:
+        """One iteration of the program for each of the loop."""
+        ...
+
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple: ...
 
 

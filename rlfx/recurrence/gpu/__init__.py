@@ -1,0 +1,1 @@
+"""What GPUs do best in another form."""
