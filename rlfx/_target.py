@@ -76,7 +76,6 @@ class Rewrites:
       contractions: weight gradients as contractions over rows (``cpu/contractions.py``).
       matrices: rows along several axes are a matrix where they are multiplied, before derivatives are taken: what is done where a
         gradient is differentiated, in place of ``contractions``.
-      members: weight gradients of a few members of an ensemble are one by one (``gpu/ensembles.py``).
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
       patches: convolutions that a gradient goes through time by are products, if their patches are at most so many numbers at a
         point (``rewrite/patches.py``); 0: never.
@@ -105,7 +104,6 @@ class Rewrites:
 
     contractions: bool = False
     matrices: bool = False
-    members: bool = False
     channels_last: bool = False
     patches: int = 0
     tree_reductions: bool = False
@@ -260,7 +258,7 @@ def _cpu() -> Target:
 
 def _gpu(name: str, tf32: float, f32: float, bandwidth: float, cache: int, memory: int | None) -> Target:
     rates, room = Rates(tf32, f32, bandwidth, 1.5e-6), Room(cache=cache, memory=memory)
-    rewrites = replace(_ACCELERATOR, packed=1 << 16, members=True, deferred_rows=1 << 30, unroll=4, unrolled=512)
+    rewrites = replace(_ACCELERATOR, packed=1 << 16, deferred_rows=1 << 30, unroll=4, unrolled=512)
     return Target(name, "gpu", rates, room, rewrites, machine=MACHINES.get(name))
 
 

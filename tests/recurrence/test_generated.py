@@ -8,6 +8,7 @@ prints it, simplified, with the difference.
 """
 
 import contextlib
+import dataclasses
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import rlfx
+from rlfx._target import Target
 from rlfx.errors import RlfxError
 from tests import strategies
 from tests.lanes import OPTIMISED, QUICK
@@ -25,6 +27,11 @@ from tests.sampling import spread
 
 # Programs are small (values are O(1)); what remains is the order of float32 sums.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+
+GPU = rlfx.target("h200")
+AS_A_GPU = dataclasses.replace(
+    rlfx.target("cpu"), rates=GPU.rates, rewrites=GPU.rewrites, room=dataclasses.replace(GPU.room, memory=None)
+)
 
 # What the sweep pays for is compilation, so it compiles quickly; every tenth program runs as XLA compiles for users,
 # whatever lane the tests are in, and every fiftieth without jit.
@@ -92,13 +99,15 @@ def mismatches(got: Any, expected: Any) -> list[str]:
     return found
 
 
-def check(p: strategies.GeneratedProgram, *, jit: bool = True, options: dict | None = QUICK) -> tuple[list[str], bool]:
+def check(
+    p: strategies.GeneratedProgram, *, jit: bool = True, options: dict | None = QUICK, target: Target | None = None
+) -> tuple[list[str], bool]:
     """``(mismatches, refused)`` of the compiled program. A maximum of nothing has no meaning, so it counts as refused.
 
     (``rlfx.shared`` may see slices of environments that have ended, which are empty; XLA does not say so, the reference
     does.)
     """
-    compiled = rlfx.compile(p.function, **p.options())
+    compiled = rlfx.compile(p.function, **p.options(), target=target)
     with contextlib.suppress(RlfxError):
         compiled.trace(*p.arguments())
     reference = rlfx.reference(p.function, **p.options())
@@ -130,12 +139,12 @@ CHUNK = 25
 MOST_REFUSED = 0.1
 
 
-def sweep(seeds: range, size: int) -> None:
+def sweep(seeds: range, size: int, target: Target | None = None) -> None:
     refused = 0
     for seed in seeds:
         p = strategies.program(seed, size)
         try:
-            found, was_refused = check(p, jit=seed % 50 != 0, options=QUICK if seed % 10 else OPTIMISED)
+            found, was_refused = check(p, jit=seed % 50 != 0, options=QUICK if seed % 10 else OPTIMISED, target=target)
         except Exception as error:
             error.add_note(f"{p!r}# python -m tests.recurrence.test_generated {seed} {size}")
             raise
@@ -151,6 +160,12 @@ def chunks(first: int, stop: int) -> range:
 @pytest.mark.parametrize("chunk", spread(chunks(0, 100), 2))
 def test_a_hundred_programs(chunk: int):
     sweep(range(chunk * CHUNK, (chunk + 1) * CHUNK), size=2)
+
+
+@pytest.mark.parametrize("chunk", spread(chunks(0, 2000), 2))
+def test_programs_as_a_gpu_has_them(chunk: int):
+    """With the rewrites of a GPU, which a CPU runs as well."""
+    sweep(range(chunk * CHUNK, (chunk + 1) * CHUNK), size=6, target=AS_A_GPU)
 
 
 @pytest.mark.slow

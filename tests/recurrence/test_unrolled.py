@@ -69,7 +69,8 @@ def loops(steps, target):
 def test_of_short_loops_none_is_left():
     assert loops(3, CPU) == loops(3, ALWAYS) < loops(3, NEVER)
     assert loops(200, CPU) == loops(200, NEVER)
-    assert not rlfx.target("h200").rewrites.unrolled
+    assert rlfx.target("h200").rewrites.unrolled == CPU.rewrites.unrolled
+    assert not rlfx.target("v5e").rewrites.unrolled
 
 
 def test_what_the_user_unrolls_and_programs_without_loops_stay():

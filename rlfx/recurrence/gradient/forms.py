@@ -24,7 +24,6 @@ from rlfx.recurrence.execute.host import fetched, fetched_times
 from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.execute.outputs import Objective, returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand
-from rlfx.recurrence.gpu import ensembles
 from rlfx.recurrence.gradient.counted import any_of, conditions, if_needed
 from rlfx.recurrence.gradient.deferred import Deferring
 from rlfx.recurrence.gradient.following import behind, find_following, reads_of_next
@@ -145,7 +144,7 @@ class Pass:
     def learning(self, fn: Callable) -> Callable:
         """A function that takes derivatives of the region, as this platform does them best."""
         pays = self.target.rewrites
-        rules = (FAST if pays.contractions else {}) | (ensembles.RULES if pays.members else {})
+        rules = FAST if pays.contractions else {}
         if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.program.equations):  # kept ones, too
             rules = rules | _CONVOLUTIONS
 

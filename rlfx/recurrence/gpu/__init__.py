@@ -1,1 +1,0 @@
-"""What GPUs do best in another form."""
