@@ -59,8 +59,9 @@ def test_an_item_that_fails_leaves_the_others(tmp_path, monkeypatch):
 
 def test_learners_beside_each_other(tmp_path):
     """Two processes compile one each, and measure in turns."""
-    command = [sys.executable, "-m", "benchmarks.gpu.unseen", "--tiny", "--only", "TDC", "Retrace", "--processes", "2"]
-    done = subprocess.run([*command, "--out", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    options = ("--tiny", "--only", "TDC", "Retrace", "--processes", "2", "--variants", "unroll=2", "--out", tmp_path)
+    command = [sys.executable, "-m", "benchmarks.gpu.unseen", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "unseen.json").read_text())
     assert (found["of"], found["wrong"]) == (2, [])
@@ -68,6 +69,8 @@ def test_learners_beside_each_other(tmp_path):
     for row in found["rows"]:
         assert row["of best"] == row["ms"]["rlfx"] / row["ms"][row["best"]]
         assert max(row["difference"].values()) < 1e-4
+        assert {"rlfx", "rlfx, unroll=2", "plain"} < row["ms"].keys()
+        assert not row["best"].startswith("rlfx")
 
 
 def test_a_step_that_fails_says_why(tmp_path):

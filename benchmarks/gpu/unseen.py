@@ -1,6 +1,6 @@
 """Learners that no GPU was tuned on, in one go: processes beside each other compile them, then one at a time measures.
 
-    python -m benchmarks.gpu.unseen [--out benchmarks/results/gpu] [--only MuZero R2D2] [--processes 8] [--minutes 6] [--tiny]
+    python -m benchmarks.gpu.unseen [--out DIR] [--only MuZero R2D2] [--variants unroll=1] [--processes 8] [--minutes 6] [--tiny]
 
 Writes ``unseen.json``, as the steps of ``python -m benchmarks.gpu`` do, after each learner. What was not compiled in the time
 that there was is left out. The exit status is 1 if anything was wrong. With XLA's own kernels of products among those that it
@@ -39,7 +39,7 @@ def share(args: argparse.Namespace) -> None:
         if time.time() > args.until:
             break
         try:
-            programs.append(built(args.tiny, name))
+            programs.append(built(args.tiny, name, args.variants))
         except Exception as error:  # too large for this device, say: the others are still wanted
             told(args, {"failed": f"{name}: {type(error).__name__}: {str(error)[:300]}"}, [name])
     (folder / f"{args.share}.compiled").touch()
@@ -67,6 +67,7 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER.parent / "results" / "gpu")
     parser.add_argument("--only", nargs="+", help="parts of names")
     parser.add_argument("--workloads", action="store_true", help="those of `make gpu` as well")
+    parser.add_argument("--variants", nargs="+", default=[], help="rewrites of the target: unroll=1 deferred_rows=0")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--minutes", type=float, default=6.0, help="to compile in")
     parser.add_argument("--tiny", action="store_true", help="sizes that only test this")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from benchmarks.gpu.measures import median_ms
 from benchmarks.untuned.measure import Workload, difference
+from rlfx import _target
 
 
 @dataclass(frozen=True)
@@ -198,9 +201,25 @@ class Built:
     found: Workload
     programs: dict[str, Any]
 
+    def arguments(self, form: str) -> tuple:
+        """What a form is called with."""
+        return self.found.arguments_of(form.partition(", ")[0] if form.startswith("rlfx") else form)
 
-def built(tiny: bool, name: str) -> Built:
-    """All forms of one, with float32 products as float32.
+
+@contextlib.contextmanager
+def rewriting(changes: str) -> Iterator[None]:
+    """Programs that are traced in it are for a device with other rewrites: ``"unroll=1"``, or several with ``,`` between."""
+    fields = {name: int(value) for name, value in (change.split("=") for change in changes.split(","))}
+    known = _target.target_of
+    _target.target_of = lambda device: replace(known(device), rewrites=replace(known(device).rewrites, **fields))
+    try:
+        yield
+    finally:
+        _target.target_of = known
+
+
+def built(tiny: bool, name: str, variants: Sequence[str] = ()) -> Built:
+    """All forms of one, with float32 products as float32; ``variants``: rlfx with other rewrites, too.
 
     Products as the device multiplies by default would round what decides actions: forms would act differently.
     """
@@ -211,6 +230,10 @@ def built(tiny: bool, name: str) -> Built:
     chosen = [*found.forms] if case.by_hand is None else ["rlfx", "plain", *case.by_hand]
     with jax.default_matmul_precision("highest"):
         lowered = {form: jax.jit(found.forms[form]).lower(*found.arguments_of(form)) for form in chosen}
+        for changes in variants:
+            with rewriting(changes):
+                again = make(**(cases.TINY[make] if tiny else {**sizes, **case.others})).forms["rlfx"]
+                lowered[f"rlfx, {changes}"] = jax.jit(again).lower(*found.arguments_of("rlfx"))
         with concurrent.futures.ThreadPoolExecutor(4) as pool:  # a compiler takes seconds, and no lock of Python's
             programs = dict(zip(lowered, pool.map(lambda one: one.compile(), lowered.values()), strict=True))
     return Built(name, found, programs)
@@ -223,17 +246,17 @@ def measured(of: Built, rounds: int) -> tuple[dict, list[str]]:
     for form, run in of.programs.items():
         results[form] = jax.device_get(of.found.compared(run(*of.found.arguments_of(form))))
         row["MB"][form] = run.memory_analysis().temp_size_in_bytes / 1e6
-        row["ms"][form] = median_ms(run, of.found.arguments_of(form), rounds)
+        row["ms"][form] = median_ms(run, of.arguments(form), rounds)
     row["difference"] = {form: difference(result, results["plain"]) for form, result in results.items()}
-    by_hand = {form: ms for form, ms in row["ms"].items() if form != "rlfx"}
+    by_hand = {form: ms for form, ms in row["ms"].items() if not form.startswith("rlfx")}
     best = min(by_hand, key=lambda form: by_hand[form])
     ratios = {
         "of plain": row["ms"]["rlfx"] / by_hand["plain"],
         "of best": row["ms"]["rlfx"] / by_hand[best],
         "best": best,
     }
-    rounding = max(d for form, d in row["difference"].items() if form != "rlfx")  # hundreds of steps make it larger
-    off = row["difference"]["rlfx"]
+    rounding = max(d for form, d in row["difference"].items() if not form.startswith("rlfx"))  # hundreds of steps make it larger
+    off = max(d for form, d in row["difference"].items() if form.startswith("rlfx"))
     return {**ratios, **row}, [f"{of.name}: {off:.1e}, by hand {rounding:.1e}"] if off > max(1e-3, 3 * rounding) else []
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule import windows
@@ -138,7 +138,7 @@ def test_acting_alone(few, name):
         fn(W, X0, jax.random.key(3)), rlfx.reference(step, length=T, batch=BATCH, loss=False)(W, X0, jax.random.key(3))
     )
     rule = GradientRule(rlfx.trace(step, W, X0, length=T, batch=BATCH, loss=False), Options(), small())
-    text = str(physical(rule.forward, small(), while_going, batch=BATCH))
+    text = str(physical(rule.forward, small(), WhileGoing(), batch=BATCH))
     assert ("positions last" in text) == (name in ("nearest", "kernel", "images")), text
 
 

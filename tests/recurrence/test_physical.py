@@ -12,7 +12,7 @@ from rlfx import _jaxpr as J
 from rlfx._target import Rewrites
 from rlfx.recurrence.execute.executor import execute
 from rlfx.recurrence.execute.extent import whole_extent
-from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.physical import Repeated, Together, physical
@@ -40,7 +40,7 @@ def looks_back(w, x, t):
 def planned(f, length, target):
     program = rlfx.trace(f, W, X0, length=length, batch=2, loss=False)
     rule = GradientRule(program, Options(), target)
-    plan = physical(rule.forward, target, while_going, batch=2)
+    plan = physical(rule.forward, target, WhileGoing(), batch=2)
 
     def run(plan):
         def outputs(w, x):

@@ -12,7 +12,7 @@ import pytest
 import rlfx
 from rlfx.recurrence.execute.executor import execute
 from rlfx.recurrence.execute.extent import whole_extent
-from rlfx.recurrence.execute.loops import while_going
+from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.physical import Together, physical
@@ -92,7 +92,7 @@ def test_wide_is_what_comes_from_slices(f):
 def test_only_what_is_wide_runs_in_blocks(f):
     program = rlfx.trace(f, W, X0, length=T, batch=2, loss=False)
     rule = GradientRule(program, Options(), SMALL)
-    plan = physical(rule.forward, SMALL, while_going, batch=2)
+    plan = physical(rule.forward, SMALL, WhileGoing(), batch=2)
     blocked = [p for n in plan.nodes if isinstance(n, Together) for p in n.parts if isinstance(p, Blocked)]
     assert bool(blocked) is bool(WIDE[f]), plan
     done = execute(plan, rule._env([W, *program.const_values, X0, jax.random.key(0)], whole_extent(program)), 0)
