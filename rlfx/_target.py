@@ -85,7 +85,7 @@ class Rewrites:
         backward loop (``gradient/deferred.py``).
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store; random
         numbers are drawn before it (``Room.draws``).
-      unroll: iterations of a loop over time that are one iteration of the program's (``execute/loops.py``).
+      unroll: about so many iterations of a loop over time are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
       branches: blocks of timesteps that a loss does not count are skipped: a branch costs next to nothing
         (``gradient/counted.py``).

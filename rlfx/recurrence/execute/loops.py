@@ -23,6 +23,19 @@ from rlfx.recurrence.language.primitives import reduce_p
 from rlfx.recurrence.schedule.physical import Repeated
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 
+def at_once(length: int, about: int) -> int:
+    """How many of a loop's iterations are one of the program's: a divisor of its length near ``about``, if there is one.
+
+    What is left over would be put behind the others, in copies of all that is stacked.
+
+    Example:
+      >>> at_once(64, 4), at_once(250, 4), at_once(11, 4), at_once(11, 1)
+      (4, 5, 4, 1)
+    """
+    divisors = [n for n in range(2, 2 * about + 1) if length % n == 0]
+    return about if about == 1 or not divisors else min(divisors, key=lambda n: abs(n - about))
+
+
 #: Equations, at most, of all iterations that are one of a program's: more take long to compile.
 _MOST = 1024
 
@@ -32,7 +45,7 @@ class Scan:
     """Every iteration, as a ``lax.scan``: differentiable.
 
     Attributes:
-      unroll: iterations of the loop that are one of the program's, if they are few operations.
+      unroll: about so many iterations of the loop are one of the program's, if they are few operations.
     """
 
     unroll: int = 1
@@ -46,10 +59,14 @@ class Scan:
         return replace(self, unroll=1)
 
     def __str__(self) -> str:
-        return "scan" if self.unroll == 1 else f"scan, unrolled by {self.unroll}"
+        return "scan" if self.unroll == 1 else f"scan, about {self.unroll} at a time"
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
-        return jax.lax.scan(step, init, xs, reverse=backward, unroll=self.unroll)
+        return jax.lax.scan(step, init, xs, reverse=backward, unroll=self.together(xs))
+
+    def together(self, xs: Any) -> int:
+        """How many iterations over ``xs`` are one."""
+        return at_once(jax.tree.leaves(xs)[0].shape[0], self.unroll)
 
 
 @dataclass(frozen=True)

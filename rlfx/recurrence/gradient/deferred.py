@@ -87,7 +87,7 @@ def _deferred(by: Deferring, step: Callable, init: Any, xs: Any, backward: bool)
     products = _products(closed.jaxpr, by.most_rows)
     if not products and all(widened(c) is c for c in closed.consts):
         return None
-    loop = _Deferred(closed.jaxpr, tuple(products), split, backward, by.unroll)
+    loop = _Deferred(closed.jaxpr, tuple(products), split, backward, by.together(xs))
     consts = list(map(widened, closed.consts))
     return tree.tree_unflatten(tree.tree_structure(outs), loop(consts, leaves[:split], leaves[split:]))
 
