@@ -242,7 +242,7 @@ def _cpu() -> Target:
             patches=1 << 20,
             tree_reductions=True,
             shared_rows=128,
-            deferred_rows=12,
+            deferred_rows=32,
             branches=True,
             narrow=32,
             inside=True,
