@@ -1,0 +1,20 @@
+"""A seventh sealed set: learners whose families none of the others has, written before rlfx ran at full size, for judging what
+the sixth one led to.
+
+Do not look at its programs or its figures while tuning.
+"""
+
+from __future__ import annotations
+
+from . import successors
+
+CASES = {
+    "successor features of 4 tasks T=32 B=64": (
+        successors.workload,
+        {"length": 32, "batch": 64, "tasks": 4, "features": 8, "hidden": 128},
+    ),
+}
+
+TINY = {
+    successors.workload: {"length": 6, "batch": 4, "tasks": 3, "features": 4, "hidden": 6, "chunk": 2},
+}
