@@ -6,15 +6,17 @@ Do not look at its programs or its figures while tuning.
 
 from __future__ import annotations
 
-from . import successors
+from . import successors, top_half
 
 CASES = {
     "successor features of 4 tasks T=32 B=64": (
         successors.workload,
         {"length": 32, "batch": 64, "tasks": 4, "features": 8, "hidden": 128},
     ),
+    "V-MPO T=64 B=64": (top_half.workload, {"length": 64, "batch": 64, "hidden": 64}),
 }
 
 TINY = {
     successors.workload: {"length": 6, "batch": 4, "tasks": 3, "features": 4, "hidden": 6, "chunk": 2},
+    top_half.workload: {"length": 8, "batch": 4, "hidden": 6, "chunk": 2},
 }
