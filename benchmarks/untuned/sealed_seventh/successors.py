@@ -111,26 +111,21 @@ def by_sums(psi, w):
 # -- by hand: of points, the features of what was taken, the cumulants there, and what the timestep before aims at
 
 
-def pieces_of(heads=mapped, act=greedy, hot=False, beside=False, joined=False):
-    """``hot``: actions are taken by products with ones and zeros; ``beside``: both networks in one call of `jax.vmap`;
-    ``joined``: the trunk and the cumulants have one first layer."""
+def pieces_of(heads=mapped, act=greedy, hot=False, joined=False):
+    """``hot``: actions are taken by products with ones and zeros; ``joined``: the trunk and the cumulants have one first layer."""
 
     def picked(x, action):
         return (x * jax.nn.one_hot(action, ACTIONS)[..., None]).sum(-2) if hot else taken(x, action)
 
     def run(p, target, x):
         obs, action = x["obs"], x["action"]
-        if beside:
-            both = jax.tree.map(lambda *w: jnp.stack(w), p, stop_gradient(target))
-            psi, of_target = jax.vmap(lambda p: successors(p, obs, heads))(both)
-            phi = cumulants(p, obs)
-        elif joined:
+        if joined:
             first = jax.tree.map(lambda *w: jnp.concatenate(w, -1), p["trunk"], p["cumulants"][0])
             trunk, phi = jnp.split(relu(c.linear(first, obs)), 2, -1)
             psi, phi = heads(p, trunk), by_action(jnp.tanh(c.linear(p["cumulants"][1], phi)))
-            of_target = successors(target, obs, heads)
         else:
-            psi, of_target, phi = successors(p, obs, heads), successors(target, obs, heads), cumulants(p, obs)
+            psi, phi = successors(p, obs, heads), cumulants(p, obs)
+        of_target = successors(target, obs, heads)
         best = act(stop_gradient(psi), stop_gradient(p["w"]))
         each = jnp.broadcast_to(action[..., None], best.shape)
         return picked(psi, each), picked(phi, action), stop_gradient(picked(of_target, best))
@@ -209,7 +204,6 @@ def workload(length, batch, tasks, features, hidden, chunk=4):
     forms = {
         "rlfx": c.learner_by_rlfx(program, length, batch), "plain": make(flat=False), "rows": make(),
         "heads one by one": make(loops), "stacks": make(stacks), "split": make(parts), "ones and zeros": make(hot),
-        "the target beside": make(pieces_of(products, by_rows, beside=True)),
         "split, joined": make(pieces_of(split, by_rows, joined=True)), "features first": make(first),
         f"{chunk} environments": make(envs=chunk), f"split, {chunk} environments": make(parts, envs=chunk),
         f"split, joined, {2 * chunk} environments": make(pieces_of(split, by_rows, joined=True), envs=2 * chunk),

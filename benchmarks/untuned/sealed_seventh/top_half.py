@@ -149,7 +149,8 @@ def by_hand(
             return after, (obs, action, jax.nn.log_softmax(logits), v, step.reward, step.terminated)
 
         times = jnp.arange(length)
-        after, (obs, action, old, v, reward, done) = jax.lax.scan(body, state, (times, jax.vmap(draw)(times) if ahead else None))
+        xs = times, jax.vmap(draw)(times) if ahead else None
+        after, (obs, action, old, v, reward, done) = jax.lax.scan(body, state, xs)
         flatten = c.rows_of if flat else lambda x: x
         shaped = lambda x: x.reshape(length, batch)  # noqa: E731
         judge = lambda p: net(p["v"], flatten(obs))[..., 0]  # noqa: E731
@@ -233,6 +234,7 @@ def workload(length, batch, hidden, chunk=4):
         "all once, threefry unrolled": make(least=bisected, **beside),
         "features first, all once, threefry unrolled": make(first, bisected, **beside),
         f"critic once, blocks of {chunk}, threefry unrolled": make(least=bisected, **kept, **some),
+        f"critic once, blocks of {chunk}, drawn ahead, threefry unrolled": make(least=bisected, **kept, **some, ahead=True),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 3)
     state = c.batch_of(reset, batch)
