@@ -31,7 +31,8 @@ def params_of(hidden):
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), len(sizes))
     p = {name: c.dense(key, *size) for key, (name, size) in zip(k, sizes.items(), strict=True)}
-    return p | {"h": p["h"] | {"b": 0.1 * jax.random.normal(k[0], p["h"]["b"].shape)}}
+    # A bias of keys would leave every softmax as it is.
+    return p | {"h": p["h"] | {"b": 0.1 * jax.random.normal(k[0], p["h"]["b"].shape)}, "key": {"w": p["key"]["w"]}}
 
 
 def seen_by(agents, x):
@@ -46,7 +47,7 @@ def heads(p, h):
 
 def cell(p, h, obs):
     """The states ``[..., agents, hidden]`` that follow."""
-    query, key, message = (c.linear(p[name], h) for name in ("query", "key", "message"))
+    query, key, message = c.linear(p["query"], h), h @ p["key"]["w"], c.linear(p["message"], h)
     scores = jnp.einsum("...ik,...jk->...ij", query, key) / KEY**0.5
     read = jax.nn.softmax(scores) @ message
     x = jnp.concatenate([jnp.tanh(c.linear(p["in"], obs)), read], -1)
@@ -107,7 +108,8 @@ def one_by_one(query, key, message):
 
 def joined_weights(p):
     """All products with the state as one, and what reads messages."""
-    first = jax.tree.map(lambda *w: jnp.concatenate(w, -1), *(p[n] for n in ("query", "key", "message", "h")))
+    key = p["key"] | {"b": jnp.zeros(KEY)}
+    first = jax.tree.map(lambda *w: jnp.concatenate(w, -1), p["query"], key, p["message"], p["h"])
     return first, p["x"]["w"][p["in"]["b"].shape[0] :]
 
 
@@ -126,10 +128,8 @@ def joined(weights, h, made, attend=by_products, probe=None):
 def folded_weights(p):
     """Queries with keys, and messages with what reads them, are products of two matrices: each is multiplied before."""
     first, reads = joined_weights(p)
-    (wq, wk), (bq, bk) = ([p[n][x] for n in ("query", "key")] for x in ("w", "b"))
-    # (h_i wq + bq) . (h_j wk + bk): what all j have alike leaves the softmax as it is.
-    asked = {"w": wq @ wk.T, "b": wk @ bq}
-    del bk
+    keys = p["key"]["w"].T
+    asked = {"w": p["query"]["w"] @ keys, "b": p["query"]["b"] @ keys}
     sent = {"w": p["message"]["w"] @ reads, "b": p["message"]["b"] @ reads}
     return jax.tree.map(lambda *w: jnp.concatenate(w, -1), asked, sent, p["h"])
 
