@@ -6,7 +6,7 @@ Do not look at its programs or its figures while tuning.
 
 from __future__ import annotations
 
-from . import messages, successors, top_half
+from . import messages, planning, successors, top_half
 
 CASES = {
     "successor features of 4 tasks T=32 B=64": (
@@ -14,11 +14,18 @@ CASES = {
         {"length": 32, "batch": 64, "tasks": 4, "features": 8, "hidden": 128},
     ),
     "TarMAC T=32 B=32, 4 agents": (messages.workload, {"length": 32, "batch": 32, "agents": 4, "hidden": 64}),
+    "CEM T=24 B=16, 24 plans of 4": (
+        planning.workload,
+        {"length": 24, "batch": 16, "samples": 24, "horizon": 4, "elites": 6, "hidden": 32},
+    ),
     "V-MPO T=64 B=128": (top_half.workload, {"length": 64, "batch": 128, "hidden": 128}),
 }
 
 TINY = {
     successors.workload: {"length": 6, "batch": 4, "tasks": 3, "features": 4, "hidden": 6, "chunk": 2},
     messages.workload: {"length": 8, "batch": 4, "agents": 3, "hidden": 6, "chunk": 2, "envs": 2},
+    planning.workload: {
+        "length": 6, "batch": 4, "samples": 7, "horizon": 3, "elites": 3, "hidden": 6, "chunk": 2, "envs": 2,
+    },
     top_half.workload: {"length": 8, "batch": 4, "hidden": 6, "chunk": 2},
-}
+}  # fmt: skip
