@@ -6,9 +6,13 @@ Do not look at its programs or its figures while tuning.
 
 from __future__ import annotations
 
-from . import messages, planning, successors, top_half
+from . import messages, planning, similar, successors, top_half
 
 CASES = {
+    "SPR and MICo T=32 B=32, 4 steps": (
+        similar.workload,
+        {"length": 32, "batch": 32, "steps": 4, "code": 32, "hidden": 64},
+    ),
     "successor features of 4 tasks T=32 B=64": (
         successors.workload,
         {"length": 32, "batch": 64, "tasks": 4, "features": 8, "hidden": 128},
@@ -27,5 +31,6 @@ TINY = {
     planning.workload: {
         "length": 6, "batch": 4, "samples": 7, "horizon": 3, "elites": 3, "hidden": 6, "chunk": 2, "envs": 2,
     },
+    similar.workload: {"length": 8, "batch": 3, "steps": 3, "code": 4, "hidden": 6, "chunk": 2},
     top_half.workload: {"length": 8, "batch": 4, "hidden": 6, "chunk": 2},
 }  # fmt: skip
