@@ -115,7 +115,7 @@ def joined_weights(p):
 
 def joined(weights, h, made, attend=by_products, probe=None):
     first, reads = weights
-    agents, hidden = h.shape[-2:]
+    hidden = h.shape[-1]
     # Rows of all agents are one matrix.
     both = (h.reshape(-1, hidden) @ first["w"] + first["b"]).reshape(*h.shape[:-1], -1)
     both = both if probe is None else both + probe
@@ -127,7 +127,7 @@ def joined(weights, h, made, attend=by_products, probe=None):
 
 def folded_weights(p):
     """Queries with keys, and messages with what reads them, are products of two matrices: each is multiplied before."""
-    first, reads = joined_weights(p)
+    reads = joined_weights(p)[1]
     keys = p["key"]["w"].T
     asked = {"w": p["query"]["w"] @ keys, "b": p["query"]["b"] @ keys}
     sent = {"w": p["message"]["w"] @ reads, "b": p["message"]["b"] @ reads}
@@ -217,14 +217,14 @@ def sent_back(p, count, xs, befores, hs, x, attend, after_loop):
     found, (grads, dhs) = jax.value_and_grad(lambda p, hs: total(p, hs, x, count), (0, 1))(p, hs)
     made, made_back = jax.vjp(lambda p: before(p, obs), p)
     weights, weights_back = jax.vjp(joined_weights, p)
-    first, reads = weights
+    outputs = len(weights[0]["b"])
 
     def body(carry, x):
         dh, sums = carry
         h, made, done, more = x
         dh = restarted(done, dh) + more
         if after_loop:
-            probe = jnp.zeros((*h.shape[:-1], len(first["b"])))
+            probe = jnp.zeros((*h.shape[:-1], outputs))
             of = lambda h, made, probe: joined(weights, h, made, attend, probe)  # noqa: E731
             _, back, read = jax.vjp(of, h, made, probe, has_aux=True)
             dh, *by = back(dh)
@@ -244,13 +244,12 @@ def sent_back(p, count, xs, befores, hs, x, attend, after_loop):
     return found, jax.tree.map(lambda *g: sum(g), grads, made_back(dmade)[0], weights_back(sums)[0])
 
 
-def by_hand(
-    length, batch, agents, learning=None, acting=stepwise, attend=by_products, ways="twice", envs=None, ahead=False, unroll=1
-):
+def by_hand(length, batch, agents, learning=None, acting=stepwise, attend=by_products, ways="twice", **how):
     """``ways``: the states are computed "twice", by acting and by learning; or the gradient is taken "through acting"; or it is
     "sent back" from acting's states, with weights' gradients in the loop, or "after the loop". ``envs``: environments of a block
-    that learns; ``ahead``: random numbers of actions are drawn before the loop."""
+    that learns; ``ahead``: random numbers of actions are drawn before the loop; ``unroll``: timesteps of the learner's loop."""
     drift, count = drift_of(agents), length * batch
+    envs, ahead, unroll = how.get("envs"), how.get("ahead"), how.get("unroll", 1)
     learning = learning or hoisted(attend)
 
     def run(p, carry, key):
@@ -307,7 +306,8 @@ def by_hand(
 
 def workload(length, batch, agents, hidden, chunk=8, envs=8):
     make = lambda learning=None, **how: by_hand(length, batch, agents, learning, **how)  # noqa: E731
-    fast, sums, small = {"acting": joined}, {"acting": joined, "attend": by_sums}, {"acting": joined, "attend": one_by_one}
+    fast = {"acting": joined}
+    sums, small = fast | {"attend": by_sums}, fast | {"attend": one_by_one}
     through, back, late = ({"ways": w} for w in ("through acting", "sent back", "after the loop"))
     forms = {
         "rlfx": c.by_rlfx(program(agents), length, batch), "plain": make(stepwise), "hoisted": make(),

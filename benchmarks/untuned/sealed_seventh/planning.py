@@ -182,14 +182,15 @@ def joined(p, obs, action, worth, after, reward, done):
     first = jax.tree.map(lambda *w: jnp.concatenate(w, -1), *firsts)
     of_model, of_pi, of_v = jnp.split(relu(c.linear(first, jnp.concatenate([obs, action], -1))), 3, -1)
     made = c.linear(p["model"][1], of_model)
-    model = jnp.where(done, 0.0, ((jnp.tanh(obs + made[..., :-1]) - after) ** 2).sum(-1)) + (made[..., -1] - reward) ** 2
+    x, of_reward = jnp.tanh(obs + made[..., :-1]), made[..., -1]
+    model = jnp.where(done, 0.0, ((x - after) ** 2).sum(-1)) + (of_reward - reward) ** 2
     imitated = ((jnp.tanh(c.linear(p["pi"][1], of_pi)) - action) ** 2).sum(-1)
     return model + imitated + 0.5 * (c.linear(p["v"][1], of_v)[..., 0] - worth) ** 2
 
 
 def by_hand(length, batch, samples, horizon, elites, judge=stacked, select=gathered, learn=learnt, **how):
-    """``flat``: what is learnt is of rows; ``ahead``: noise of all timesteps is drawn before the loop; ``envs``: environments of a
-    block, which acts by itself; ``mapped``: every environment plans by itself, under `jax.vmap`; ``chunk``: timesteps of a block
+    """``flat``: what is learnt is of rows; ``ahead``: noise of all timesteps is drawn before the loop; ``envs``: environments of
+    a block, which acts by itself; ``mapped``: every environment plans by itself, under `jax.vmap`; ``chunk``: timesteps of a block
     that learns; ``rolled``: rounds of refinement in a loop."""
     flat, ahead, envs, mapped, chunk, rolled = (
         how.get(n) for n in ("flat", "ahead", "envs", "mapped", "chunk", "rolled")

@@ -73,7 +73,8 @@ def program(steps):
         pairs = rlfx.shared(compared, z, beside, codes[t + 1], x["reward"])
 
         pointed = stop_gradient(unit(c.mlp(target["projection"], beside)))
-        action, going, aims = rlfx.series((x["action"], 1.0 - x["done"].astype(jnp.float32), pointed)).window(0, steps + 1)
+        stored = x["action"], 1.0 - x["done"].astype(jnp.float32), pointed
+        action, going, aims = rlfx.series(stored).window(0, steps + 1)
         ahead, found, goes_on = z, 0.0, 1.0
         for i in range(steps):
             ahead = moved(p, ahead, action[i])
@@ -153,12 +154,13 @@ def folded(p, z):
     return unit(z @ (a["w"] @ b["w"]) + (a["b"] @ b["w"] + b["b"]))
 
 
-def by_hand(length, batch, steps, pairs=mapped, flat=True, chunk=None, again=False, fold=False, apart=False, late=False):
+def by_hand(length, batch, steps, pairs=mapped, flat=True, chunk=None, **how):
     """``chunk``: timesteps of a block; ``again``: steps of the model are computed again; ``fold``: the projection and the
     prediction are one; ``apart``: the model's products with actions are made once for all timesteps; ``late``: what is foreseen
     is predicted of all steps at once."""
     count = length - steps  # timesteps with enough ahead of them
-    foresee = folded if fold else foreseen
+    again, apart, late = (how.get(n) for n in ("again", "apart", "late"))
+    foresee = folded if how.get("fold") else foreseen
 
     def run(p, target, data):
         shaped = lambda x: x.reshape(length, batch, *x.shape[1:])  # noqa: E731

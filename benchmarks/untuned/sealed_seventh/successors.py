@@ -112,7 +112,7 @@ def by_sums(psi, w):
 
 
 def pieces_of(heads=mapped, act=greedy, hot=False, joined=False):
-    """``hot``: actions are taken by products with ones and zeros; ``joined``: the trunk and the cumulants have one first layer."""
+    """``hot``: actions are taken by products with ones and zeros; ``joined``: trunk and cumulants have one first layer."""
 
     def picked(x, action):
         return (x * jax.nn.one_hot(action, ACTIONS)[..., None]).sum(-2) if hot else taken(x, action)
