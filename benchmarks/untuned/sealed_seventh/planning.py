@@ -190,8 +190,8 @@ def joined(p, obs, action, worth, after, reward, done):
 
 def by_hand(length, batch, samples, horizon, elites, judge=stacked, select=gathered, learn=learnt, **how):
     """``flat``: what is learnt is of rows; ``ahead``: noise of all timesteps is drawn before the loop; ``envs``: environments of
-    a block, which acts by itself; ``mapped``: every environment plans by itself, under `jax.vmap`; ``chunk``: timesteps of a block
-    that learns; ``rolled``: rounds of refinement in a loop."""
+    a block, which acts by itself; ``mapped``: every environment plans by itself, under `jax.vmap`; ``chunk``: timesteps of a
+    block that learns; ``rolled``: rounds of refinement in a loop."""
     flat, ahead, envs, mapped, chunk, rolled = (
         how.get(n) for n in ("flat", "ahead", "envs", "mapped", "chunk", "rolled")
     )
