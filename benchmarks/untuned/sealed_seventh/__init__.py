@@ -9,18 +9,18 @@ from __future__ import annotations
 from . import messages, planning, similar, successors, top_half
 
 CASES = {
-    "SPR and MICo T=32 B=32, 4 steps": (
+    "SPR and MICo T=32 B=64, 4 steps": (
         similar.workload,
-        {"length": 32, "batch": 32, "steps": 4, "code": 32, "hidden": 64},
+        {"length": 32, "batch": 64, "steps": 4, "code": 32, "hidden": 128},
     ),
     "successor features of 4 tasks T=32 B=64": (
         successors.workload,
         {"length": 32, "batch": 64, "tasks": 4, "features": 8, "hidden": 128},
     ),
     "TarMAC T=32 B=32, 4 agents": (messages.workload, {"length": 32, "batch": 32, "agents": 4, "hidden": 64}),
-    "CEM T=24 B=16, 24 plans of 4": (
+    "CEM T=32 B=32, 24 plans of 5": (
         planning.workload,
-        {"length": 24, "batch": 16, "samples": 24, "horizon": 4, "elites": 6, "hidden": 32},
+        {"length": 32, "batch": 32, "samples": 24, "horizon": 5, "elites": 6, "hidden": 32},
     ),
     "V-MPO T=64 B=128": (top_half.workload, {"length": 64, "batch": 128, "hidden": 128}),
 }

@@ -244,8 +244,9 @@ def workload(length, batch, steps, code, hidden, chunk=4):
         "products, checkpointed": make(products, again=True), f"blocks of {chunk}": make(**some),
         f"products, blocks of {chunk}": make(products, **some),
         f"products, folded, actions apart, blocks of {chunk}": make(products, **best, **some),
-        f"lengths after, folded, late, blocks of {chunk}": make(shorter, **best, late=True, **some),
-        f"rolled, folded, blocks of {chunk}": make(rolled, **best, **some), "products, blocks of 1": make(products, chunk=1),
+        f"lengths after, folded, actions apart, late, blocks of {chunk}": make(shorter, **best, late=True, **some),
+        f"rolled, folded, actions apart, blocks of {chunk}": make(rolled, **best, **some),
+        "products, blocks of 1": make(products, chunk=1),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 6)
     size = length, batch
