@@ -295,11 +295,11 @@ def by_hand(length, batch, agents, learning=None, acting=stepwise, attend=by_pro
         if ways != "twice":
             return *sent_back(p, count, xs, befores, hs, x, attend, ways == "after the loop"), after
 
-        def loss(p, part):
+        def again(p, part):
             (xs, x), h = part
             return total(p, learning(p, h, xs, unroll)[1], x, count)
 
-        return *c.gradient_by_environments(loss, envs)(p, (xs, x), carry[1]), after
+        return *c.gradient_by_environments(again, envs)(p, (xs, x), carry[1]), after
 
     return run
 

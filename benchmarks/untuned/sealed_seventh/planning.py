@@ -265,12 +265,12 @@ def workload(length, batch, samples, horizon, elites, hidden, chunk=4, envs=4):
         "features first, rounds in a loop": make(first, counted, rolled=True, **best),
         f"rows, compared, {envs} environments": make(whole_rows, counted, envs=envs, **best),
         f"features first, compared, {envs} environments": make(first, counted, envs=envs, **best),
-        "rows, compared, drawn ahead": make(whole_rows, counted, ahead=True, **best),
         f"rows, compared, blocks of {chunk}": make(whole_rows, counted, chunk=chunk),
         "rows, compared, threefry unrolled": make(whole_rows, counted, **best),
         "features first, compared, threefry unrolled": make(first, counted, **best),
-        "features first, compared, drawn ahead, threefry unrolled": make(first, counted, ahead=True, **best),
-        f"features first, compared, {envs} environments, threefry unrolled": make(first, counted, envs=envs, **best),
+        "features first, joined, threefry unrolled": make(first, **best),
+        "features first, joined, drawn ahead, threefry unrolled": make(first, ahead=True, **best),
+        f"features first, joined, {envs} environments, threefry unrolled": make(first, envs=envs, **best),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 3)
     state = c.batch_of(reset, batch)
