@@ -15,8 +15,8 @@ CPU = rlfx.target("cpu")
 T, B, WIDTH = 6, 3, 5
 
 
-def ahead(draws):
-    rewrites = dataclasses.replace(CPU.rewrites, starts=True)
+def ahead(draws, starts=True):
+    rewrites = dataclasses.replace(CPU.rewrites, starts=starts)
     return dataclasses.replace(CPU, rewrites=rewrites, room=dataclasses.replace(CPU.room, draws=draws))
 
 
@@ -42,11 +42,26 @@ def test_the_same_numbers(options):
     if "mesh" in options:
         options = {"mesh": jax.make_mesh((3,), ("b",), devices=jax.devices()[:3])}
     found = []
-    for target in (CPU, ahead(1 << 20)):
+    late = ahead(0, starts=False)
+    for target in (late, CPU, ahead(1 << 20)):
         fn = rlfx.compile(walk, length=T, batch=B, target=target, **options)
         found.append(jax.jit(jax.value_and_grad(fn, has_aux=True))(*arguments()))
-        assert (drawn_in_loops(fn) == 0) == (target is not CPU)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), *found)
+        assert (drawn_in_loops(fn) == 0) == (target is not late)
+    for other in found[1:]:
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), found[0], other)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"memory_budget": 1 << 20}, {"plan": rlfx.Plan("replay", 2)},
+        {"transform": lambda p: rlfx.incrementalize(p, block_size=2)},
+        {"transform": lambda p: rlfx.incrementalize(p, over="b", block_size=1)},
+    ],
+)  # fmt: skip
+def test_in_the_loop_where_less_memory_is_asked_for(asked):
+    """On a CPU, whose loops start operations soon."""
+    assert drawn_in_loops(rlfx.compile(walk, length=T, batch=B, target=CPU, **asked)) > 0
 
 
 def test_only_as_long_as_they_are_few():

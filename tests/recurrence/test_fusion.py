@@ -13,6 +13,7 @@ import pytest
 
 import rlfx
 from rlfx import Plan
+from rlfx.recurrence.execute.loops import is_made_again
 from rlfx.recurrence.schedule.physical import Repeated
 from tests.sampling import spread
 
@@ -312,3 +313,63 @@ def test_explain_says_so():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), ((case.params, case.data), case.carry))
     text = str(compiled(case, with_room(1 << 20)).physical(*shapes, wrt=(True, False)))
     assert "computes products itself that would be 2 MiB if they were given to it" in text
+
+
+def outer(p, state, t):
+    """Linear attention with a gate: a state is a sum of outer products, each made of two vectors."""
+    x = rlfx.inputs(p["x"])[t]
+    key, value = x[:WIDE_STATE] * p["k"], x[WIDE_STATE:]
+    state = jax.nn.sigmoid(p["g"])[:, None] * state + jnp.outer(jnp.exp(-key), value)
+    return jnp.sum((jnp.tanh(value) @ state @ p["w"]) ** 2), state
+
+
+def of_outer(length=6):
+    k = jax.random.split(jax.random.key(3), 6)
+    p = {"w": 0.5 * jax.random.normal(k[0], (WIDE_STATE, 2)), "k": jax.random.normal(k[1], (WIDE_STATE,))}
+    p |= {"g": jax.random.normal(k[3], (WIDE_STATE,)), "x": jax.random.normal(k[4], (length, 3, 2 * WIDE_STATE))}
+    return p, 0.1 * jax.random.normal(k[5], (3, WIDE_STATE, WIDE_STATE))
+
+
+WIDE_STATE = 8
+
+
+def test_what_is_made_of_little_is_made_in_the_loop_and_again_for_its_derivative():
+    args = of_outer()
+    for target, inside in ((with_room(1 << 10), True), (with_room(1 << 30), False), (with_room(1 << 10, inside=False), False)):
+        fn = rlfx.compile(outer, length=6, batch=3, target=target, plan=Plan())
+        (loop,) = fn.explain(*args, wrt=True).learner.at_once.loops
+        assert ("exp" in [e.op.name for e in loop.body]) == (loop.spared > 0) == is_made_again(loop) == inside
+        assert not any(e.op.name == "dot_general" for e in loop.body)  # they read what is kept of all timesteps
+        text = str(jax.make_jaxpr(jax.grad(lambda p, h, fn=fn: fn(p, h)[0]))(*args))
+        assert ("checkpoint" in text) == inside
+
+
+@pytest.mark.parametrize("plan", [None, rlfx.Plan(), rlfx.Plan("one pass"), rlfx.Plan("blocks", 2)], ids=str)
+def test_values_and_derivatives_of_what_is_made_again(plan):
+    p, h = of_outer()
+    fns = rlfx.compile(outer, length=6, batch=3, target=with_room(1 << 10), plan=plan), rlfx.reference(outer, length=6, batch=3)
+    w = {n: p[n] for n in "wkg"}
+    loss = lambda fn: lambda w: fn({**p, **w}, h)[:2]  # noqa: E731
+    one, other = (jax.value_and_grad(loss(fn), has_aux=True)(w) for fn in fns)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), one, other)
+    if plan is None:
+        product = lambda fn: jax.jvp(jax.grad(lambda w: loss(fn)(w)[0]), (w,), (w,))  # noqa: E731
+        several = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), w)
+        mapped = lambda fn: jax.vmap(jax.grad(lambda w: loss(fn)(w)[0]))(several)  # noqa: E731
+        for made in (product, mapped):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *map(made, fns))
+
+
+def test_effects_are_not_made_again():
+    seen = []
+
+    def noted(p, state, t):
+        loss, state = outer(p, state, t)
+        rlfx.effect(seen.append, state[0, 0])
+        return loss, state
+
+    p, h = of_outer()
+    fn = rlfx.compile(noted, length=6, batch=3, target=with_room(1 << 10))
+    jax.jit(jax.grad(lambda p: fn(p, h)[0]))(p)
+    jax.effects_barrier()
+    assert len(seen) == 6

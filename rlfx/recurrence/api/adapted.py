@@ -19,15 +19,19 @@ from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.shares import with_shares
 from rlfx.recurrence.rewrite.unrolled import with_unrolled
-from rlfx.recurrence.schedule.fusion import bytes_of_products
+from rlfx.recurrence.schedule.fusion import bytes_given
+from rlfx.recurrence.schedule.plan import Plan
 
 
-def adapted(program: Program, target: Target, memory_first: bool = False, devices: int = 1) -> Program:
+def adapted(
+    program: Program, target: Target, memory_first: bool = False, devices: int = 1, plan: Plan | None = None
+) -> Program:
     """The program for a target, with the same meaning.
 
     Args:
       memory_first: nothing is stored to start fewer operations.
       devices: that share its environments.
+      plan: one that is asked for.
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
@@ -49,13 +53,15 @@ def adapted(program: Program, target: Target, memory_first: bool = False, device
     if pays.pairs:
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
+    small = asked.timesteps or asked.environments or asked.offload or (plan and plan.form in ("stream", "replay"))
+    if not memory_first and asked.loops is None and (pays.starts or not small):  # fused steps draw in their kernel
+        asked = replace(asked, ahead=room.draws)
     if not memory_first and pays.starts:
-        ahead = None if asked.loops is not None else room.draws  # fused steps draw in their kernel
-        asked = replace(asked, start=start, ahead=ahead)
+        asked = replace(asked, start=start)
     if not (memory_first or asked.loops is not None or program.domain.until) and any(
         map(is_counted_loop, program.equations)
     ):
         asked = replace(asked, nested=Leaving(start, room.at_once if room.tile is None else room.cache))
-    if pays.inside and room.tile is not None and asked.loops is None and bytes_of_products(program, own) > room.tile:
+    if pays.inside and room.tile is not None and asked.loops is None and bytes_given(program, own) > room.tile:
         asked = replace(asked, inside=Inside(room.tile, start, own))
     return program if asked is program.directives else replace(program, directives=asked)

@@ -266,7 +266,7 @@ class Compiled:
             program = verify(program, "transform=", before)
         consts, target = list(program.const_values), self.target or here(self.sharding)
         devices = 1 if self.sharding is None else self.sharding.devices
-        program = adapted(program, target, self.options.memory_budget is not None, devices)
+        program = adapted(program, target, self.options.memory_budget is not None, devices, self.options.plan)
         among = tuple(jax.sharding.get_abstract_mesh().manual_axes)
         sharding = self.sharding and replace(self.sharding, inside=depth() > 0, among=among)
         rule = GradientRule(replace(program, const_values=()), self.options, target, sharding)

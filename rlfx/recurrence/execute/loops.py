@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import multiplies
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.ending import while_somebody
 from rlfx.recurrence.execute.host import to_host
@@ -22,6 +23,7 @@ from rlfx.recurrence.language.index import Lookup, Point, Slice
 from rlfx.recurrence.language.primitives import reduce_p
 from rlfx.recurrence.schedule.physical import Repeated
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
+
 
 def at_once(length: int, about: int) -> int:
     """How many of a loop's iterations are one of the program's: a divisor of its length near ``about``, if there is one.
@@ -46,14 +48,17 @@ class Scan:
 
     Attributes:
       unroll: about so many iterations of the loop are one of the program's, if they are few operations.
+      again: iterations are evaluated again for their derivative, which keeps of each the state before it alone.
     """
 
     unroll: int = 1
+    again: bool = False
     differentiable = True
 
     def of(self, loop: Loop) -> Self:
         nested = any(e.op in (J.SCAN, J.WHILE) or e.calls for e in loop.body)
-        return self.rolled() if nested or len(loop.body) * self.unroll > _MOST else self
+        mine = replace(self, again=self.differentiable and is_made_again(loop))
+        return mine.rolled() if nested or len(loop.body) * self.unroll > _MOST else mine
 
     def rolled(self) -> Self:
         return replace(self, unroll=1)
@@ -62,11 +67,17 @@ class Scan:
         return "scan" if self.unroll == 1 else f"scan, about {self.unroll} at a time"
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
+        step = jax.checkpoint(step, prevent_cse=False) if self.again else step
         return jax.lax.scan(step, init, xs, reverse=backward, unroll=self.together(xs))
 
     def together(self, xs: Any) -> int:
         """How many iterations over ``xs`` are one."""
         return at_once(jax.tree.leaves(xs)[0].shape[0], self.unroll)
+
+
+def is_made_again(loop: Loop) -> bool:
+    """Whether a loop makes much of little by itself, without products: it costs less to make that again than to keep it."""
+    return loop.spared > 0 and not (multiplies(loop.body) or any(e.is_ragged or e.has_effects for e in loop.body))
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,29 @@ def fused(
     program, asked = graph.program, graph.program.directives.inside
     if asked is None or "t" in program.directives.vectorize:
         return frozenset()
-    could = _candidates(graph, levels, level, needed)
-    if not any(e.op in PRODUCTS for e in could):
-        return frozenset()
-    given = [v for e in could for v in e.outputs if not needed.isdisjoint(graph.users.get(v, ()))]
-    if sum(bytes_in_all(v, program, asked.batch) for v in given) <= asked.room:
-        return frozenset()
-    return _cheapest(could, needed, graph, asked)
+    for could, pays in (
+        (_candidates(graph, levels, level, needed), lambda e: e.op in PRODUCTS),
+        (_candidates(graph, levels, level, needed, products=False), lambda e: grows(e, program)),
+    ):
+        given = [v for e in could for v in e.outputs if not needed.isdisjoint(graph.users.get(v, ()))]
+        leaves = sum(bytes_in_all(v, program, asked.batch) for v in given) > asked.room
+        if leaves and any(map(pays, could)) and (inside := _cheapest(could, needed, graph, asked)):
+            return inside
+    return frozenset()
 
 
-def bytes_of_products(program: Program, batch: int) -> int:
-    """Bytes of the products of all timesteps of some environments: loops over t are not given more of them."""
-    found = [v for e in program.equations if e.op in PRODUCTS for v in e.outputs if "t" in program.dims_of(v)]
+def grows(e: Equation, program: Program) -> bool:
+    """Whether a pointwise equation makes much more than it reads of a timestep, as outer products do: ``k[:, None] * v``."""
+    if e.op in PRODUCTS or not e.is_pointwise or not any("t" in program.dims_of(v) for v in e.outputs):
+        return False
+    read = sum(bytes_of(v, program.domain) for v in e.inputs if isinstance(v, Var) and "t" in program.dims_of(v))
+    return sum(bytes_of(v, program.domain) for v in e.outputs) >= 2 * read > 0
+
+
+def bytes_given(program: Program, batch: int) -> int:
+    """Bytes, at all timesteps of some environments, of products and of what grows: loops over t are not given more of them."""
+    made = (e for e in program.equations if e.op in PRODUCTS or grows(e, program))
+    found = [v for e in made for v in e.outputs if "t" in program.dims_of(v)]
     return sum(bytes_in_all(v, program, batch) for v in found)
 
 
@@ -61,14 +72,14 @@ def bytes_spared(inside: AbstractSet[Equation], graph: Graph) -> int:
 
 
 def _candidates(
-    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation]
+    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation], products: bool = True
 ) -> set[Equation]:
     """What the loop may compute: nothing before it, and no other timestep of it, uses it."""
     program, found = graph.program, set()
 
     def may(e: Equation) -> bool:
         known = levels[e] < level and all("t" in program.dims_of(v) for v in e.outputs)
-        loops = e.op in (J.SCAN, J.WHILE, J.COND) or e.calls
+        loops = e.op in (J.SCAN, J.WHILE, J.COND) or e.calls or (e.op in PRODUCTS and not products)
         return known and e.is_pointwise and not (e.is_ragged or e.has_effects or loops)
 
     def now_or_later(v: Var) -> bool:

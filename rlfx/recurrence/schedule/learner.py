@@ -17,7 +17,7 @@ from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
 from rlfx.recurrence.language.primitives import across_p, aside_p, inputs_p, reduce_p, whole_p
-from rlfx.recurrence.schedule.fusion import bytes_of_products
+from rlfx.recurrence.schedule.fusion import bytes_given
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.positions import followed
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
@@ -85,7 +85,7 @@ class Learner:
         if asked is None or not self.region.loops:
             return self.region
         part = (steps or domain.length) / domain.length
-        if part * bytes_of_products(self.program, batch) <= asked.room:
+        if part * bytes_given(self.program, batch) <= asked.room:
             return self.region
         spared = sum(loop.spared for loop in self.at_once.loops) * batch / asked.batch
         return self.at_once if part * spared > asked.room else self.region
