@@ -83,8 +83,7 @@ class Rewrites:
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
-      starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store; random
-        numbers are drawn before it (``Room.draws``).
+      starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store.
       unroll: about so many iterations of a loop over time are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
       branches: blocks of timesteps that a loss does not count are skipped: a branch costs next to nothing
@@ -98,8 +97,8 @@ class Rewrites:
       pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
-      inside: products that a loop over time could be given for all timesteps are computed in it, if they would leave the cache
-        (``Room.tile``; ``schedule/fusion.py``).
+      inside: what a loop over time could be given for all timesteps is computed in it, if it would leave the cache: products, and
+        what is made of less (``Room.tile``; ``schedule/fusion.py``).
     """
 
     contractions: bool = False

@@ -2,7 +2,8 @@
 
 The opposite of ``fission.py``. Products with inputs, ``x[t] @ w`` in the gates of a recurrent cell, need no recurrence: before
 the loop they are one product of many rows. Their values at all timesteps then go to memory and back, several times the size
-of what they are computed from. In the loop a product has the rows of one timestep, and nothing is kept.
+of what they are computed from. In the loop a product has the rows of one timestep, and nothing is kept. So do outer products,
+``k[t][:, None] * v[t]``, and what else is large and made of little: all of it comes from two vectors of a timestep.
 """
 
 from __future__ import annotations

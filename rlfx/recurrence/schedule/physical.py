@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlfx._target import Target
-from rlfx.recurrence.analysis.cost import show_bytes
+from rlfx.recurrence.analysis.cost import multiplies, show_bytes
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.schedule.narrow import is_narrow
@@ -142,8 +142,9 @@ class Repeated:
         rings = [f"{v!r}: ring of {n}" for v, n in self.loop.depth.items() if n != REGISTER]
         found = [f"keeps earlier iterations, {', '.join(rings)}"] if rings else []
         if self.loop.spared:
+            what = "products" if multiplies(self.loop.body) else "large values of small ones"
             found.append(
-                f"computes products itself that would be {show_bytes(self.loop.spared)} if they were given to it"
+                f"computes {what} itself that would be {show_bytes(self.loop.spared)} if they were given to it"
             )
         if self.said is not None:
             found.append(self.said)
