@@ -103,6 +103,7 @@ TABLES = {
     "untuned-sealed-fourth": functools.partial(with_later, "sealed_fourth", {"after": "sealed_fourth_after"}),
     "untuned-sealed-fifth": functools.partial(with_later, "sealed_fifth", {"after": "sealed_fifth_after"}),
     "untuned-sealed-sixth": functools.partial(with_later, "sealed_sixth", {"after": "sealed_sixth_after"}),
+    "untuned-sealed-seventh": functools.partial(with_later, "sealed_seventh", {}),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,

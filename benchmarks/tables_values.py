@@ -147,7 +147,9 @@ def dispatched(how: str) -> str:
 
 
 #: The sets that were measured once, before anything was mended.
-AT_FIRST = "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth", "sealed_sixth"
+AT_FIRST = (
+    "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth", "sealed_sixth", "sealed_seventh"
+)  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
     "nests-meta": meta,
