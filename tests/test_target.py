@@ -30,8 +30,8 @@ def test_a_device_is_known_by_its_kind(device, name):
     found = target_of(Device(platform=platform, device_kind=kind))
     assert found == rlfx.target(name)
     assert found.platform == platform
-    packed = 1 << 16 if platform == "gpu" else 0
-    ours = Rewrites(starts=True, affine=True, picks=1024, packed=packed)
+    gpus = {"packed": 1 << 16, "unroll": 4, "unrolled": 512, "deferred_rows": 1 << 30} if platform == "gpu" else {}
+    ours = Rewrites(starts=True, affine=True, picks=1024, **gpus)
     assert found.rewrites == ours, "what is measured on CPUs is for CPUs"
 
 

@@ -140,7 +140,8 @@ def test_monte_carlo_and_n_step_choose_different_plans():
 def planned_for(platform, f, room, monkeypatch, jaxlib="0.11.1"):
     """The plan that the planner would choose on a platform; nothing is compiled."""
     monkeypatch.setattr(budget, "JAXLIB", jaxlib)
-    explanation = rlfx.compile(f, length=LENGTH, batch=BATCH).explain(*arguments())
+    asked = 1 << 40  # some budget: with one nothing is drawn ahead of loops
+    explanation = rlfx.compile(f, length=LENGTH, batch=BATCH, memory_budget=asked).explain(*arguments())
     evaluator, cpu = explanation.evaluator, explanation.evaluator.target
     other = dataclasses.replace(cpu, platform=platform, room=dataclasses.replace(cpu.room, host=platform != "cpu"))
     evaluator = dataclasses.replace(evaluator, target=other)

@@ -54,7 +54,7 @@ def test_the_same_numbers(options):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"memory_budget": 1 << 20}, {"plan": rlfx.Plan("replay", 2)},
+        {"memory_budget": 1 << 20}, {"plan": rlfx.Plan("replay", 2)}, {"plan": rlfx.Plan("blocks", 2)},
         {"transform": lambda p: rlfx.incrementalize(p, block_size=2)},
         {"transform": lambda p: rlfx.incrementalize(p, over="b", block_size=1)},
     ],

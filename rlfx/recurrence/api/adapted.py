@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
@@ -53,8 +54,9 @@ def adapted(
     if pays.pairs:
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
-    small = asked.timesteps or asked.environments or asked.offload or (plan and plan.form in ("stream", "replay"))
-    if not memory_first and asked.loops is None and (pays.starts or not small):  # fused steps draw in their kernel
+    small = asked.timesteps or asked.environments or asked.offload or (plan and plan.block)
+    draws = pays.starts or (not small and any(e.op in J.RANDOM for e in program.equations))
+    if draws and not memory_first and asked.loops is None:  # fused steps draw in their kernel
         asked = replace(asked, ahead=room.draws)
     if not memory_first and pays.starts:
         asked = replace(asked, start=start)
