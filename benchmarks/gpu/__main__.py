@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -69,14 +70,26 @@ def run_step(name: str, tiny: bool, out: pathlib.Path) -> None:
         try:
             row, wrong = step.row(tiny, item)
         except Exception as error:  # too large for this device, say: the others are still wanted
-            said = f"{item}: {type(error).__name__}: {str(error)[:300]}"
-            row, wrong = {"failed": said}, [said]
+            row, wrong = failure(item, error)
         found = {
             "date": str(datetime.date.today()), "step": name, **known, "of": len(items),
             "seconds": round(found["seconds"] + time.perf_counter() - start, 1),
             "rows": [*found["rows"], row], "wrong": [*found["wrong"], *wrong],
         }  # fmt: skip
         written(out, found)
+
+
+def failure(item: object, error: Exception) -> tuple[dict, list[str]]:
+    """The row of an item that raised, and what is wrong."""
+    said = f"{item}: {type(error).__name__}: {str(error)[:300]}"
+    return {"failed": said}, [said]
+
+
+def elsewhere(imports: str, expression: str) -> Any:
+    """JSON that a process of its own finds: this one leaves the device to others."""
+    code = f"import json; {imports}; print(json.dumps({expression}))"
+    command = [sys.executable, "-c", code]
+    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
 
 
 def written(path: pathlib.Path, found: dict) -> None:
@@ -118,11 +131,8 @@ def main() -> int:
         sys.stdin.readline()  # begun while another step is measured: wait for the word
         run_step(args.step, args.tiny, args.out)
         return 0
-    asked = "import json, benchmarks.gpu.__main__ as m; from benchmarks.gpu.steps import STEPS; " \
-        f"print(json.dumps([m.about({args.tiny}), {{n: s.seconds for n, s in STEPS.items()}}]))"  # fmt: skip
-    known, limits = json.loads(
-        subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    )
+    imports = "import benchmarks.gpu.__main__ as m; from benchmarks.gpu.steps import STEPS"
+    known, limits = elsewhere(imports, f"[m.about({args.tiny}), {{n: s.seconds for n, s in STEPS.items()}}]")
     print(f"{known['device']['kind']}, jax {known['versions']['jax']}", flush=True)
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.gpu.__main__ import FOLDER, ROOT, written
+from benchmarks.gpu.__main__ import FOLDER, ROOT, elsewhere, failure, written
 from benchmarks.gpu.workloads import CASES, UNSEEN, built, measured
 
 
@@ -41,7 +41,7 @@ def share(args: argparse.Namespace) -> None:
         try:
             programs.append(built(args.tiny, name, args.variants))
         except Exception as error:  # too large for this device, say: the others are still wanted
-            told(args, {"failed": f"{name}: {type(error).__name__}: {str(error)[:300]}"}, [name])
+            told(args, *failure(name, error))
     (folder / f"{args.share}.compiled").touch()
     while len(list(folder.glob("*.compiled"))) < args.processes and time.time() < args.until + 30:
         time.sleep(0.1)
@@ -79,8 +79,7 @@ def main() -> int:
         share(args)
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    asked = f"import json, benchmarks.gpu.__main__ as m; print(json.dumps(m.about({args.tiny})))"
-    known = json.loads(subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    known = elsewhere("import benchmarks.gpu.__main__ as m", f"m.about({args.tiny})")
     chosen = names(args.only, args.workloads)
     path = args.out / "unseen.json"
     head = {"date": str(datetime.date.today()), "step": "unseen", **known, "of": len(chosen)}
@@ -90,11 +89,11 @@ def main() -> int:
         command = [sys.executable, "-m", "benchmarks.gpu.unseen", *sys.argv[1:], *own, "--processes", str(args.processes)]
         env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         shares = [subprocess.Popen([*command, "--share", str(i)], cwd=ROOT, env=env) for i in range(args.processes)]
-        failed = [process.wait() for process in shares]
+        ended = [process.wait() for process in shares]
     found = json.loads(path.read_text())
     for text in found["wrong"]:
         print(text)
-    return int(bool(found["wrong"]) or any(failed))
+    return int(bool(found["wrong"]) or any(ended))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,13 @@ def mlp(layers, x, activation=jnp.tanh):
     return linear(layers[-1], x)
 
 
+def first_joined(nets, obs, activation=jnp.tanh):
+    """Logits and values of the networks ``pi`` and ``v``, whose first layers are one product."""
+    first = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), nets["pi"][0], nets["v"][0])
+    actor, critic = jnp.split(activation(linear(first, obs)), 2, -1)
+    return mlp(nets["pi"][1:], actor, activation), mlp(nets["v"][1:], critic, activation)[..., 0]
+
+
 def pick(values, index):
     """``values[..., index]``, for an index of every row."""
     return jnp.take_along_axis(values, index[..., None], -1)[..., 0]

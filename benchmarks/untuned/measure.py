@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from rlfx.threefry import threefry
+
 RESAMPLES = 2000
 #: One measurement takes at least this long, by as many calls as that needs.
 SECONDS_A_MEASUREMENT, MOST_CALLS = 0.02, 500
@@ -37,6 +39,12 @@ class Workload:
 
     def arguments_of(self, form: str) -> tuple:
         return self.own_arguments.get(form, self.arguments)
+
+
+def drawing(forms: Mapping[str, Callable], given: tuple, **how: Any) -> Workload:
+    """A workload whose forms take a key behind what is ``given``: one of rlfx's own if their names end so."""
+    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
+    return Workload(forms, (*given, jax.random.key(2)), own, **how)
 
 
 def difference(result: Any, expected: Any) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
@@ -40,13 +42,6 @@ def by_rlfx(length, batch):
 
 def separate(p, obs):
     return c.mlp(p["pi"], obs, relu), c.mlp(p["v"], obs, relu)[..., 0]
-
-
-def joined(p, obs):
-    """The first layers of both networks as one product."""
-    first = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), p["pi"][0], p["v"][0])
-    actor, critic = jnp.split(relu(c.linear(first, obs)), 2, -1)
-    return c.mlp(p["pi"][1:], actor, relu), c.mlp(p["v"][1:], critic, relu)[..., 0]
 
 
 def by_hand(length, batch, net=separate, flat=True, chunk=None):
@@ -104,7 +99,7 @@ def workload(length, batch, hidden):
         "rlfx": by_rlfx(length, batch),
         "plain": by_hand(length, batch),
         "not flattened": by_hand(length, batch, flat=False),
-        "joined": by_hand(length, batch, joined),
+        "joined": by_hand(length, batch, functools.partial(c.first_joined, activation=relu)),
         "blocks": by_hand(length, batch, chunk=16 if length % 16 == 0 else 1),
     }
     return Workload(forms, (p, data, jax.random.normal(k[7], (batch, OBS))))

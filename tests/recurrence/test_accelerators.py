@@ -10,11 +10,11 @@ import pytest
 import rlfx
 from rlfx.recurrence.schedule.physical import Repeated
 from tests import strategies
+from tests.machines import AS_A_GPU
 from tests.recurrence.test_generated import QUICK, mismatches, outcome
 from tests.sampling import slow
 
 CPU, GPU = rlfx.target("cpu"), rlfx.target("h200")
-WIDE = dataclasses.replace(CPU, rates=GPU.rates, rewrites=GPU.rewrites, room=dataclasses.replace(GPU.room, memory=None))
 
 
 def acting(p, c, t):
@@ -48,7 +48,7 @@ def loops(fn):
 
 
 def test_what_can_leaves_the_loop_where_operations_are_slow_to_start():
-    fns = [rlfx.compile(acting, length=8, batch=3, target=target) for target in (CPU, WIDE)]
+    fns = [rlfx.compile(acting, length=8, batch=3, target=target) for target in (CPU, AS_A_GPU)]
     here, there = map(loops, fns)
     assert here.count("dot_general") == there.count("dot_general") == 2  # the policy
     assert "cond" not in there
@@ -59,7 +59,7 @@ def test_what_can_leaves_the_loop_where_operations_are_slow_to_start():
 
 
 def test_under_a_budget_nothing_is_stored_to_start_less():
-    fns = [rlfx.compile(acting, length=8, batch=3, target=WIDE, memory_budget=budget) for budget in (None, 1 << 20)]
+    fns = [rlfx.compile(acting, length=8, batch=3, target=AS_A_GPU, memory_budget=budget) for budget in (None, 1 << 20)]
     speedy, small = (fn.trace(*arguments()).directives for fn in fns)
     assert (speedy.start, speedy.ahead) == (int(GPU.rates.overhead * GPU.rates.bandwidth), GPU.room.draws)
     assert (small.start, small.ahead) == (None, None)
@@ -74,8 +74,8 @@ def test_what_costs_more_to_store_stays():
 
     p, c = {"x": jnp.ones(4096)}, jnp.ones((2, 256))
     for overhead, inside in ((0.0, True), (1.0, False)):
-        rates = dataclasses.replace(WIDE.rates, overhead=overhead)
-        fn = rlfx.compile(draws, length=4, batch=2, target=dataclasses.replace(WIDE, rates=rates))
+        rates = dataclasses.replace(AS_A_GPU.rates, overhead=overhead)
+        fn = rlfx.compile(draws, length=4, batch=2, target=dataclasses.replace(AS_A_GPU, rates=rates))
         nodes = [n for n in fn.physical(p, c).acting.nodes if isinstance(n, Repeated)]
         assert ("reduce_max" in [e.op.name for n in nodes for e in n.equations]) == inside
 
@@ -86,6 +86,6 @@ def test_generated_programs(first):
     for seed in range(first, first + 20):
         p = strategies.program(seed)
         expected = outcome(rlfx.compile(p.function, **p.options()), p, jit=True, options=QUICK)
-        got = outcome(rlfx.compile(p.function, target=WIDE, **p.options()), p, jit=True, options=QUICK)
+        got = outcome(rlfx.compile(p.function, target=AS_A_GPU, **p.options()), p, jit=True, options=QUICK)
         found[seed] = mismatches(got, expected)
     assert not {seed: text for seed, text in found.items() if text}

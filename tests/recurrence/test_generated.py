@@ -8,7 +8,6 @@ prints it, simplified, with the difference.
 """
 
 import contextlib
-import dataclasses
 import sys
 from typing import Any
 
@@ -23,15 +22,11 @@ from rlfx._target import Target
 from rlfx.errors import RlfxError
 from tests import strategies
 from tests.lanes import OPTIMISED, QUICK
+from tests.machines import AS_A_GPU
 from tests.sampling import spread
 
 # Programs are small (values are O(1)); what remains is the order of float32 sums.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
-
-GPU = rlfx.target("h200")
-AS_A_GPU = dataclasses.replace(
-    rlfx.target("cpu"), rates=GPU.rates, rewrites=GPU.rewrites, room=dataclasses.replace(GPU.room, memory=None)
-)
 
 # What the sweep pays for is compilation, so it compiles quickly; every tenth program runs as XLA compiles for users,
 # whatever lane the tests are in, and every fiftieth without jit.

@@ -17,7 +17,7 @@ import pytest
 
 import rlfx
 from rlfx.errors import ScheduleError
-from tests.recurrence.test_generated import AS_A_GPU
+from tests.machines import AS_A_GPU
 from tests.sampling import spread
 
 W = 3
@@ -128,7 +128,6 @@ class Stack:
     batch: int
     target: Any
     plan: Any
-    optimised: bool
 
     def __repr__(self) -> str:
         names = "; ".join(layer.name for layer in self.layers)
@@ -175,7 +174,7 @@ def stack(seed: int) -> Stack:
     plan = chosen.choice(plans)
     if plan is not None and ((plan.environments or 1) > batch or (plan.block or 1) > length):
         plan = None
-    return Stack(seed, tuple(layers), length, batch, chosen.choice((CPU, AS_A_GPU)), plan, chosen.random() < 0.1)
+    return Stack(seed, tuple(layers), length, batch, chosen.choice((CPU, AS_A_GPU)), plan)
 
 
 def gradients(fn: Callable, x: Any, d: Any, weights: Any, of_data: bool) -> Any:

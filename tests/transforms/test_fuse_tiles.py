@@ -1,6 +1,5 @@
 """Acting with a network as one kernel: the values of the plain scan, for environments and networks defined here."""
 
-import dataclasses
 import re
 from functools import partial
 
@@ -18,6 +17,7 @@ from rlfx.transforms.steps import pallas, tiled
 from rlfx.transforms.steps.moved import moved
 from rlfx.transforms.steps.program import trace_step
 from tests.cuda import lowered
+from tests.machines import AS_A_GPU
 from tests.sampling import slow
 from tests.transforms.test_fuse_steps import walk
 
@@ -357,13 +357,6 @@ def test_on_which_machines_it_is_a_kernel():
         assert f"fused: its steps are one {form}" in text, name
 
 
-#: A machine of this process with the rewrites of a GPU.
-WIDE = dataclasses.replace(
-    rlfx.target("cpu"), rates=rlfx.target("h200").rates, rewrites=rlfx.target("h200").rewrites,
-    room=dataclasses.replace(rlfx.target("h200").room, memory=None),
-)  # fmt: skip
-
-
 def acted(p, state, t):
     """What acting gives a learner: observations, the action's log-probability, a value of a second network."""
     obs = jnp.stack([state[0], state[1] * state[2]])
@@ -388,7 +381,7 @@ def test_a_kernel_has_what_needs_no_start_and_keeps_products_out():
     given = parameters() | {"critic": layers(4, 3, 16)}, 0.7 * numbers(3, n, 3), jax.random.key(5, impl=fast_prng)
     plain = rlfx.unroll(acted, length=6, batch=n)
     fused = rlfx.unroll(
-        acted, length=6, batch=n, target=WIDE, transform=partial(fuse_steps, backend="interpret", tile=16)
+        acted, length=6, batch=n, target=AS_A_GPU, transform=partial(fuse_steps, backend="interpret", tile=16)
     )
     assert_same(*(jax.jit(fn)(*given, t0=3) for fn in (plain, fused)), atol=1e-5)
     traced = jax.make_jaxpr(fused)(*given)

@@ -12,8 +12,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 OBS, ACTIONS, GAMMA, ALPHA, HELD = 17, 6, 0.99, 0.2, 5.0
 EVEN = np.float32(-ACTIONS * np.log(2.0))  # the log-density of random actions
@@ -212,5 +211,4 @@ def workload(length, batch, hidden, count, chunk=4):
         "reward": jax.random.normal(k[2], size), "done": (jax.random.uniform(k[3], size) < 0.05).astype(jnp.float32),
     }  # fmt: skip
     given = *params_of(k[4], hidden), data
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=1e-5)
+    return drawing(forms, given, tolerance=1e-5)

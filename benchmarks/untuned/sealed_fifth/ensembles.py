@@ -9,8 +9,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 OBS, ACTIONS, GAMMA, LAMBDA, ALPHA = 17, 6, 0.99, 0.95, 0.05
 swish, relu = jax.nn.swish, jax.nn.relu
@@ -288,5 +287,4 @@ def workload(length, batch, members, hidden, model):
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0))
     given = *params_of(k[0], members, hidden, model), jax.random.normal(k[1], (batch, OBS))
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=2e-5)
+    return drawing(forms, given, tolerance=2e-5)

@@ -12,8 +12,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 ACTIONS, FRAMES, PAD, GAMMA, STEPS, STD, CLIP = 4, 3, 3, 0.99, 3, 0.2, 0.3
 relu = jax.nn.relu
@@ -252,5 +251,4 @@ def workload(length, batch, side, channels, code, hidden, chunk=2):
         "done": jax.random.uniform(k[3], size) < 0.05,
     }  # fmt: skip
     given = *params_of(k[4], side, channels, code, hidden), data
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=2e-5)
+    return drawing(forms, given, tolerance=2e-5)

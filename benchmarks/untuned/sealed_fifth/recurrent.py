@@ -12,8 +12,7 @@ import optax
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 OBS, ACTIONS, GAMMA, LAMBDA, CLIP, EPISODE, EPOCHS, MINIBATCHES = 12, 4, 0.99, 0.95, 0.2, 40, 2, 4
 optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-4, eps=1e-5))
@@ -271,5 +270,4 @@ def workload(length, batch, hidden):
     memory = tuple(0.3 * jax.random.normal(x, (batch, hidden)) for x in jax.random.split(k[2]))
     p = params_of(k[0], hidden)
     given = (p, optimizer.init(p)), (state, memory)
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, lambda found: (found[0][0], *found[1:]), tolerance=1e-5)
+    return drawing(forms, given, compared=lambda found: (found[0][0], *found[1:]), tolerance=1e-5)

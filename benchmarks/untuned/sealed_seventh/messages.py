@@ -10,8 +10,7 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.gru import gates
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 SEEN, SHIFT, ACTIONS, KEY, MESSAGE, GAMMA, LAMBDA, EPISODE = 8, 4, 4, 8, 16, 0.99, 0.95, 50
 
@@ -329,5 +328,4 @@ def workload(length, batch, agents, hidden, chunk=8, envs=8):
     state["count"] = jax.random.randint(k[0], (batch,), 0, EPISODE)
     carry = state, 0.3 * jax.random.normal(k[1], (batch, agents, hidden))
     given = params_of(hidden), carry
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=2e-5)
+    return drawing(forms, given, tolerance=2e-5)

@@ -10,8 +10,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 OBS, ACTIONS, GAMMA, EPISODE, ROUNDS, WIDE, LEAST = 8, 2, 0.97, 30, 3, 0.6, 0.05
 step_of, reset = c.drift_step(OBS, EPISODE), c.drift_reset(OBS)
@@ -276,5 +275,4 @@ def workload(length, batch, samples, horizon, elites, hidden, chunk=4, envs=4):
     state = c.batch_of(reset, batch)
     state["count"] = jax.random.randint(k[0], (batch,), 0, EPISODE)
     given = params_of(k[1], hidden), (state, 0.3 * jax.random.normal(k[2], (batch, horizon, ACTIONS)))
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=2e-5)
+    return drawing(forms, given, tolerance=2e-5)

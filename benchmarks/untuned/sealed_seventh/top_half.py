@@ -9,8 +9,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 OBS, ACTIONS, GAMMA, LAMBDA, EPISODE, EPSILON, NEAR = 16, 5, 0.99, 0.95, 40, 0.1, 0.01
 step_of, reset = c.drift_step(OBS, EPISODE), c.drift_reset(OBS)
@@ -77,15 +76,8 @@ def separate(p, obs):
     return logits_of(p, obs), value_of(p, obs)
 
 
-def joined(p, obs):
-    """The first layers as one product."""
-    first = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), p["pi"][0], p["v"][0])
-    actor, critic = jnp.split(jnp.tanh(c.linear(first, obs)), 2, -1)
-    return c.mlp(p["pi"][1:], actor), c.mlp(p["v"][1:], critic)[..., 0]
-
-
 def stacked(p, obs):
-    """The same, and the second layers are one product of stacks."""
+    """The first layers are one product, and the second layers are one product of stacks."""
     first, second = (jax.tree.map(lambda a, b: jnp.stack([a, b]), p["pi"][i], p["v"][i]) for i in range(2))
     rows = obs.reshape(-1, OBS)
     h = jnp.tanh(rows @ first["w"] + first["b"][:, None])
@@ -225,11 +217,11 @@ def workload(length, batch, hidden, chunk=4):
     beside = {"beside": True, "ahead": True}
     forms = {
         "rlfx": by_rlfx, "plain": make(least=sorted_all, flat=False, ways="acting"), "values late": make(least=sorted_all),
-        "top half": make(), "bisected": make(least=bisected), "joined": make(joined), "stacked": make(stacked),
+        "top half": make(), "bisected": make(least=bisected), "joined": make(c.first_joined), "stacked": make(stacked),
         "features first": make(first), "critic once": make(**kept), "bisected, critic once": make(least=bisected, **kept),
-        "all once": make(**beside), "joined, all once": make(joined, bisected, **beside),
+        "all once": make(**beside), "joined, all once": make(c.first_joined, bisected, **beside),
         "features first, all once": make(first, bisected, **beside), f"blocks of {chunk}": make(**some),
-        f"joined, blocks of {chunk}": make(joined, **some), f"features first, blocks of {chunk}": make(first, **some),
+        f"joined, blocks of {chunk}": make(c.first_joined, **some), f"features first, blocks of {chunk}": make(first, **some),
         f"critic once, blocks of {chunk}": make(**kept, **some), "drawn ahead": make(ahead=True),
         "all once, threefry unrolled": make(least=bisected, **beside),
         "features first, all once, threefry unrolled": make(first, bisected, **beside),
@@ -240,5 +232,4 @@ def workload(length, batch, hidden, chunk=4):
     state = c.batch_of(reset, batch)
     state["count"] = jax.random.randint(k[0], (batch,), 0, EPISODE)
     given = params_of(k[1], hidden), params_of(k[2], hidden), state
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=1e-5)
+    return drawing(forms, given, tolerance=1e-5)

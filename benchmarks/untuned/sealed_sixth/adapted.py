@@ -55,13 +55,6 @@ def separate(nets, obs):
     return c.mlp(nets["pi"], obs), c.mlp(nets["v"], obs)[..., 0]
 
 
-def joined(nets, obs):
-    """The first layers as one product."""
-    first = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), nets["pi"][0], nets["v"][0])
-    actor, critic = jnp.split(jnp.tanh(c.linear(first, obs)), 2, -1)
-    return c.mlp(nets["pi"][1:], actor), c.mlp(nets["v"][1:], critic)[..., 0]
-
-
 def features_first(nets, obs):
     def net(layers, x):
         *layers, last = layers
@@ -239,7 +232,7 @@ def plain(loss):
 
 def workload(tasks, length, batch, hidden, chunk=4):
     one, some = {"chunk": 1}, {"chunk": chunk}
-    rows, both, first = loss_of(), loss_of(joined), loss_of(features_first)
+    rows, both, first = loss_of(), loss_of(c.first_joined), loss_of(features_first)
     forms = {
         "rlfx": by_rlfx(length, batch), "plain": plain(loss_of(flat=False)), "rows": plain(rows), "joined": plain(both),
         "gradients task by task": by_hand(twice_backwards(rows)), "in turn": by_hand(twice_backwards(rows), **one),

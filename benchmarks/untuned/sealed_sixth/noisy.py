@@ -12,8 +12,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.measure import Workload
-from rlfx.threefry import threefry
+from benchmarks.untuned.measure import drawing
 
 OBS, ACTIONS, GAMMA, STEPS, EPISODE = 16, 5, 0.99, 5, 40
 step_of, reset = c.drift_step(OBS, EPISODE), c.drift_reset(OBS)
@@ -265,5 +264,4 @@ def workload(length, batch, hidden, chunk=4):
     state = c.batch_of(reset, batch)
     state["count"] = jax.random.randint(k[0], (batch,), 0, EPISODE)
     given = params_of(k[1], hidden), params_of(k[2], hidden), state
-    own = {name: (*given, jax.random.key(2, impl=threefry)) for name in forms if name.endswith("threefry unrolled")}
-    return Workload(forms, (*given, jax.random.key(2)), own, tolerance=1e-5)
+    return drawing(forms, given, tolerance=1e-5)

@@ -15,6 +15,17 @@ def divisor_up_to(n: int, at_most: int) -> int:
     return max(d for d in divisors(n) if d <= at_most)
 
 
+def divisor_about(length: int, size: int) -> int:
+    """The divisor of ``length`` nearest to ``size`` among those above 1 and up to twice it; ``size`` itself if there is none.
+
+    Example:
+      >>> [divisor_about(length, 4) for length in (64, 250, 9, 11)]
+      [4, 5, 3, 4]
+    """
+    near = [d for d in divisors(length) if 1 < d <= 2 * size]
+    return min(near, key=lambda d: abs(d - size), default=size)
+
+
 def divisors(n: int) -> list[int]:
     """The divisors of ``n``, ascending.
 

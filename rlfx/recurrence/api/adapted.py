@@ -54,7 +54,7 @@ def adapted(
     if pays.pairs:
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
-    small = asked.timesteps or asked.environments or asked.offload or (plan and plan.block)
+    small = asked.less_memory or (plan is not None and plan.block is not None)
     draws = pays.starts or (not small and any(e.op in J.RANDOM for e in program.equations))
     if draws and not memory_first and asked.loops is None:  # fused steps draw in their kernel
         asked = replace(asked, ahead=room.draws)

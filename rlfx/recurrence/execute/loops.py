@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import multiplies
+from rlfx.recurrence.analysis.divisors import divisor_about
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.ending import while_somebody
 from rlfx.recurrence.execute.host import to_host
@@ -23,20 +24,6 @@ from rlfx.recurrence.language.index import Lookup, Point, Slice
 from rlfx.recurrence.language.primitives import reduce_p
 from rlfx.recurrence.schedule.physical import Repeated
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
-
-
-def at_once(length: int, about: int) -> int:
-    """How many of a loop's iterations are one of the program's: a divisor of its length near ``about``, if there is one.
-
-    What is left over would be put behind the others, in copies of all that is stacked.
-
-    Example:
-      >>> at_once(64, 4), at_once(250, 4), at_once(11, 4), at_once(11, 1)
-      (4, 5, 4, 1)
-    """
-    divisors = [n for n in range(2, 2 * about + 1) if length % n == 0]
-    return about if about == 1 or not divisors else min(divisors, key=lambda n: abs(n - about))
-
 
 #: Equations, at most, of all iterations that are one of a program's: more take long to compile.
 _MOST = 1024
@@ -56,8 +43,10 @@ class Scan:
     differentiable = True
 
     def of(self, loop: Loop) -> Self:
-        nested = any(e.op in (J.SCAN, J.WHILE) or e.calls for e in loop.body)
         mine = replace(self, again=self.differentiable and is_made_again(loop))
+        if self.unroll == 1:
+            return mine
+        nested = any(e.op in (J.SCAN, J.WHILE) or e.calls for e in loop.body)
         return mine.rolled() if nested or len(loop.body) * self.unroll > _MOST else mine
 
     def rolled(self) -> Self:
@@ -71,8 +60,8 @@ class Scan:
         return jax.lax.scan(step, init, xs, reverse=backward, unroll=self.together(xs))
 
     def together(self, xs: Any) -> int:
-        """How many iterations over ``xs`` are one."""
-        return at_once(jax.tree.leaves(xs)[0].shape[0], self.unroll)
+        """How many iterations over ``xs`` are one. What is left over would be put behind the others, in copies of all stacks."""
+        return 1 if self.unroll == 1 else divisor_about(jax.tree.leaves(xs)[0].shape[0], self.unroll)
 
 
 def is_made_again(loop: Loop) -> bool:

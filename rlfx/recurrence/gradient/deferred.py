@@ -73,11 +73,11 @@ class Deferring(Scan):
     most_rows: int = 0
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
-        found = _deferred(self, step, init, xs, backward)
+        found = _contracted_after(self, step, init, xs, backward)
         return super().__call__(step, init, xs, backward, going) if found is None else found
 
 
-def _deferred(by: Deferring, step: Callable, init: Any, xs: Any, backward: bool) -> tuple | None:
+def _contracted_after(by: Deferring, step: Callable, init: Any, xs: Any, backward: bool) -> tuple | None:
     """As the loop; None if there is nothing that comes after it."""
     leaves, structure = tree.tree_flatten((init, xs))
     split = len(tree.tree_leaves(init))

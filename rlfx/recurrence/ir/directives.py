@@ -75,6 +75,11 @@ class Directives:
     inside: Inside | None = None
     loops: Any = None
 
+    @property
+    def less_memory(self) -> bool:
+        """Whether the program asks for less memory: for tiles, or for host memory."""
+        return bool(self.timesteps or self.environments or self.offload)
+
     def __str__(self) -> str:
         given = ((f.name, getattr(self, f.name)) for f in fields(self))
         return ", ".join(f"{name}={value!r}" for name, value in given if value not in (None, ()))

@@ -43,7 +43,7 @@ class Options:
 
     def is_free(self, learner: Learner) -> bool:
         """Whether nobody asks for a plan, or for less memory."""
-        return self.plan is None and self.memory_budget is None and not _asks(learner)
+        return self.plan is None and self.memory_budget is None and not learner.program.directives.less_memory
 
     def __call__(
         self, rule: GradientRule, learner: Learner, order: Sequence[Var], batch: int, axes: tuple[Added, ...] = ()
@@ -58,7 +58,7 @@ class Options:
             return checked(self.plan, learner, order, batch, rule.target)
         copies = math.prod(axis.size for axis in axes)
         best = choose(learner, order, batch, rule.target, _in_blocks(rule, learner), copies)
-        if learner.program.loss is not None and not _asks(learner):
+        if learner.program.loss is not None and not learner.program.directives.less_memory:
             estimated = lambda plan: evaluator_of(rule, order, axes, learner).estimated(plan)  # noqa: E731
             best = evaluated_once(best, learner, order, batch, rule.target, estimated, copies)
             if _in_blocks(rule, learner):
@@ -85,12 +85,6 @@ def _in_blocks(rule: GradientRule, learner: Learner) -> bool:
     if learner.program.loss is None:
         return False
     return rule.once(("in blocks", learner), lambda: why_not("blocks", learner) is None)
-
-
-def _asks(learner: Learner) -> bool:
-    """Whether the program asks for less memory: for tiles, or for host memory."""
-    asked = learner.program.directives
-    return bool(asked.timesteps or asked.environments or asked.offload)
 
 
 def evaluator_of(

@@ -37,13 +37,13 @@ def fused(
     program, asked = graph.program, graph.program.directives.inside
     if asked is None or "t" in program.directives.vectorize:
         return frozenset()
-    for could, pays in (
-        (_candidates(graph, levels, level, needed), lambda e: e.op in PRODUCTS),
-        (_candidates(graph, levels, level, needed, products=False), lambda e: grows(e, program)),
-    ):
+    for products in (True, False):
+        could = _candidates(graph, levels, level, needed, products)
+        if not any(e.op in PRODUCTS if products else grows(e, program) for e in could):
+            continue
         given = [v for e in could for v in e.outputs if not needed.isdisjoint(graph.users.get(v, ()))]
         leaves = sum(bytes_in_all(v, program, asked.batch) for v in given) > asked.room
-        if leaves and any(map(pays, could)) and (inside := _cheapest(could, needed, graph, asked)):
+        if leaves and (inside := _cheapest(could, needed, graph, asked)):
             return inside
     return frozenset()
 
@@ -73,9 +73,9 @@ def bytes_spared(inside: AbstractSet[Equation], graph: Graph) -> int:
 
 
 def _candidates(
-    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation], products: bool = True
+    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation], products: bool
 ) -> set[Equation]:
-    """What the loop may compute: nothing before it, and no other timestep of it, uses it."""
+    """What the loop may compute, with ``products`` or without: nothing before it, and no other timestep of it, uses it."""
     program, found = graph.program, set()
 
     def may(e: Equation) -> bool:
