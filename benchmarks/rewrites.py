@@ -163,6 +163,18 @@ def compares(width, batch, length=64):
     return loss, w, jnp.zeros((batch,)), length, batch
 
 
+def measures(width, batch, length=64):
+    """How alike all pairs of ``width`` codes are, of 16 numbers each."""
+
+    def loss(w, x, t):
+        seen = rlfx.inputs(w["data"])[t]
+        ours, theirs = (jnp.tanh(seen @ w[name]).reshape(width, 16) for name in ("ours", "theirs"))
+        return jnp.sin((ours[:, None] * theirs[None]).sum(-1)).mean(), x
+
+    w = {"ours": normal(16, 16 * width), "theirs": normal(16, 16 * width), "data": normal(length, batch, 16)}
+    return loss, w, jnp.zeros((batch,)), length, batch
+
+
 def decodes(width, batch, length=64):
     """What is told of a state at sixteen points, the same at every timestep."""
 
@@ -195,7 +207,7 @@ def remembers_boards(width, batch, length=16, channels=16):
 
 
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
-BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1,
+BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1, "contracted": 1,
           "patches": 1 << 40}  # fmt: skip
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
@@ -210,6 +222,7 @@ CASES = {
     "unrolled": (planned, [(16, 4), (16, 64), (64, 16), (64, 64), (256, 16)], True, 0),
     "apart": (decodes, [(8, 4), (8, 64), (32, 4), (32, 64), (128, 16)], True, False),
     "pairs": (compares, [(8, 16), (16, 1), (16, 16), (16, 128), (32, 16), (64, 1), (64, 16), (200, 16)], True, 0),
+    "contracted": (measures, [(4, 4), (4, 64), (6, 16), (8, 4), (8, 64), (16, 16), (32, 16)], True, 0),
     "narrow": (acts, [(8, 64), (16, 64), (16, 512), (16, 4096), (32, 64), (32, 512), (64, 512), (64, 4096)], True, 0),
 }
 

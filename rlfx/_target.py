@@ -95,6 +95,8 @@ class Rewrites:
       unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
       apart: products of what is put together from parts that vary less are sums of products (``rewrite/apart.py``).
       pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
+      contracted: sums of at least so many products of what is spread are products of matrices (``rewrite/contracted.py``); 0:
+        never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
       inside: what a loop over time could be given for all timesteps is computed in it, if it would leave the cache: products, and
@@ -119,6 +121,7 @@ class Rewrites:
     unrolled: int = 0
     apart: bool = False
     pairs: int = 0
+    contracted: int = 0
     packed: int = 0
 
 
@@ -249,6 +252,7 @@ def _cpu() -> Target:
             unrolled=512,
             apart=True,
             pairs=64,
+            contracted=512,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

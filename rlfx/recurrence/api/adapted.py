@@ -14,6 +14,7 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
+from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -39,6 +40,8 @@ def adapted(
     program = rewritten(with_shares, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:
         program = rewritten(with_reals, program)
+    if pays.contracted:
+        program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:
         program = rewritten(with_fast_bodies, program)
     if pays.channels_last:

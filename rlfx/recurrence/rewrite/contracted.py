@@ -1,0 +1,170 @@
+"""Sums of products of what is spread, as products of matrices: ``(x[:, None] * y[None, :]).sum(-1)`` is ``x @ y.T``.
+
+Cosines of all pairs of codes, scores of all pairs of agents: as they are often written, each pair has numbers of its own, which
+XLA adds up one by one, and writes for the derivative. They are a product of two matrices, and so are their derivatives.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.interpret import inlined
+from rlfx.recurrence.ir.program import Atom, Equation, Program
+from rlfx.recurrence.language.primitives import whole_p
+
+_SUM, _TIMES, _BROADCAST, _TRANSPOSE = map(J.primitive, ("reduce_sum", "mul", "broadcast_in_dim", "transpose"))
+
+#: The axes over which an operand is spread, and the one that is added up, have at least so many numbers.
+_FEW = 4
+
+
+class Made(NamedTuple):
+    """How a value is made: of a program's equation, or a jaxpr's."""
+
+    op: Any
+    params: Mapping[str, Any]
+    inputs: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What is spread over the axes of a product.
+
+    Attributes:
+      value: before it is spread.
+      along: for each of its axes that of the product; None: it has one number there.
+    """
+
+    value: Any
+    along: tuple[int | None, ...]
+
+    @property
+    def axes(self) -> frozenset[int]:
+        return frozenset(a for a in self.along if a is not None)
+
+    def sorted(self, x: Any) -> Any:
+        """The value, its axes in the order of the product's, without those of one number."""
+        order = sorted((a, i) for i, a in enumerate(self.along) if a is not None)
+        alone = tuple(i for i, a in enumerate(self.along) if a is None)
+        return jnp.transpose(x, (*(i for _, i in order), *alone)).reshape([x.shape[i] for _, i in order])
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of a product of two operands, each spread over axes of the other.
+
+    Attributes:
+      operands: of the product.
+      over: its axes that are added up.
+    """
+
+    operands: tuple[Operand, Operand]
+    over: frozenset[int]
+
+    def __call__(self, *values: Any) -> Any:
+        """The sum, as one product of matrices as exact as a sum of products is."""
+        first, second = self.operands
+        x, y = (operand.sorted(value) for operand, value in zip(self.operands, values, strict=True))
+        place = lambda operand, axes: tuple(sorted(operand.axes).index(a) for a in sorted(axes))  # noqa: E731
+        batched = (first.axes & second.axes) - self.over
+        numbers = tuple(tuple(place(operand, axes) for operand in self.operands) for axes in (self.over, batched))
+        out = jax.lax.dot_general(x, y, numbers, jax.lax.Precision.HIGHEST, x.dtype)  # type: ignore[arg-type]
+        axes = (*sorted(batched), *sorted(first.axes - second.axes), *sorted(second.axes - first.axes))
+        return jnp.transpose(out, [axes.index(a) for a in sorted(axes)])
+
+
+def with_contractions(program: Program, fewest: int) -> Program:
+    """The program with products of matrices for such sums of ``fewest`` products or more; without any it is ``program``.
+
+    Meaning-preserving up to the order of sums. Those in bodies of ``rlfx.shared`` are, too.
+    """
+    definition = {v: Made(e.op, e.params, e.inputs) for e in program.equations for v in e.outputs}
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        found = _contraction(Made(e.op, e.params, e.inputs), definition.get, fewest)
+        alone = found is not None and len(program.users.get(e.inputs[0], ())) == 1  # type: ignore[arg-type]
+        return (found, [o.value for o in found.operands]) if found is not None and alone else None
+
+    program = exchanged(program, instead)
+    bodies = {e: body for e in program.equations if e.op is whole_p and (body := _body(e.params["jaxpr"], fewest))}
+    if not bodies:
+        return program
+    equations = (replace(e, params={**e.params, "jaxpr": bodies[e]}) if e in bodies else e for e in program.equations)
+    return replace(program, equations=tuple(equations))
+
+
+def _body(body: Any, fewest: int) -> Any | None:
+    """A closed jaxpr with its sums as products; None if it has none."""
+    flat = jax.make_jaxpr(inlined(J.jaxpr_as_fun(body.jaxpr, body.consts)))(*body.in_avals)
+    definition = {v: Made(e.primitive, e.params, e.invars) for e in flat.jaxpr.eqns for v in e.outvars}
+    known = lambda v: None if J.is_literal(v) else definition.get(v)  # noqa: E731
+    of = ((v, _contraction(made, known, fewest)) for v, made in definition.items())
+    found = {v: contraction for v, contraction in of if contraction is not None}
+    if not found:
+        return None
+    return J.without_dead_code(jax.make_jaxpr(functools.partial(_evaluated, flat, found))(*body.in_avals))
+
+
+def _evaluated(body: Any, found: Mapping[Any, Contraction], *args: Any) -> list:
+    """The outputs of a jaxpr, some of whose values are contractions."""
+    env = dict(zip((*body.jaxpr.constvars, *body.jaxpr.invars), (*body.consts, *args), strict=True))
+    read = lambda v: v.val if J.is_literal(v) else env[v]  # noqa: E731
+    for e in body.jaxpr.eqns:
+        with e.ctx.manager:
+            if (contraction := found.get(e.outvars[0])) is not None:
+                outs = [contraction(*(read(operand.value) for operand in contraction.operands))]
+            else:
+                outs = J.bind_again(e, *map(read, e.invars))
+        env.update(zip(e.outvars, outs, strict=True))
+    return list(map(read, body.jaxpr.outvars))
+
+
+def _contraction(total: Made, definition: Callable[[Any], Made | None], fewest: int) -> Contraction | None:
+    """The contraction that a sum is; None if it is none, or is too small."""
+    if total.op is not _SUM or (product := definition(total.inputs[0])) is None or product.op is not _TIMES:
+        return None
+    shape, dtype = _type(total.inputs[0])
+    if J.symbolic_axes(shape) or math.prod(shape) < fewest:
+        return None
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
+        return None  # each product is rounded to few bits
+    if any(len(_type(v)[0]) != len(shape) for v in product.inputs):
+        return None  # a number times all of them
+    first, second = (_operand(v, len(shape), definition) for v in product.inputs)
+    over = frozenset(total.params["axes"])
+    among = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
+    spread = first.axes - second.axes, second.axes - first.axes
+    if not over <= first.axes & second.axes or min(map(among, (over, *spread))) < _FEW:
+        return None
+    return Contraction((first, second), over)
+
+
+def _operand(v: Any, axes: int, definition: Callable[[Any], Made | None]) -> Operand:
+    """What is spread, and along which axes."""
+    along: list[int | None] = list(range(axes))
+    while (made := definition(v)) is not None and len(made.inputs) == 1:
+        if made.op is _BROADCAST:
+            along = [along[d] for d in made.params["broadcast_dimensions"]]
+        elif made.op is _TRANSPOSE:
+            order = made.params["permutation"]
+            along = [along[order.index(i)] for i in range(len(order))]
+        else:
+            break
+        (v,) = made.inputs
+        along = [None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)]
+    return Operand(v, tuple(None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)))
+
+
+def _type(v: Any) -> tuple[tuple, Any]:
+    """Shape and dtype of a program's value, or of a jaxpr's."""
+    of = v if hasattr(v, "shape") else v.aval
+    return tuple(of.shape), of.dtype
