@@ -1,5 +1,7 @@
 """Gradients that are differentiated: products with Hessians are those of the same loss in jnp, of all timesteps at once."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,6 +115,100 @@ def test_other_outputs():
 def test_devices_share_the_environments():
     mesh = jax.make_mesh((2,), ("b",), devices=jax.devices()[:2])
     close(jax.jit(lambda: product(compiled(network, mesh=mesh)))(), product(by_jnp(network)))
+
+
+# -- copies under jax.vmap, a few at a time
+
+TASKS = 5
+TASK_DATA = jax.random.normal(K[4], (TASKS, T, B, D))
+CPU = rlfx.target("cpu")
+
+
+def with_tile(tile):
+    return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile))
+
+
+def adapted(loss):
+    """The loss of what one step on a task leads to."""
+
+    def of_task(p, data):
+        return loss(jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p, data)), jnp.cos(data))
+
+    return of_task
+
+
+def of_data(step, **how):
+    def f(given, h, t):
+        p, data = given
+        y, h = step(p, rlfx.inputs(data)[t], h, t)
+        return (y**2).sum() + jnp.sin(y[0]), h
+
+    fn = rlfx.compile(f, length=T, batch=B, **how)
+    return lambda p, data: fn((p, data), jnp.zeros((B, H)))[0]
+
+
+def data_in_jnp(step):
+    def loss(p, data):
+        body = lambda h, x: step(p, x, h, 0)[::-1]  # noqa: E731
+        y = jax.lax.scan(body, jnp.zeros((B, H)), data)[1]
+        return ((y**2).sum(-1) + jnp.sin(y[..., 0])).mean()
+
+    return loss
+
+
+def meta_gradient(loss, data=TASK_DATA, **how):
+    """Of weights, which tasks share, and of the data, which they don't."""
+    mean = lambda p, data: jax.vmap(adapted(loss), (None, 0), **how)(p, data).mean()  # noqa: E731
+    return jax.jit(jax.value_and_grad(mean, (0, 1)))(P, data)
+
+
+@pytest.mark.parametrize("step", [network, recurrence])
+@pytest.mark.parametrize("tile", [1, 1 << 30])
+def test_gradients_through_steps_of_many_tasks(step, tile):
+    """In turn, and all together."""
+    expected = meta_gradient(data_in_jnp(step))
+    close(meta_gradient(of_data(step, target=with_tile(tile))), expected)
+
+
+def test_a_named_axis_stays_one():
+    close(meta_gradient(of_data(network, target=with_tile(1)), axis_name="tasks"), meta_gradient(data_in_jnp(network)))
+
+
+def test_copies_of_copies():
+    data = jnp.stack([TASK_DATA, jnp.sin(TASK_DATA)])
+
+    def found(loss):
+        mean = lambda p: jax.vmap(jax.vmap(adapted(loss), (None, 0)), (None, 0))(p, data).mean()  # noqa: E731
+        return jax.jit(jax.grad(mean))(P)
+
+    for tile in (1, 100_000):
+        close(found(of_data(network, target=with_tile(tile))), found(data_in_jnp(network)))
+
+
+def test_gradients_of_tasks_forwards():
+    def pushed(loss):
+        gradients = lambda p: jax.vmap(jax.grad(loss), (None, 0))(p, TASK_DATA)  # noqa: E731
+        return jax.jit(lambda: jax.jvp(gradients, (P,), (V,)))()
+
+    close(pushed(of_data(recurrence, target=with_tile(1))), pushed(data_in_jnp(recurrence)))
+
+
+def test_tasks_in_turn_take_the_memory_of_one():
+    tasks, length, batch, width = 16, 16, 16, 64
+    p = {"in": jnp.ones((width, width)) / width, "out": jnp.ones((width, 2)) / width}
+    data = jnp.ones((tasks, length, batch, width))
+
+    def f(given, h, t):
+        p, data = given
+        return ((jnp.tanh(jnp.tanh(rlfx.inputs(data)[t] @ p["in"]) @ p["in"]) @ p["out"]) ** 2).sum(), h
+
+    def taken(tile):
+        fn = rlfx.compile(f, length=length, batch=batch, target=with_tile(tile))
+        loss = lambda p, data: fn((p, data), jnp.zeros(batch))[0]  # noqa: E731
+        mean = lambda p: jax.vmap(adapted(loss), (None, 0))(p, data).mean()  # noqa: E731
+        return jax.jit(jax.grad(mean)).lower(p).compile().memory_analysis().temp_size_in_bytes
+
+    assert taken(1 << 19) < 0.4 * taken(1 << 30)
 
 
 def wide(length=256, batch=32, width=64):

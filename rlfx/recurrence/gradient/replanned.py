@@ -6,8 +6,9 @@ traced (around ``jax.jit``, or around a training loop in ``jax.lax.scan``), so t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -34,12 +35,25 @@ class Added:
 Make = Callable[[tuple[Added, ...]], Callable]
 
 
-def planned(make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Make | None = None) -> Any:
+@dataclass(frozen=True)
+class Moved:
+    """What is differentiated where a call is, with the same results.
+
+    Attributes:
+      make: it.
+      together: up to so many copies under ``jax.vmap`` are one; more are made in turn. None: all are one.
+    """
+
+    make: Make
+    together: int | None = None
+
+
+def planned(make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Moved | None = None) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
     the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types. ``moved``: what is
-    differentiated, with the same results, where the call is; None: what is computed.
+    differentiated; None: what is computed.
     """
     leaves, types = typed(args)
     structure = types[0]
@@ -47,7 +61,7 @@ def planned(make: Make, of: Any, *args: Any, once: Callable | None = None, moved
     def flattened(make: Make) -> Make:
         return lambda axes: lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
 
-    flat, other = flattened(make), None if moved is None else flattened(moved)
+    flat, other = flattened(make), None if moved is None else replace(moved, make=flattened(moved.make))
 
     def body() -> tuple:
         return jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
@@ -78,12 +92,31 @@ def _again(args: Sequence, added: tuple, *, jaxpr: Any, make: Make, axes: tuple[
     return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "make": make, "axes": axes, **params}
 
 
-def _moved(*, moved: Make | None, axes: tuple[Added, ...], **_: Any) -> Callable | None:
+def _moved(*, moved: Moved | None, axes: tuple[Added, ...], **_: Any) -> Callable | None:
     """What is differentiated in place of the call."""
     if moved is None:
         return None
-    fn = mapped(moved(axes), axes)
+    fn = _in_turn(moved.make(axes), axes, moved.together)
     return lambda *leaves: jax.tree.leaves(fn(*leaves))
+
+
+def _in_turn(fn: Callable, axes: tuple[Added, ...], together: int | None) -> Callable:
+    """``fn`` over its axes; of many copies those of the outermost one in turn, computed again for their derivative."""
+    *inner, outer = axes or (None,)
+    few = together is None or math.prod(axis.size for axis in axes) <= together
+    if few or outer is None or outer.name is not None:
+        return mapped(fn, axes)
+    of_all = mapped(fn, inner)
+
+    def run(*args: Any) -> Any:
+        def of_one(own: list) -> Any:
+            left = iter(own)
+            return of_all(*(next(left) if v else x for x, v in zip(args, outer.varies, strict=True)))
+
+        own = [x for x, v in zip(args, outer.varies, strict=True) if v]
+        return jax.lax.map(jax.checkpoint(of_one, prevent_cse=False), own)
+
+    return run
 
 
 _planned_p = J.Staged("rlfx_planned", _again, _moved)

@@ -26,20 +26,23 @@ from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.gradient.called import Call, called
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
-from rlfx.recurrence.gradient.replanned import Added, planned, typed
+from rlfx.recurrence.gradient.replanned import Added, Moved, planned, typed
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.language.domain import depth
 from rlfx.recurrence.language.precision import narrowed
 from rlfx.recurrence.rewrite.caching import with_caching
-from rlfx.recurrence.schedule.learner import Learner, plan_learner
+from rlfx.recurrence.schedule.learner import Learner, plan_learner, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
 
 tree = jax.tree_util
 
 _BODY = "body"
+
+#: So many copies of a differentiated gradient that fit the cache together are too small to be computed one after the other.
+_SMALL = 8
 
 
 class Planner(Protocol):
@@ -262,10 +265,14 @@ class GradientRule:
         """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better.
 
         One equation of what calls it: another program, or a function that is explained. Where that differentiates it once more
-        (products with a Hessian), all timesteps are evaluated at once: what blocks leave to be computed again would be stored.
+        (products with a Hessian), all timesteps are evaluated at once: what blocks leave to be computed again would be stored. Of
+        the copies of a ``vmap`` (tasks, whose weights take a step first) one after the other, if they are large for the cache:
+        what is stored is that of one, and its weights' gradients are its own.
         """
-        free = self.planner.is_free(learner)
-        moved = functools.partial(evaluate, rule=self.moved) if free else None
+        free, tile = self.planner.is_free(learner), self.target.room.tile
+        each = temporaries(Plan(), learner, self.split.batch)
+        together = None if tile is None or each * _SMALL < tile else int(tile / each)
+        moved = Moved(functools.partial(evaluate, rule=self.moved), together) if free else None
         of = Call(self, "value and gradient", perturbed, learner.targets)
         return planned(evaluate, of, *args, moved=moved, **how)
 
