@@ -28,7 +28,7 @@ from rlfx._jaxpr.context import (
 from rlfx._jaxpr.cores import core_devices, devices_like, moved
 from rlfx._jaxpr.deferred import DEFERRED, deferred
 from rlfx._jaxpr.derivatives import backward_of, closure_count, has_own_derivative, varies_with, with_own_cotangents
-from rlfx._jaxpr.device import backend_has_started, computed_once, platform, stays_a_call
+from rlfx._jaxpr.device import backend_has_started, computed_once, has_one_device, platform, stays_a_call
 from rlfx._jaxpr.dims import (
     DIM_AS_VALUE,
     InconclusiveDimension,

@@ -17,6 +17,11 @@ def platform() -> str:
     return jax.default_backend() if device is None else device.platform
 
 
+def has_one_device() -> bool:
+    """Whether nothing can be split over devices."""
+    return jax.device_count() == 1
+
+
 def backend_has_started() -> bool:
     """Whether jax has initialised its devices: their number is fixed from then on."""
     return xla_bridge.backends_are_initialized()

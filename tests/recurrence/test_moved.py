@@ -9,6 +9,8 @@ import pytest
 
 import rlfx
 from rlfx import Plan
+from rlfx import _jaxpr as J
+from rlfx.recurrence.gradient import rule
 from rlfx.recurrence.gradient.rule import Fixed
 
 T, B, D, H = 12, 4, 3, 5
@@ -124,6 +126,11 @@ TASK_DATA = jax.random.normal(K[4], (TASKS, T, B, D))
 CPU = rlfx.target("cpu")
 
 
+@pytest.fixture
+def one_device(monkeypatch):
+    monkeypatch.setattr(J, "has_one_device", lambda: True)
+
+
 def with_tile(tile):
     return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile))
 
@@ -164,17 +171,17 @@ def meta_gradient(loss, data=TASK_DATA, **how):
 
 @pytest.mark.parametrize("step", [network, recurrence])
 @pytest.mark.parametrize("tile", [1, 1 << 30])
-def test_gradients_through_steps_of_many_tasks(step, tile):
+def test_gradients_through_steps_of_many_tasks(one_device, step, tile):
     """In turn, and all together."""
     expected = meta_gradient(data_in_jnp(step))
     close(meta_gradient(of_data(step, target=with_tile(tile))), expected)
 
 
-def test_a_named_axis_stays_one():
+def test_a_named_axis_stays_one(one_device):
     close(meta_gradient(of_data(network, target=with_tile(1)), axis_name="tasks"), meta_gradient(data_in_jnp(network)))
 
 
-def test_copies_of_copies():
+def test_copies_of_copies(one_device):
     data = jnp.stack([TASK_DATA, jnp.sin(TASK_DATA)])
 
     def found(loss):
@@ -185,7 +192,7 @@ def test_copies_of_copies():
         close(found(of_data(network, target=with_tile(tile))), found(data_in_jnp(network)))
 
 
-def test_gradients_of_tasks_forwards():
+def test_gradients_of_tasks_forwards(one_device):
     def pushed(loss):
         gradients = lambda p: jax.vmap(jax.grad(loss), (None, 0))(p, TASK_DATA)  # noqa: E731
         return jax.jit(lambda: jax.jvp(gradients, (P,), (V,)))()
@@ -193,7 +200,7 @@ def test_gradients_of_tasks_forwards():
     close(pushed(of_data(recurrence, target=with_tile(1))), pushed(data_in_jnp(recurrence)))
 
 
-def test_tasks_in_turn_take_the_memory_of_one():
+def test_tasks_in_turn_take_the_memory_of_one(one_device):
     tasks, length, batch, width = 16, 16, 16, 64
     p = {"in": jnp.ones((width, width)) / width, "out": jnp.ones((width, 2)) / width}
     data = jnp.ones((tasks, length, batch, width))
@@ -209,6 +216,30 @@ def test_tasks_in_turn_take_the_memory_of_one():
         return jax.jit(jax.grad(mean)).lower(p).compile().memory_analysis().temp_size_in_bytes
 
     assert taken(1 << 19) < 0.4 * taken(1 << 30)
+
+
+@pytest.mark.parametrize("step", [network, recurrence])
+def test_gradients_of_copies_in_turn(one_device, monkeypatch, step):
+    """Each with weights of its own, under one axis and under two; loops that multiply few rows serve all copies."""
+    p = jax.tree.map(lambda w: jnp.stack([w * (1.0 + 0.1 * i) for i in range(TASKS)]), P)
+    data, loss = TASK_DATA, data_in_jnp(step)
+    gradient = lambda loss: jax.vmap(jax.value_and_grad(loss, (0, 1)))  # noqa: E731
+    mine = lambda tile: of_data(step, target=with_tile(tile))  # noqa: E731
+    loops = lambda fn: jax.jit(fn).lower(p, data).as_text().count("stablehlo.while")  # noqa: E731
+    for rows, in_turn in ((1, True), (32, step is network)):
+        monkeypatch.setattr(rule, "_ROWS", rows)
+        close(gradient(mine(1))(p, data), gradient(loss)(p, data))
+        assert (loops(gradient(mine(1))) > loops(gradient(mine(1 << 30)))) == in_turn
+    both = lambda loss: jax.vmap(jax.vmap(jax.value_and_grad(loss), (None, 0)), (0, None))  # noqa: E731
+    close(both(mine(1))(p, data), both(loss)(p, data))
+
+
+def test_devices_may_share_the_copies():
+    """jax may split the axis over them: it stays one."""
+    p = jax.tree.map(lambda w: jnp.stack([w] * 2), P)
+    loss = of_data(network, target=with_tile(1))
+    text = jax.jit(jax.vmap(jax.grad(loss))).lower(p, TASK_DATA[:2]).as_text()
+    assert ("stablehlo.while" in text) == (jax.device_count() == 1)
 
 
 def wide(length=256, batch=32, width=64):

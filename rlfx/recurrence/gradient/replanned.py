@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,24 +36,26 @@ Make = Callable[[tuple[Added, ...]], Callable]
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What is differentiated where a call is, with the same results.
+class Turns:
+    """Up to how many copies under ``jax.vmap`` are one call; more of them are made in turn. None: all are one.
 
     Attributes:
-      make: it.
-      together: up to so many copies under ``jax.vmap`` are one; more are made in turn. None: all are one.
+      computed: of what is computed.
+      differentiated: of what is differentiated.
     """
 
-    make: Make
-    together: int | None = None
+    computed: int | None = None
+    differentiated: int | None = None
 
 
-def planned(make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Moved | None = None) -> Any:
+def planned(
+    make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Make | None = None, turns: Turns = Turns()
+) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
     the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types. ``moved``: what is
-    differentiated; None: what is computed.
+    differentiated, with the same results; None: what is computed.
     """
     leaves, types = typed(args)
     structure = types[0]
@@ -61,14 +63,14 @@ def planned(make: Make, of: Any, *args: Any, once: Callable | None = None, moved
     def flattened(make: Make) -> Make:
         return lambda axes: lambda *leaves: make(axes)(*jax.tree.unflatten(structure, leaves))
 
-    flat, other = flattened(make), None if moved is None else replace(moved, make=flattened(moved.make))
+    flat, other = flattened(make), None if moved is None else flattened(moved)
 
     def body() -> tuple:
         return jax.make_jaxpr(flat(()), return_shape=True)(*leaves)
 
     jaxpr, shapes = body() if once is None else once(types, body)
     outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
-        *leaves, jaxpr=jaxpr, of=of, make=flat, moved=other, axes=()
+        *leaves, jaxpr=jaxpr, of=of, make=flat, moved=other, turns=turns, axes=()
     )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
@@ -86,35 +88,45 @@ def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:
     return fn
 
 
-def _again(args: Sequence, added: tuple, *, jaxpr: Any, make: Make, axes: tuple[Added, ...], **params: Any) -> dict:
+def _again(
+    args: Sequence, added: tuple, *, jaxpr: Any, make: Make, turns: Turns, axes: tuple[Added, ...], **params: Any
+) -> dict:
     """The parameters of the call with one axis more."""
     axes = (*axes, Added(*added))
-    return {"jaxpr": jax.make_jaxpr(mapped(make(axes), axes))(*args), "make": make, "axes": axes, **params}
+    new = jax.make_jaxpr(_over(make, axes, turns.computed))(*args)
+    return {"jaxpr": new, "make": make, "turns": turns, "axes": axes, **params}
 
 
-def _moved(*, moved: Moved | None, axes: tuple[Added, ...], **_: Any) -> Callable | None:
+def _moved(*, moved: Make | None, turns: Turns, axes: tuple[Added, ...], **_: Any) -> Callable | None:
     """What is differentiated in place of the call."""
     if moved is None:
         return None
-    fn = _in_turn(moved.make(axes), axes, moved.together)
+    fn = _over(moved, axes, turns.differentiated, again=True)
     return lambda *leaves: jax.tree.leaves(fn(*leaves))
 
 
-def _in_turn(fn: Callable, axes: tuple[Added, ...], together: int | None) -> Callable:
-    """``fn`` over its axes; of many copies those of the outermost one in turn, computed again for their derivative."""
-    *inner, outer = axes or (None,)
-    few = together is None or math.prod(axis.size for axis in axes) <= together
-    if few or outer is None or outer.name is not None:
-        return mapped(fn, axes)
-    of_all = mapped(fn, inner)
+def _over(make: Make, axes: tuple[Added, ...], together: int | None, *, again: bool = False) -> Callable:
+    """What is made over its axes, in turn along the outer ones if there are more copies than those; ``again``: each of them is
+    computed again for its derivative."""
+    rest, turned = list(axes), []
+    while together is not None and rest and rest[-1].name is None and math.prod(axis.size for axis in rest) > together:
+        turned.append(rest.pop())
+    fn = mapped(make(tuple(rest)), rest)
+    for axis in reversed(turned):
+        fn = _in_turn(fn, axis.varies, again)
+    return fn
+
+
+def _in_turn(fn: Callable, varies: Sequence[bool], again: bool) -> Callable:
+    """``fn`` over the leading axis of the arguments that vary, one index after the other."""
 
     def run(*args: Any) -> Any:
         def of_one(own: list) -> Any:
             left = iter(own)
-            return of_all(*(next(left) if v else x for x, v in zip(args, outer.varies, strict=True)))
+            return fn(*(next(left) if v else x for x, v in zip(args, varies, strict=True)))
 
-        own = [x for x, v in zip(args, outer.varies, strict=True) if v]
-        return jax.lax.map(jax.checkpoint(of_one, prevent_cse=False), own)
+        each = jax.checkpoint(of_one, prevent_cse=False) if again else of_one
+        return jax.lax.map(each, [x for x, v in zip(args, varies, strict=True) if v])
 
     return run
 

@@ -16,6 +16,7 @@ from rlfx._target import Target
 from rlfx._tracing import traces
 from rlfx.recurrence.analysis.active import is_float
 from rlfx.recurrence.analysis.check import whole_graph
+from rlfx.recurrence.analysis.cost import multiplies_weights
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.executor import Execution, execute
 from rlfx.recurrence.execute.extent import Extent
@@ -26,7 +27,7 @@ from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.gradient.called import Call, called
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
-from rlfx.recurrence.gradient.replanned import Added, Moved, planned, typed
+from rlfx.recurrence.gradient.replanned import Added, Turns, planned, typed
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Program, Var
 from rlfx.recurrence.ir.verify import rewritten
@@ -41,8 +42,9 @@ tree = jax.tree_util
 
 _BODY = "body"
 
-#: So many copies of a differentiated gradient that fit the cache together are too small to be computed one after the other.
-_SMALL = 8
+#: So many copies of which the cache has room are too small to be computed one after the other; and loops over t that multiply
+#: weights with fewer rows.
+_SMALL, _ROWS = 8, 32
 
 
 class Planner(Protocol):
@@ -265,16 +267,22 @@ class GradientRule:
         """What is evaluated under a plan, and by another one under ``jax.vmap`` if that may be better.
 
         One equation of what calls it: another program, or a function that is explained. Where that differentiates it once more
-        (products with a Hessian), all timesteps are evaluated at once: what blocks leave to be computed again would be stored. Of
-        the copies of a ``vmap`` (tasks, whose weights take a step first) one after the other, if they are large for the cache:
-        what is stored is that of one, and its weights' gradients are its own.
+        (products with a Hessian), all timesteps are evaluated at once: what blocks leave to be computed again would be stored.
         """
-        free, tile = self.planner.is_free(learner), self.target.room.tile
-        each = temporaries(Plan(), learner, self.split.batch)
-        together = None if tile is None or each * _SMALL < tile else int(tile / each)
-        moved = Moved(functools.partial(evaluate, rule=self.moved), together) if free else None
+        moved = functools.partial(evaluate, rule=self.moved) if self.planner.is_free(learner) else None
         of = Call(self, "value and gradient", perturbed, learner.targets)
-        return planned(evaluate, of, *args, moved=moved, **how)
+        return planned(evaluate, of, *args, moved=moved, turns=self._turns(learner), **how)
+
+    def _turns(self, learner: Learner) -> Turns:
+        """Copies under ``jax.vmap`` that are large for the cache are computed one after the other, by products of their own."""
+        tile, batch = self.target.room.tile, self.split.batch
+        free = self.planner.is_free(learner) and self.sharding is None and J.has_one_device()
+        if tile is None or not free or (each := temporaries(Plan(), learner, batch)) * _SMALL < tile:
+            return Turns()
+        together = int(tile / each)
+        loops = (*learner.acting.loops, *learner.region.loops)
+        few = batch < _ROWS and any(multiplies_weights(loop.body, self.program) for loop in loops)
+        return Turns(None if few else together, together)
 
     def _body(self, key: Any, make: Callable[[], tuple]) -> tuple:
         """A jaxpr with the shapes of its results: kept if it belongs to no trace in progress."""
