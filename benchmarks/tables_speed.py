@@ -224,8 +224,22 @@ def rewrites() -> str:
     return markdown(["rewrite", "width x environments: time with it / without"], body)
 
 
+def copies() -> str:
+    """Time and memory one after the other, of those at once."""
+    return table(
+        rows("copies"),
+        {
+            "copies of": lambda r: r["program"],
+            "copies, T, B, units": lambda r: ", ".join(map(str, r["size"])),
+            "time of all at once": lambda r: f"{r['ratio']:.2f}",
+            "memory": lambda r: f"{r['in_turn_bytes'] / r['at_once_bytes']:.2f}",
+            "ms": lambda r: f"{r['in_turn_ms']:.2f}, {r['at_once_ms']:.2f}",
+        },
+    )
+
+
 TABLES = {
-    "rewrites": rewrites,
+    "rewrites": rewrites, "copies": copies,
     "acting-products": acting_products, "ppo-timerl": ppo_timerl, "ppo-grid": ppo_grid, "ppo-full": ppo_full,
     "nstep-speed": nstep_speed, "nstep-memory": nstep_memory, "random-draws": random_draws,
     "shuffle-learning": shuffle_learning, "old-and-new": old_and_new,

@@ -97,6 +97,8 @@ class Rewrites:
       pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
       contracted: sums of at least so many products of what is spread are products of matrices (``rewrite/contracted.py``); 0:
         never.
+      turns: copies under ``jax.vmap`` of which fewer than so many have room in a tile are computed one after the other
+        (``gradient/replanned.py``); 0: never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
       inside: what a loop over time could be given for all timesteps is computed in it, if it would leave the cache: products, and
@@ -122,6 +124,7 @@ class Rewrites:
     apart: bool = False
     pairs: int = 0
     contracted: int = 0
+    turns: int = 0
     packed: int = 0
 
 
@@ -253,6 +256,7 @@ def _cpu() -> Target:
             apart=True,
             pairs=64,
             contracted=512,
+            turns=8,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

@@ -132,6 +132,7 @@ def one_device(monkeypatch):
 
 
 def with_tile(tile):
+    """A cache of so many bytes."""
     return dataclasses.replace(CPU, room=dataclasses.replace(CPU.room, tile=tile))
 
 

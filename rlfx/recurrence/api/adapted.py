@@ -15,6 +15,7 @@ from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.contracted import with_contractions
+from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -58,6 +59,7 @@ def adapted(
         program = rewritten(
             functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs"
         )
+    program = merged(program)  # of the same types: nothing to verify
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
     small = asked.less_memory or (plan is not None and plan.block is not None)
     draws = pays.starts or (not small and any(e.op in J.RANDOM for e in program.equations))

@@ -42,9 +42,8 @@ tree = jax.tree_util
 
 _BODY = "body"
 
-#: So many copies of which the cache has room are too small to be computed one after the other; and loops over t that multiply
-#: weights with fewer rows.
-_SMALL, _ROWS = 8, 32
+#: A loop over t that multiplies weights with fewer rows serves all copies under ``jax.vmap``.
+_ROWS = 32
 
 
 class Planner(Protocol):
@@ -275,9 +274,9 @@ class GradientRule:
 
     def _turns(self, learner: Learner) -> Turns:
         """Copies under ``jax.vmap`` that are large for the cache are computed one after the other, by products of their own."""
-        tile, batch = self.target.room.tile, self.split.batch
+        tile, turns, batch = self.target.room.tile, self.target.rewrites.turns, self.split.batch
         free = self.planner.is_free(learner) and self.sharding is None and J.has_one_device()
-        if tile is None or not free or (each := temporaries(Plan(), learner, batch)) * _SMALL < tile:
+        if tile is None or not free or (each := temporaries(Plan(), learner, batch)) * turns < tile:
             return Turns()
         together = int(tile / each)
         loops = (*learner.acting.loops, *learner.region.loops)
