@@ -7,6 +7,7 @@ differentiated, at a timestep of the program that acts. What to do at the end of
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import rlfx.envs
 from rlfx.training import draw_times
 
 LENGTH, ENVS, UPDATES, HIDDEN = 100, 16, 60, 16  # of each environment: 6,000 timesteps, one step of learning at every second
-CAPACITY, SAMPLES, BURN, LEARNED, WARMUP, EVERY = 1_000, 32, 4, 12, 100, 2
+CAPACITY, SAMPLES, BURN, LEARNED, WARMUP, EVERY = 6_000, 128, 4, 12, 100, 2
 GAMMA, LAMBDA, POLYAK, LEARNING_RATE, EPSILON, EXPLORE = 0.97, 0.8, 0.02, 2e-3, 0.05, 2_000
 BAR = 0.95  # the mean return of 100 greedy episodes, of at most 1; in half of the updates, and held
 
@@ -58,9 +59,6 @@ class Carry(NamedTuple):
     learner: Any  # Shared
 
 
-optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(LEARNING_RATE))
-
-
 def unrolled(networks, hs, t):
     """A timestep of a stored sequence: the loss of both networks' values along it; nothing of the burn-in."""
     params, target, sequence = networks
@@ -84,7 +82,7 @@ def unrolled(networks, hs, t):
 sequence_loss = rlfx.compile(unrolled, length=BURN + LEARNED, batch=SAMPLES)
 
 
-def learn(learner, sequences):
+def learn(optimizer, learner, sequences):
     """One step, from ``sequences[SAMPLES, BURN + LEARNED]``."""
     by_time = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), sequences)
 
@@ -97,7 +95,7 @@ def learn(learner, sequences):
     return Learner(params, optax.incremental_update(params, learner.target, POLYAK), opt_state)
 
 
-def make_timestep(envs):
+def make_timestep(optimizer, envs):
     def timestep(_, carry, t):
         obs = env.observe(carry.state)
         h, q = q_values(carry.learner.params, carry.h, obs)
@@ -112,7 +110,7 @@ def make_timestep(envs):
         b = jax.random.randint(which, (SAMPLES, 1), 0, envs).repeat(n, 1)
         sequences = memory[i[:, None] + jnp.arange(n), b]
         learns = (t >= WARMUP) & (t % EVERY == 0)
-        learner = jax.lax.cond(learns, learn, lambda learner, _: learner, carry.learner, sequences)
+        learner = jax.lax.cond(learns, partial(learn, optimizer), lambda learner, _: learner, carry.learner, sequences)
         return Carry(state, jnp.where(step.done, 0.0, h), memory.history, learner), step.reward
 
     return timestep
@@ -124,7 +122,9 @@ def greedy(agent, h, obs, key):
 
 
 def make(*, length=LENGTH, envs=ENVS, updates=UPDATES, hidden=HIDDEN, mesh=None):
-    update = going_on(make_timestep(envs), length=length, envs=envs, mesh=mesh)
+    rate = optax.linear_schedule(LEARNING_RATE, 0.0, updates * length // EVERY)
+    optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
+    update = going_on(make_timestep(optimizer, envs), length=length, envs=envs, mesh=mesh)
 
     def init(key):
         embed, recurrent, head, env_key = jax.random.split(key, 4)
