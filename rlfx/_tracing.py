@@ -41,9 +41,7 @@ class _Rarely:
     def __exit__(self, *_: Any) -> None:
         with self._lock:
             self._inside -= 1
-            if not self._inside and gc.get_threshold()[0] == max(
-                self._before[0], OBJECTS
-            ):  # nobody has set another one
+            if not self._inside and gc.get_threshold()[0] == max(self._before[0], OBJECTS):  # nobody has set another one
                 gc.set_threshold(*self._before)
 
 

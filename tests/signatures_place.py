@@ -194,9 +194,7 @@ PLACEMENT = [
     ),
     Signature("with_memory", MACHINE.with_memory, {"nbytes": 1e9}, {"nbytes": ABOVE_ZERO}),
     Signature("with_links", MACHINE.with_links, {"bytes_per_second": 1e9}, {"bytes_per_second": ABOVE_ZERO}),
-    Signature(
-        "with_shared_links", MACHINE.with_shared_links, {}, {"slower_than": ABOVE_ZERO | takes("inf", "all links")}
-    ),
+    Signature("with_shared_links", MACHINE.with_shared_links, {}, {"slower_than": ABOVE_ZERO | takes("inf", "all links")}),
     Signature(
         "fitted",
         MACHINE.fitted,

@@ -296,19 +296,8 @@ def _check_fits(problem: Problem, label: str) -> None:
 jax.tree_util.register_dataclass(
     Problem,
     data_fields=[
-        "exec_time",
-        "transfer_time",
-        "edges",
-        "nbytes",
-        "input_bytes",
-        "input_edges",
-        "memory",
-        "held",
-        "source_bytes",
-        "source_time",
-        "source_home",
-        "source_edges",
-        "lane",
+        "exec_time", "transfer_time", "edges", "nbytes", "input_bytes", "input_edges", "memory", "held",
+        "source_bytes", "source_time", "source_home", "source_edges", "lane",
     ],
     meta_fields=["metas", "names"],
 )

@@ -140,9 +140,7 @@ def staged(
         frozenset(i for a in _argnums(label, given, args, what) for i in range(spans[a], spans[a + 1]))
         for what, given in (("constant_argnums", constant_argnums), ("donate_argnums", donate_argnums))
     ]
-    return flat.graph(
-        groups, argument_names(fn, args), consts, jax.tree.structure(args), jax.tree.structure(out_shape)
-    )(
+    return flat.graph(groups, argument_names(fn, args), consts, jax.tree.structure(args), jax.tree.structure(out_shape))(
         carried=_carried(label, args, out_shape, carry),
         constant=of_arguments[0] | frozenset(range(spans[-1], spans[-1] + len(consts))),
         donated=of_arguments[1],
@@ -236,19 +234,7 @@ class _Flat:
             ins.append(list(dict.fromkeys(v for eqn in eqns for v in self.reads(eqn) if v not in made)))
         wanted |= {v for reads in ins for v in reads}
         nodes = [
-            Node(
-                f"{label}[{i}]",
-                "input",
-                i,
-                "input",
-                (Step((i,), (), _nothing),),
-                (i,),
-                (),
-                0.0,
-                0.0,
-                _nbytes(v.aval),
-                label,
-            )
+            Node(f"{label}[{i}]", "input", i, "input", (Step((i,), (), _nothing),), (i,), (), 0.0, 0.0, _nbytes(v.aval), label)
             for i, (v, label) in enumerate(zip(self.inputs, _labels(names, consts), strict=True))
         ]
         for at, (group, eqns, reads) in enumerate(zip(groups, programs, ins, strict=True)):

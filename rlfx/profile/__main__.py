@@ -224,9 +224,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
     groups = {name: [read(one) for one in name.split(",") if one] for name in (arguments.before, *arguments.after)}
     for name in (name for name, runs in groups.items() if not runs):
-        raise ProfileError(
-            located(f"{name!r} names no directory.", fix="Give directories, repeated runs with commas: a1,a2.")
-        )
+        raise ProfileError(located(f"{name!r} names no directory.", fix="Give directories, repeated runs with commas: a1,a2."))
     reports = {name: runs[0] for name, runs in groups.items()}
     if any("," in name for name in groups):
         print(repeated(groups))
@@ -236,9 +234,7 @@ def compare(arguments: argparse.Namespace) -> None:
         print(several(reports))
     if arguments.plot:
         with _written():
-            _figures().bars(dict(zip(apart(groups), groups.values(), strict=True))).figure.savefig(
-                arguments.plot, dpi=150
-            )
+            _figures().bars(dict(zip(apart(groups), groups.values(), strict=True))).figure.savefig(arguments.plot, dpi=150)
 
 
 def attach(arguments: argparse.Namespace) -> None:

@@ -78,7 +78,9 @@ def _program() -> str:
     beside = pathlib.Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.is_file() else shutil.which("py-spy")
     if program is None:
-        raise ProfileError(located("attach needs py-spy, which is not installed.", fix="pip install 'rlfx[attach]'"))
+        raise ProfileError(
+            located("attach needs py-spy, which is not installed.", fix="pip install 'rlfx[attach]'")
+        )
     return program
 
 

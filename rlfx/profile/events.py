@@ -375,9 +375,7 @@ def _setting_up(trace: Trace, known: dict[int, int], window: tuple[int, int]) ->
         at, name = known.get(thread["line"]), _SET_UP.get(states[0][1] if states else "")
         if at is not None and name:
             *_, (stop, _) = itertools.takewhile(lambda sample: sample[1], states)
-            made.append(
-                Event(window[0], min(stop - trace.start_ns, window[1]), at, name, rules.rule(name), synthetic=True)
-            )
+            made.append(Event(window[0], min(stop - trace.start_ns, window[1]), at, name, rules.rule(name), synthetic=True))
     return made
 
 

@@ -84,9 +84,7 @@ def bars(reports: Reports, *, depth: int | None = AUTOMATIC, normalise: bool = F
     tallest = max(m for m, _ in total.values())
     unit, size = ("%", 1.0) if normalise else _unit(tallest)
     bottom = np.zeros(len(columns))
-    places = np.arange(len(columns)) + 0.8 * np.asarray(
-        [[*runs].index(name) for name, _ in columns]
-    )  # runs stand apart
+    places = np.arange(len(columns)) + 0.8 * np.asarray([[*runs].index(name) for name, _ in columns])  # runs stand apart
     for key in [(s, d) for s in STATES for d in HATCH]:
         height = np.asarray([mean([run[key] for run in cells[c]])[0] / size for c in columns])
         if height.any():

@@ -346,8 +346,7 @@ def as_dict(report: Attributed) -> dict[str, Any]:
             for line in by_line(p)
         ],
         "device_lines": [
-            {"file": r.frame.file, "line": r.frame.line, "ns": r.ns, "alone": r.alone}
-            for r in report.device_lines()[:50]
+            {"file": r.frame.file, "line": r.frame.line, "ns": r.ns, "alone": r.alone} for r in report.device_lines()[:50]
         ],
         "iterations": dict(zip(("operation", "count"), report.iterations, strict=True)),
         "memory": [[sample._asdict() for sample in samples] for samples in report.memory],

@@ -37,7 +37,9 @@ SHARE = 0.01
 EDGE = 2 * 10**6  # ns
 
 #: Where files of Python, of jax, and ours are.
-STDLIB = tuple(str(pathlib.Path(p)) + os.sep for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")))
+STDLIB = tuple(
+    str(pathlib.Path(p)) + os.sep for p in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+)
 _JAX = str(pathlib.Path(jax.__file__).parent) + os.sep
 _HERE = str(pathlib.Path(__file__).parent) + os.sep
 PRIVATE = (*STDLIB, _JAX, _HERE)

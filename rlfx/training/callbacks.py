@@ -76,11 +76,7 @@ class Progress(Callback):
         except ImportError as error:
             raise missing("tqdm", "Progress") from error
         with tqdm(
-            total=loop.updates,
-            initial=loop.done,
-            desc=self.label or None,
-            unit="update",
-            disable=self.quiet or not _writes(),
+            total=loop.updates, initial=loop.done, desc=self.label or None, unit="update", disable=self.quiet or not _writes()
         ) as bar:
 
             def read(call: Call) -> None:
@@ -190,9 +186,7 @@ class TensorBoard:
 
             def write(update: int, metrics: dict) -> None:
                 values = [Summary.Value(tag=tag(name), simple_value=x) for name, x in _columns(metrics).items()]
-                writer.file_writer.add_summary(
-                    Summary(value=values), update
-                )  # an event for each would go through a pipe
+                writer.file_writer.add_summary(Summary(value=values), update)  # an event for each would go through a pipe
 
             yield write
 

@@ -28,9 +28,7 @@ def incrementalize(target: Program, *, over: str = "t", block_size: int | tuple[
 
 
 @overload
-def incrementalize(
-    target: Callable[..., Any], *, over: str, block_size: int | tuple[int, int]
-) -> Callable[..., Any]: ...
+def incrementalize(target: Callable[..., Any], *, over: str, block_size: int | tuple[int, int]) -> Callable[..., Any]: ...
 
 
 @overload

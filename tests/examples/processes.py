@@ -38,9 +38,7 @@ def start(mesh):
 def whole(tree):
     """Every leaf, on every process."""
     data = jax.tree.map(lambda x: jax.random.key_data(x) if x.dtype == jax.random.key(0).dtype else x, tree)
-    return [
-        np.asarray(jax.experimental.multihost_utils.process_allgather(x, tiled=True)) for x in jax.tree.leaves(data)
-    ]
+    return [np.asarray(jax.experimental.multihost_utils.process_allgather(x, tiled=True)) for x in jax.tree.leaves(data)]
 
 
 def goes_on(mesh, directory):

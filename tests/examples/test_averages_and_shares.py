@@ -41,9 +41,7 @@ def test_pqn_plays_by_an_average_of_its_weights():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), after.average, expected)
     obs = jnp.array([0.1, 0.2, -0.05, 0.3])
     swapped = [*after.average[:-1], tuple(x[..., ::-1] for x in after.average[-1])]  # the two actions
-    assert recipe.policy(after._replace(average=swapped), obs, KEY) == 1 - recipe.policy(
-        after._replace(params=None), obs, KEY
-    )
+    assert recipe.policy(after._replace(average=swapped), obs, KEY) == 1 - recipe.policy(after._replace(params=None), obs, KEY)
 
 
 def test_recurrent_ppo_plays_by_an_average_of_its_weights():

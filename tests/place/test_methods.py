@@ -240,9 +240,7 @@ def test_schedules_by_least_memory_fit_where_schedules_by_time_do_not():
 
 def test_what_does_not_fit_is_judged_by_what_all_devices_lack():
     problem = replace(fork(), memory=np.full(2, 1.0, np.float32))
-    both = baselines.Assignment(
-        np.array([0, 1] * problem.tasks, np.int32)[: problem.tasks], baselines.one_device(fork()).order
-    )
+    both = baselines.Assignment(np.array([0, 1] * problem.tasks, np.int32)[: problem.tasks], baselines.one_device(fork()).order)
     device, order = (jnp.asarray(x)[None] for x in both)
     run = simulate.simulate(problem, device, order)
     lacks = np.maximum(np.asarray(peak_memory(problem, device, run))[0] - 1.0, 0.0)

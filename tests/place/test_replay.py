@@ -193,9 +193,7 @@ def by_loop(replay, indices, errors, alpha):
     largest = max([largest, *(r for r, h in zip(raised, held, strict=True) if h and np.isfinite(r))])
     for i, r, h in zip(indices, raised, held, strict=True):
         if h:
-            leaves[i] = min(
-                r if np.isfinite(r) else largest, np.finfo(np.float32).max / 4 / len(replay.tree.levels[-1])
-            )
+            leaves[i] = min(r if np.isfinite(r) else largest, np.finfo(np.float32).max / 4 / len(replay.tree.levels[-1]))
     return leaves, largest
 
 

@@ -41,19 +41,13 @@ def update(state, batch):
 def given():
     keys = jax.random.split(jax.random.key(0), 8)
     state = ([network(k) for k in keys[:3]], [network(k) for k in keys[3:6]])
-    batch = {
-        "obs": jax.random.normal(keys[6], (8, 6)),
-        "next": jax.random.normal(keys[7], (8, 6)),
-        "reward": jnp.ones(8),
-    }
+    batch = {"obs": jax.random.normal(keys[6], (8, 6)), "next": jax.random.normal(keys[7], (8, 6)), "reward": jnp.ones(8)}
     return state, batch
 
 
 def distance(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    return max(
-        float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
-    )
+    return max(float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
 
 
 def random_assignment(tasks, rng):

@@ -21,12 +21,7 @@ thread (0x2): actor;run (/home/me/actor.py:7) 20
 def test_lines_count_with_what_they_call_and_alone():
     found = attach.read(7, 100, RAW)
     assert found.threads == {"MainThread": 80, "actor": 20}
-    assert {str(f): n for f, n in found.within.items()} == {
-        "train.py:9": 80,
-        "train.py:4": 50,
-        "loss.py:4": 30,
-        "actor.py:7": 20,
-    }
+    assert {str(f): n for f, n in found.within.items()} == {"train.py:9": 80, "train.py:4": 50, "loss.py:4": 30, "actor.py:7": 20}
     assert {str(f): n for f, n in found.alone.items()} == {"train.py:4": 50, "loss.py:4": 30, "actor.py:7": 20}
     assert "MainThread 80%, actor 20%" in str(found)
     assert "train.py:9" in str(found).splitlines()[3]

@@ -41,10 +41,7 @@ def test_memory_is_that_of_the_arrays_that_the_program_holds(tmp_path):
     json.dumps(report.as_dict())
     arrays, process = plot.memory(report).figure.axes  # the process has a hundred times as much
     assert process.get_xlabel() == "s"
-    assert [[line.get_label() for line in axes.lines] for axes in (arrays, process)] == [
-        ["jax's arrays"],
-        ["the process"],
-    ]
+    assert [[line.get_label() for line in axes.lines] for axes in (arrays, process)] == [["jax's arrays"], ["the process"]]
     assert arrays.get_ylim()[1] < 0.5 * process.get_ylim()[1]
     (one,) = {axes.figure for axes in (plot.memory(report, ax=plot.pyplot().figure().add_subplot()),)}
     assert len(one.axes[0].lines) == 2

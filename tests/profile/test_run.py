@@ -92,9 +92,7 @@ def lasts(alone=120.0):
         yield
 """
 
-SETTLES = (
-    LASTS
-    + """
+SETTLES = LASTS + """
 import sys
 import jax, jax.numpy as jnp
 
@@ -109,7 +107,6 @@ for _ in lasts(*map(float, sys.argv[1:])):
     state = f(state)
     time.sleep(0.005)
 """
-)
 
 
 def test_run_ends_the_capture_a_second_after_the_last_compilation(tmp_path):
@@ -147,9 +144,7 @@ def test_run_of_scripts_that_leave_nothing_to_capture(tmp_path):
     assert read(tmp_path / "own").window_ns > 0
 
 
-IMPORTS = (
-    LASTS
-    + """
+IMPORTS = LASTS + """
 import jax, jax.numpy as jnp
 scale = jnp.ones(3) * 2  # a first tiny trace, while things are set up
 time.sleep(1.6)
@@ -162,7 +157,6 @@ a = jnp.ones((100, 100))
 for _ in lasts():
     train(a).block_until_ready()
 """
-)
 
 
 def test_run_does_not_end_before_the_script_has_worked(tmp_path):

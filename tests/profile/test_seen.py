@@ -93,7 +93,9 @@ def test_lines_are_in_the_text(tmp_path):
 def framework(*ticks):
     """Notes of a script of one line, which calls a framework: samples of its frames, innermost first, and how often."""
     package = "/lib/python3.11/site-packages/framework"
-    places = [["script.py", 3, False, [], [[f"{package}/{f}", n, ""] for f, n in frames], ""] for frames, _ in ticks]
+    places = [
+        ["script.py", 3, False, [], [[f"{package}/{f}", n, ""] for f, n in frames], ""] for frames, _ in ticks
+    ]
     samples = [[10**6 * k, 10**6 * k, 0, 0] for k in range(11)]
     waits = [[10**6 * k, 0, 0, len(places)] for k in range(11)]  # a thread of the framework's
     places.append([f"{package}/writer.py", 5, False, [], [], ""])

@@ -115,9 +115,7 @@ def test_processes_whose_windows_never_meet_are_told(made, tmp_path):
         space.start_ns += offset_s * 10**9
         space.write(tmp_path, notes=json.dumps({"process": f"worker_{i}", "pid": 100 + i, "parent": 10}))
     (said,) = [problem for problem in read(tmp_path).problems if "clock" in problem]
-    assert said.startswith(
-        "worker_2: its window is 3.6e+03 s away from every other: captured at another time, or on a machine"
-    )
+    assert said.startswith("worker_2: its window is 3.6e+03 s away from every other: captured at another time, or on a machine")
 
 
 def test_perfetto(report, tmp_path):

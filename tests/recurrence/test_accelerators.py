@@ -42,9 +42,7 @@ def arguments(width=4):
 def loops(fn):
     """The operations of acting's loops."""
     nodes = [
-        n
-        for n in fn.physical(*arguments()).acting.nodes
-        if isinstance(n, Repeated) and str(n.iteration).startswith("scan")
+        n for n in fn.physical(*arguments()).acting.nodes if isinstance(n, Repeated) and str(n.iteration).startswith("scan")
     ]
     return [e.op.name for n in nodes for e in n.equations]
 

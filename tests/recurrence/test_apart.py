@@ -196,9 +196,7 @@ def halves_of_an_episode(w, series, t):
 def rows_of_a_slice(w, series, t):
     """Rows picked of a slice, beside one that is the same for all."""
     rows = series[: t + 1][jnp.minimum(jnp.array([0, 1, 0, 2, 1, 0]), t.now)]
-    return jnp.tanh(
-        jnp.concatenate([rows, jnp.broadcast_to(series[t], rows.shape)], 1) @ w[: 2 * X].reshape(2 * X, 1)
-    ).sum()
+    return jnp.tanh(jnp.concatenate([rows, jnp.broadcast_to(series[t], rows.shape)], 1) @ w[: 2 * X].reshape(2 * X, 1)).sum()
 
 
 @pytest.mark.parametrize("f", [halves_of_an_episode, rows_of_a_slice])
@@ -208,9 +206,7 @@ def test_parts_of_slices_that_depend_on_t(f):
 
     traced = rlfx.trace(program, PARAMS, CARRY, length=T, batch=B)
     assert any(e.op is DOT for e in traced.equations)
-    assert (with_parts_apart(traced) is traced) == (
-        f is halves_of_an_episode
-    )  # what is the same for all rows may leave them
+    assert (with_parts_apart(traced) is traced) == (f is halves_of_an_episode)  # what is the same for all rows may leave them
 
     def gradient(make, **how):
         fn = make(program, length=T, batch=B, **how)

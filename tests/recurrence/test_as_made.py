@@ -37,9 +37,7 @@ def test_no_matrix_of_scores_is_turned():
     """Masks, and what is repeated along the scores, XLA makes in any order."""
     jaxpr = jax.make_jaxpr(jax.grad(losses()[0], 1))(*arguments())
     made_of = _definitions(jaxpr.jaxpr)
-    turned = [
-        e for e in made_of.values() if e.primitive.name == "transpose" and e.outvars[0].aval.size >= B * H * T * T
-    ]
+    turned = [e for e in made_of.values() if e.primitive.name == "transpose" and e.outvars[0].aval.size >= B * H * T * T]
     assert all(made_of[e.invars[0]].primitive.name == "broadcast_in_dim" for e in turned)
     scores = [e for e in made_of.values() if e.primitive.name == "exp"]
     assert [e.outvars[0].aval.shape for e in scores] == [(B, H, T, T)]
@@ -49,9 +47,7 @@ def _definitions(jaxpr):
     found = {}
     for e in jaxpr.eqns:
         found.update(dict.fromkeys(e.outvars, e))
-        for inner, _ in (
-            J.sub_jaxprs(e.params) if e.primitive.name != "while" else ()
-        ):  # it runs where a value is not finite
+        for inner, _ in J.sub_jaxprs(e.params) if e.primitive.name != "while" else ():  # it runs where a value is not finite
             found.update(_definitions(inner))
     return found
 
@@ -64,10 +60,7 @@ def test_values_and_gradients(transform):
     made = (make(program, length=length, batch=batch) for make in (rlfx.compile, rlfx.reference))
     of = [lambda data, weights, fn=fn: fn((data, weights), jnp.zeros(batch))[0] for fn in made]
     if transform == "vmap":  # over the weights: one more axis before all
-        of = [
-            lambda data, weights, f=f: jax.vmap(f, (None, 0))(data, jnp.stack([weights, 0.5 * weights])).sum()
-            for f in of
-        ]
+        of = [lambda data, weights, f=f: jax.vmap(f, (None, 0))(data, jnp.stack([weights, 0.5 * weights])).sum() for f in of]
     if transform == "vmap of keys":  # over the last axis
         of = [lambda data, weights, f=f: jax.vmap(f, (3, None))(jnp.stack([data, -data], 3), weights).sum() for f in of]
     if transform == "twice":

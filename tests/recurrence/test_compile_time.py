@@ -243,7 +243,9 @@ def test_blocks_of_a_deep_loss(f):
     assert twice < 2 * once
 
 
-@pytest.mark.parametrize("name", ["inverted_pendulum", slow("reacher"), slow("ant")])
+@pytest.mark.parametrize(
+    "name", ["inverted_pendulum", slow("reacher"), slow("ant")]
+)
 def test_a_brax_environment_is_lowered(name):
     """A scan by hand takes 0.9 million calls on the first of them, this 2.2; it never came back."""
     pytest.importorskip("brax")

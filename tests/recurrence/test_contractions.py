@@ -169,12 +169,7 @@ def test_weight_gradients_of_all_points_contract_over_rows():
 
 MEMBERS = [  # shapes of the operands, dimension numbers, whether members are taken one by one
     ((300, 2, 16), (300, 2, 7), (((0,), (0,)), ((1,), (1,))), True),
-    (
-        (3, 20, 20, 16),
-        (20, 3, 20, 64),
-        (((1, 2), (0, 2)), ((0,), (1,))),
-        True,
-    ),  # a gradient, and what the layer was given
+    ((3, 20, 20, 16), (20, 3, 20, 64), (((1, 2), (0, 2)), ((0,), (1,))), True),  # a gradient, and what the layer was given
     ((20, 3, 20, 1), (20, 3, 20, 64), (((0, 2), (0, 2)), ((1,), (1,))), True),
     ((8, 40, 4, 5), (40, 4, 8, 6), (((1, 2), (0, 1)), ((0,), (2,))), False),  # few rows
     ((3, 300, 16), (3, 300, 7), (((1,), (1,)), ((0,), (0,))), False),  # each member's rows lie together

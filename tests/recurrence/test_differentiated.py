@@ -122,9 +122,7 @@ def test_what_the_call_differentiates_is_seen_in_it():
     assert len(fn.explain((arguments[:2], DATA), CARRY).evaluator.order) == 2  # which plain explain cannot know
     jitted = jax.jit(gradient)
     jitted(*arguments)  # jax has it already, and traces nothing
-    (again,) = rlfx.explain(
-        lambda *args: jax.lax.fori_loop(0, 3, lambda _, w: w - jitted(w, *args[1:]), args[0]), *arguments
-    )
+    (again,) = rlfx.explain(lambda *args: jax.lax.fori_loop(0, 3, lambda _, w: w - jitted(w, *args[1:]), args[0]), *arguments)
     assert str(again) == str(once)
 
 

@@ -234,9 +234,7 @@ def test_it_is_the_default_where_all_activations_take_a_few_caches():
 
 def default(f, tile, cache, length=64, batch=32, **how):
     x = jax.random.normal(K[4], (batch, 5))
-    return rlfx.compile(f, length=length, batch=batch, target=caches(tile=tile, cache=cache), **how).plan(
-        PARAMS, x, KEY
-    )
+    return rlfx.compile(f, length=length, batch=batch, target=caches(tile=tile, cache=cache), **how).plan(PARAMS, x, KEY)
 
 
 def test_larger_programs_take_as_many_environments_as_a_few_caches_hold():

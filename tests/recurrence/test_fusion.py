@@ -335,11 +335,7 @@ WIDE_STATE = 8
 
 def test_what_is_made_of_little_is_made_in_the_loop_and_again_for_its_derivative():
     args = of_outer()
-    for target, inside in (
-        (with_room(1 << 10), True),
-        (with_room(1 << 30), False),
-        (with_room(1 << 10, inside=False), False),
-    ):
+    for target, inside in ((with_room(1 << 10), True), (with_room(1 << 30), False), (with_room(1 << 10, inside=False), False)):
         fn = rlfx.compile(outer, length=6, batch=3, target=target, plan=Plan())
         (loop,) = fn.explain(*args, wrt=True).learner.at_once.loops
         assert ("exp" in [e.op.name for e in loop.body]) == (loop.spared > 0) == is_made_again(loop) == inside
@@ -351,10 +347,7 @@ def test_what_is_made_of_little_is_made_in_the_loop_and_again_for_its_derivative
 @pytest.mark.parametrize("plan", [None, rlfx.Plan(), rlfx.Plan("one pass"), rlfx.Plan("blocks", 2)], ids=str)
 def test_values_and_derivatives_of_what_is_made_again(plan):
     p, h = of_outer()
-    fns = (
-        rlfx.compile(outer, length=6, batch=3, target=with_room(1 << 10), plan=plan),
-        rlfx.reference(outer, length=6, batch=3),
-    )
+    fns = rlfx.compile(outer, length=6, batch=3, target=with_room(1 << 10), plan=plan), rlfx.reference(outer, length=6, batch=3)
     w = {n: p[n] for n in "wkg"}
     loss = lambda fn: lambda w: fn({**p, **w}, h)[:2]  # noqa: E731
     one, other = (jax.value_and_grad(loss(fn), has_aux=True)(w) for fn in fns)

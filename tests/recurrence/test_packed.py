@@ -151,9 +151,9 @@ def launching(monkeypatch):
 
 
 def epochs(update, carry, data):
-    return jax.jit(lambda c: rlfx.minibatch_epochs(update, c, data, epochs=2, minibatches=4, key=jax.random.key(3)))(
-        carry
-    )
+    return jax.jit(
+        lambda c: rlfx.minibatch_epochs(update, c, data, epochs=2, minibatches=4, key=jax.random.key(3))
+    )(carry)
 
 
 def both_ways(case, request):

@@ -46,9 +46,7 @@ def over_both(p, x, scale):
 def of_integers(p, x, scale):
     """A comparison of what has no derivative is part of what has one."""
     ranks = jnp.arange(N)[:, None] < jnp.arange(M)[None, :]
-    return jnp.sum(
-        jnp.where(ranks, jnp.exp((x @ p["w"])[:, None] * scale), jnp.sin((x @ p["v"])[None, :])) ** 2, 1
-    ).sum()
+    return jnp.sum(jnp.where(ranks, jnp.exp((x @ p["w"])[:, None] * scale), jnp.sin((x @ p["v"])[None, :])) ** 2, 1).sum()
 
 
 SUMS = [quantiles, over_the_first, over_both, of_integers]
@@ -93,13 +91,9 @@ def test_no_array_of_pairs_is_left(sums):
 
 def test_temporaries_have_no_pairs():
     def many(p, x, scale):
-        return quantiles(
-            {**p, "v": jnp.tile(p["v"], 40), "w": jnp.tile(p["w"], 40), "m": jnp.tile(p["m"], 40)}, x, scale
-        )
+        return quantiles({**p, "v": jnp.tile(p["v"], 40), "w": jnp.tile(p["w"], 40), "m": jnp.tile(p["m"], 40)}, x, scale)
 
-    sizes = [
-        gradient(many, at).lower(PARAMS, CARRY).compile().memory_analysis().temp_size_in_bytes for at in (ALWAYS, NEVER)
-    ]
+    sizes = [gradient(many, at).lower(PARAMS, CARRY).compile().memory_analysis().temp_size_in_bytes for at in (ALWAYS, NEVER)]
     assert sizes[0] < 0.2 * sizes[1]
 
 

@@ -143,8 +143,7 @@ def test_what_is_seen_is_multiplied_before_the_loop():
         pytest.param(lambda p, x, h: conv(h, p["square"][:, :, :1], feature_group_count=C), id="groups"),
         pytest.param(lambda p, x, h: conv(h, p["wide"], rhs_dilation=(2, 1)), id="spread kernels"),
         pytest.param(
-            lambda p, x, h: conv(h.astype(jnp.bfloat16), p["wide"].astype(jnp.bfloat16)).astype(jnp.float32),
-            id="few bits",
+            lambda p, x, h: conv(h.astype(jnp.bfloat16), p["wide"].astype(jnp.bfloat16)).astype(jnp.float32), id="few bits"
         ),
         pytest.param(lambda p, x, h: jnp.where(conv(h, p["wide"]) > 0.0, h, 0.5 * h), id="by a comparison"),
     ],

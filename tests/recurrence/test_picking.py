@@ -55,10 +55,7 @@ def test_others_stay_gathers():
 
 def test_minibatches_on_an_accelerator(monkeypatch):
     """An update with a picked action: the same parameters as with gathers."""
-    data = {
-        "q": jnp.asarray(np.random.default_rng(1).normal(size=(4, 6, N)), jnp.float32),
-        "a": jnp.ones((4, 6), jnp.int32),
-    }
+    data = {"q": jnp.asarray(np.random.default_rng(1).normal(size=(4, 6, N)), jnp.float32), "a": jnp.ones((4, 6), jnp.int32)}
 
     def update(w, x):
         loss = lambda w: jnp.mean(jnp.take_along_axis(x["q"] * w[None], x["a"][:, None], axis=1) ** 2)  # noqa: E731

@@ -286,9 +286,7 @@ def grown(rng, depth, inside=False):
     pick = lambda x: x[rng.integers(len(x))]  # noqa: E731
     if depth == 0 or rng.random() < 0.1:
         i = rng.integers(D)
-        return [(lambda z, a: z[i], lambda z, on, a: z[..., i]), (lambda z, a: a, lambda z, on, a: a)][
-            rng.random() < 0.2
-        ]
+        return [(lambda z, a: z[i], lambda z, on, a: z[..., i]), (lambda z, a: a, lambda z, on, a: a)][rng.random() < 0.2]
     kind = rng.random()
     if kind < (0.05 if inside else 0.45):
         (mine, theirs), (f, g) = pick(list(SUMS.values())), grown(rng, depth - 1, True)

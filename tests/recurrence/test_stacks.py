@@ -69,9 +69,7 @@ def recurrence(name: str, back: bool) -> Layer:
 
 
 def pointwise(name: str, fn: Callable) -> Layer:
-    return Layer(
-        name, lambda w, x, d, t: fn(w, x[t], d), lambda w, xs, ds: [fn(w, x, d) for x, d in zip(xs, ds, strict=True)]
-    )
+    return Layer(name, lambda w, x, d, t: fn(w, x[t], d), lambda w, xs, ds: [fn(w, x, d) for x, d in zip(xs, ds, strict=True)])
 
 
 def read(k: int) -> Layer:
@@ -171,14 +169,7 @@ def stack(seed: int) -> Stack:
         layers += chosen.choices(BETWEEN, k=chosen.randint(0, 2))
         layers.append(chosen.choice(RECURRENCES))
     layers += chosen.choices(BETWEEN, k=chosen.randint(0, 1))
-    plans = (
-        None,
-        rlfx.Plan(),
-        rlfx.Plan("one pass"),
-        rlfx.Plan("blocks", 1),
-        rlfx.Plan("blocks", 2),
-        rlfx.Plan(environments=2),
-    )
+    plans = (None, rlfx.Plan(), rlfx.Plan("one pass"), rlfx.Plan("blocks", 1), rlfx.Plan("blocks", 2), rlfx.Plan(environments=2))
     length, batch = chosen.choice((1, 2, 3, 5, 6, 9)), chosen.choice((1, 2, 4))
     plan = chosen.choice(plans)
     if plan is not None and ((plan.environments or 1) > batch or (plan.block or 1) > length):

@@ -44,10 +44,7 @@ def test_values_and_gradients_are_those_of_loops(ends):
     np.testing.assert_array_equal(last, CARRY[0])
 
     def difference(move):
-        near = [
-            by_loops(*(x + sign * 1e-6 * m for x, m in zip((0.3, *start), move, strict=True)), stops)
-            for sign in (-1, 1)
-        ]
+        near = [by_loops(*(x + sign * 1e-6 * m for x, m in zip((0.3, *start), move, strict=True)), stops) for sign in (-1, 1)]
         return (near[1][0] - near[0][0]) / 2e-6
 
     zero, unit = np.zeros(B), np.eye(B)
@@ -111,13 +108,7 @@ def returned_as_well(p, carry, t):
     return held * ahead * count, (held, count + 1.0), (held, jnp.sin(held) * p, p, ahead)
 
 
-PLANS = [
-    (None, None),
-    (None, B),
-    (rlfx.Plan("blocks", 2), None),
-    (rlfx.Plan("blocks", 2), B),
-    (rlfx.Plan("blocks", 3, 1), B),
-]
+PLANS = [(None, None), (None, B), (rlfx.Plan("blocks", 2), None), (rlfx.Plan("blocks", 2), B), (rlfx.Plan("blocks", 3, 1), B)]
 
 
 @pytest.mark.parametrize(("plan", "batch"), PLANS)

@@ -184,11 +184,7 @@ def test_a_checkpoint_that_lost_its_contents_is_broken(lost, tmp_path):
         file.mkdir()
     else:
         file.write_bytes(file.read_bytes()[: 0 if lost == "it all" else file.stat().st_size - 8])
-    fact = {
-        "it all": "ValueError: its first",
-        "its end": "ValueError: 8 bytes of 16",
-        "a directory": "FileNotFoundError",
-    }[lost]
+    fact = {"it all": "ValueError: its first", "its end": "ValueError: 8 bytes of 16", "a directory": "FileNotFoundError"}[lost]
     with pytest.warns(UserWarning, match=rf"broken checkpoints 4 \({fact}"):
         assert latest(tmp_path, counter(), KEY)[1] == 2
     with pytest.warns(UserWarning, match="broken checkpoints 4"):
@@ -308,9 +304,7 @@ def test_a_directory_that_is_read_only_is_said(tmp_path):
         environment = {**os.environ, "PYTHONPATH": str(Path(rlfx.__file__).parents[1])}
         command = [sys.executable, "-c", READ_ONLY, str(place / "c")]
         out = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert f"refused: Checkpoints in {place / 'c'} can't be written: PermissionError" in out.stdout, out.stderr[
-            -2000:
-        ]
+        assert f"refused: Checkpoints in {place / 'c'} can't be written: PermissionError" in out.stdout, out.stderr[-2000:]
         assert "Give a directory that can be written" in out.stdout
     finally:
         place.chmod(0o755)

@@ -172,11 +172,7 @@ def predicted(costs: Costs, system: System, actors: int, replay: int, learner: i
             for _ in range(rounds):
                 yield "work", actors, act / rounds
                 if costs.steps:
-                    yield (
-                        "work",
-                        ("process", a),
-                        costs.steps / rounds + 2 * costs.wakes,
-                    )  # a message there, and one back
+                    yield "work", ("process", a), costs.steps / rounds + 2 * costs.wakes  # a message there, and one back
             yield "work", actors, costs.sends("chunk", actors, replay) / system.actors
             yield "put", chunks[a]
 

@@ -56,9 +56,7 @@ def adapted(
     if pays.picks:  # of products of rows, too
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.pairs:
-        program = rewritten(
-            functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs"
-        )
+        program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     program = merged(program)  # of the same types: nothing to verify
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
     small = asked.less_memory or (plan is not None and plan.block is not None)

@@ -79,9 +79,7 @@ def trace(
         return traced(f, params, carry, arguments, domain, loss, reduce, until)
 
 
-def lower(
-    program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axis: str | None = "b"
-) -> Callable[..., Any]:
+def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axis: str | None = "b") -> Callable[..., Any]:
     """A Program as a function: ``fn(params, carry, key=None, *, t0=0)``, with the results of :func:`compile`.
 
     Args:

@@ -54,9 +54,7 @@ def explain(f: Callable, *args: Any, measure: bool = False, verbose: bool = Fals
     for leaf in jax.tree.leaves(args):
         if not is_array(leaf):
             fact = f"rlfx.explain traces f with its arguments, and one of them has a leaf that is {shown(leaf)}."
-            raise ProgramError(
-                located(fact, where=J.here(), fix="Give arrays or shapes, and bind the rest: functools.partial.")
-            )
+            raise ProgramError(located(fact, where=J.here(), fix="Give arrays or shapes, and bind the rest: functools.partial."))
     calls = dict.fromkeys(_calls(jax.make_jaxpr(f)(*args).jaxpr))
     if not calls:
         fact = f"{getattr(f, '__name__', 'f')} calls no compiled program whose plan could be told."

@@ -101,12 +101,7 @@ def _has_members(eqn: Any) -> bool:
         return False
     contracted, batched = eqn.params["dimension_numbers"]
     left, right = (v.aval for v in eqn.invars)
-    if (
-        len(batched[0]) != 1
-        or not left.size
-        or not right.size
-        or max(left.shape[-1], right.shape[-1]) > _COLUMNS_OF_MEMBER
-    ):
+    if len(batched[0]) != 1 or not left.size or not right.size or max(left.shape[-1], right.shape[-1]) > _COLUMNS_OF_MEMBER:
         return False
     rows, members = left.size // left.shape[-1] // left.shape[batched[0][0]], left.shape[batched[0][0]]
     if not 1 < members <= _MEMBERS or rows < _ROWS_OF_MEMBER:
@@ -167,9 +162,7 @@ def has_contractions(jaxpr: Any) -> bool:
         J.call_body(e.primitive, e.params)[0] for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN
     ]
     inside += [branch.jaxpr for e in jaxpr.eqns if e.primitive is J.COND for branch in e.params["branches"]]
-    return any(_has_members(e) or _leading_axes(e) is not None for e in jaxpr.eqns) or any(
-        map(has_contractions, inside)
-    )
+    return any(_has_members(e) or _leading_axes(e) is not None for e in jaxpr.eqns) or any(map(has_contractions, inside))
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.

@@ -21,9 +21,7 @@ def rows_of_blocks(source: Value, band: Band, domain: Domain, sizes: Mapping[str
     needed_blocks = -(-band.width // size)
     needed = (blocks + needed_blocks - 1) * size
     padded = _rows(data, band.first, band.first + needed)
-    shifted = [
-        padded[i * size : (i + blocks) * size].reshape(blocks, size, *data.shape[1:]) for i in range(needed_blocks)
-    ]
+    shifted = [padded[i * size : (i + blocks) * size].reshape(blocks, size, *data.shape[1:]) for i in range(needed_blocks)]
     return jnp.concatenate(shifted, axis=1)[:, : band.width]
 
 

@@ -227,9 +227,7 @@ class RunningLoop:
         """The value at the last timestep, from the final state."""
         data, depth = state[list(self.loop.depth).index(var)], self.loop.depth[var]
         length = self.run.domain.length
-        return Value(
-            data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.state_dims[var]
-        )
+        return Value(data if depth == REGISTER else data[reads.ring_slot(length - 1, depth, length)], self.state_dims[var])
 
     # -- reads
 
@@ -285,9 +283,7 @@ def state_dims(program: Program, loop: Loop, var: Var) -> frozenset:
     return frozenset().union(program.dims_of(var), *(program.dims_of(e.outputs[0]) for e in readers)) - {"t"}
 
 
-def _up_to_writes(
-    body: Sequence[Equation], writes: Mapping[Var, Equation]
-) -> Iterable[tuple[list[Equation], list[Var]]]:
+def _up_to_writes(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:
     """The body, cut after each equation whose value goes into a ring."""
     part: list[Equation] = []
     for equation in body:

@@ -163,9 +163,7 @@ class _Deferred:
             outs, values = self._step(consts, [*state, *at_t], tapped, weights)
             return outs[: self.split], (outs[self.split :], values)
 
-        state, (ys, values) = jax.lax.scan(
-            body, list(init), (list(xs), taps), reverse=self.backward, unroll=self.unroll
-        )
+        state, (ys, values) = jax.lax.scan(body, list(init), (list(xs), taps), reverse=self.backward, unroll=self.unroll)
         return [*state, *ys], values
 
     def _step(

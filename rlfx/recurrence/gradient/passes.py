@@ -40,5 +40,7 @@ def passes(learner: Learner, plan: Plan, target: Target, batch: int) -> Passes:
     learner = learner.under(plan)
     acting = FORMS[plan.form].acting(learner, plan, target, batch)
     count = plan.environments or batch
-    learning = learning_plan(learner.region_of(plan.block, count), target, None, count, plan.block, learner.acting)
+    learning = learning_plan(
+        learner.region_of(plan.block, count), target, None, count, plan.block, learner.acting
+    )
     return Passes(acting, learning if learning.nodes and not acting.differentiated else None)

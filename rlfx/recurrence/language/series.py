@@ -333,9 +333,7 @@ def _axes_of_leaves(axes: Any, xs: Any, names: Names) -> list[str]:
         every = tree.tree_leaves(jax.tree.broadcast(axes, xs, is_leaf=is_one), is_leaf=is_one)
     except ValueError:
         fact = f"rlfx.inputs: axes={shown(axes)} is not how the data begin, {tree.tree_structure(xs)}."
-        fix = (
-            'Give the axes of all leaves, axes="tb", or those of parts of the data: axes={"obs": "tb", "weight": "b"}.'
-        )
+        fix = 'Give the axes of all leaves, axes="tb", or those of parts of the data: axes={"obs": "tb", "weight": "b"}.'
         raise DomainError(located(fact, where=J.here(), fix=fix)) from None
     return [expect("axes", one, kind, of="rlfx.inputs") for one in every]
 

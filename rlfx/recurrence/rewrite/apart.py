@@ -159,11 +159,7 @@ def _taking(e: Equation, definition: Mapping) -> Equation | None:
     if e.op is not (_SLICE if one else _GATHER):
         return None
     matrix, picked = e.inputs[:2]
-    if (
-        len(matrix.shape) != 2
-        or J.symbolic_axes(matrix.shape)
-        or tuple(e.params["slice_sizes"]) != (1, matrix.shape[1])
-    ):
+    if len(matrix.shape) != 2 or J.symbolic_axes(matrix.shape) or tuple(e.params["slice_sizes"]) != (1, matrix.shape[1]):
         return None
     if one:
         return e
@@ -191,9 +187,7 @@ def _sum_of_products(apart: Apart, *values: Any) -> Any:
     for group in apart.groups:
         product = _product(apart, group, [next(operands) for _ in group], weights)
         picks = group[0].picks
-        found.append(
-            _spread(apart, group[0], product if picks is None else _taken(apart, picks, product, next(picked)))
-        )
+        found.append(_spread(apart, group[0], product if picks is None else _taken(apart, picks, product, next(picked))))
     return functools.reduce(jnp.add, found)
 
 

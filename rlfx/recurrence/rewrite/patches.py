@@ -81,9 +81,7 @@ def _parts(e: Equation, definition: Mapping) -> list[_Part]:
     """Neighbours that are alike are one part: if none or all of them recur, the input as it is."""
     whole = e.inputs[0]
     size, together = whole.shape[-1], definition.get(whole)
-    if (
-        together is not None and together.op in _ONE_MORE_AXIS and whole.shape == (1, *together.inputs[0].shape)
-    ):  # x[None]
+    if together is not None and together.op in _ONE_MORE_AXIS and whole.shape == (1, *together.inputs[0].shape):  # x[None]
         together = definition.get(together.inputs[0])
     if together is None or together.op is not _CONCATENATE or together.params["dimension"] != _last(together):
         return [_Part(whole, 0, size, True)]

@@ -32,7 +32,9 @@ def worth(
     return started + (work_of(equation, program) * BYTES_PER_FLOP if equation in leaving else 0.0)
 
 
-def in_one_launch(equations: Iterable[Equation], body: AbstractSet[Equation], program: Program) -> frozenset[Equation]:
+def in_one_launch(
+    equations: Iterable[Equation], body: AbstractSet[Equation], program: Program
+) -> frozenset[Equation]:
     """Of equations in order: those that what runs the loop around ``body`` starts together, once for all timesteps.
 
     What it does not take, and what follows from that, runs after it.

@@ -133,9 +133,7 @@ def _cut(
     def fixed(e: Equation) -> bool:
         around = e in recurrent and e not in widened
         if whole:
-            of_all = e.op is aside_p and not program.dims_of(
-                e.outputs[0]
-            )  # a sum over all points: a tile has its own alone
+            of_all = e.op is aside_p and not program.dims_of(e.outputs[0])  # a sum over all points: a tile has its own alone
             return (around and e in returned) or e.op is inputs_p or of_all or e.has_effects
         return e.op in _FIXED or around or e.has_effects or (e.is_read and isinstance(e.access, (Point, Window)))
 
