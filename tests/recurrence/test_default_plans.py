@@ -13,7 +13,7 @@ import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import LOOPED, ROWS, ROWS_OF_BLOCK, cache_block, why_not
+from rlfx.recurrence.plan.choose import AT_A_TIME, LOOPED, ROWS, ROWS_OF_BLOCK, cache_block, why_not
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
@@ -285,7 +285,8 @@ def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memor
     learner = learner_of(predicts, (PARAMS, X), h)
     small, needed = activation_bytes(learner, B), temporaries(rlfx.Plan("one pass"), learner, B)
     assert needed >= T * small
-    for unmapped, form in ((needed, "one pass"), (needed - 1, "blocks"), (None, "blocks")):
+    least = math.ceil(AT_A_TIME * needed)
+    for unmapped, form in ((least, "one pass"), (least - 1, "blocks"), (None, "blocks")):
         assert plan(predicts, with_room(tile=small, unmapped=unmapped), (PARAMS, X), h).form == form
     for asks in (partial(rlfx.offload, min_bytes=1), partial(rlfx.fuse_steps, backend="scan")):  # for another way
         assert plan(predicts, with_room(tile=small), (PARAMS, X), h, transform=asks).form == "blocks"

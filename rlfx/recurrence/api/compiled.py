@@ -203,7 +203,7 @@ class Compiled:
           >>> f = rlfx.compile(lambda w, x, t: (w * x, w * x), length=3)
           >>> print(f.physical(2.0, jnp.float32(1.0)))
           acting and learning on cpu
-          0  all t: 2 equations
+          0  all t: 1 equations
           1  forward scan: 3 equations
           2  all t: 1 equations
         """

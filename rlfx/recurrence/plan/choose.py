@@ -51,6 +51,9 @@ OF_WORK = 1 / 4
 #: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
 ROWS_OF_BLOCK = 256
 
+#: How much of the temporaries that are counted exists at a time in one pass: XLA took 0.35 to 0.73 of them (14 programs).
+AT_A_TIME = 3 / 4
+
 
 def why_not(form: str, learner: Learner) -> str | None:
     """Why a learner has no plan of a form; None if it has."""
@@ -157,7 +160,7 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     if target.rewrites.starts or not in_blocks:
         worth = acting & learner.active <= learned and (target.rewrites.starts or _keeps_little(learner, batch, target))
     elif acted.isdisjoint({*learner.stored, *learner.beyond}):
-        worth = _roomy(Plan("one pass"), learner, batch, target)
+        worth = _roomy(Plan("one pass"), learner, batch, target, AT_A_TIME)
     else:
         worth = _spares_weights(learner, batch, target)
     return worth and why_not("one pass", learner) is None
@@ -198,10 +201,10 @@ def _recurring(body: Sequence[Equation]) -> set[Var]:
     return found
 
 
-def _roomy(plan: Plan, learner: Learner, batch: int, target: Target) -> bool:
-    """Whether the temporaries of a plan are within what calls have again."""
+def _roomy(plan: Plan, learner: Learner, batch: int, target: Target, part: float = 1.0) -> bool:
+    """Whether the temporaries of a plan, that ``part`` of them which exists at a time, are within what calls have again."""
     room = target.room.unmapped
-    return room is not None and temporaries(plan, learner, batch) <= room
+    return room is not None and part * temporaries(plan, learner, batch) <= room
 
 
 def _streamed(learner: Learner, batch: int, block: int, target: Target, copies: int) -> int | None:

@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Operand:
+class Factor:
     """What is spread over the axes of a product.
 
     Attributes:
@@ -67,7 +67,7 @@ class Contraction:
       over: its axes that are added up.
     """
 
-    operands: tuple[Operand, Operand]
+    operands: tuple[Factor, Factor]
     over: frozenset[int]
 
     def __call__(self, *values: Any) -> Any:
@@ -139,7 +139,7 @@ def _contraction(total: Made, definition: Callable[[Any], Made | None], fewest: 
         return None  # each product is rounded to few bits
     if any(len(_type(v)[0]) != len(shape) for v in product.inputs):
         return None  # a number times all of them
-    first, second = (_operand(v, len(shape), definition) for v in product.inputs)
+    first, second = (_factor(v, len(shape), definition) for v in product.inputs)
     over = frozenset(total.params["axes"])
     among = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
     spread = first.axes - second.axes, second.axes - first.axes
@@ -148,7 +148,7 @@ def _contraction(total: Made, definition: Callable[[Any], Made | None], fewest: 
     return Contraction((first, second), over)
 
 
-def _operand(v: Any, axes: int, definition: Callable[[Any], Made | None]) -> Operand:
+def _factor(v: Any, axes: int, definition: Callable[[Any], Made | None]) -> Factor:
     """What is spread, and along which axes."""
     along: list[int | None] = list(range(axes))
     while (made := definition(v)) is not None and len(made.inputs) == 1:
@@ -161,7 +161,7 @@ def _operand(v: Any, axes: int, definition: Callable[[Any], Made | None]) -> Ope
             break
         (v,) = made.inputs
         along = [None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)]
-    return Operand(v, tuple(None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)))
+    return Factor(v, tuple(None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)))
 
 
 def _type(v: Any) -> tuple[tuple, Any]:

@@ -21,11 +21,13 @@ def merged(program: Program) -> Program:
     """The program without equations whose values another one gives already; without any it is ``program``.
 
     Meaning-preserving; idempotent. Names of scopes stay: equations of different scopes are two, and so are those with effects.
+    What the program returns stays by itself: the last of a carry is not what is returned of every timestep.
     """
     first: dict[Hashable, Equation] = {}
     instead: dict[Var, Atom] = {}
+    returned = {program.loss, program.ends, program.alive, *program.next_carry, *program.aux}
     for e in program.equations:
-        key = _key(e, instead)
+        key = None if returned.intersection(e.outputs) else _key(e, instead)
         if key is None:
             continue
         same = first.setdefault(key, e)
