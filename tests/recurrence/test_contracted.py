@@ -11,6 +11,7 @@ import pytest
 
 import rlfx
 from rlfx.recurrence.rewrite.contracted import with_contractions
+from tests.recurrence import of_points
 
 CPU = rlfx.target("cpu")
 ALWAYS, NEVER = (dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, contracted=n)) for n in (1, 0))
@@ -67,30 +68,13 @@ def together(codes):
 
 
 def gradient(sums, target, wrt=(0, 1), **how):
-    def loss(p, scale, t):
-        x = p["x"] if wrt == (0, 1) else jax.lax.stop_gradient(p["x"])
-        return sums(p, rlfx.inputs(x)[t], scale), 0.9 * scale
-
-    fn = rlfx.compile(loss, length=T, batch=B, target=target, **how)
-    return jax.jit(jax.value_and_grad(lambda p, c: fn(p, c)[0], argnums=wrt))
-
-
-def by_hand(sums, wrt):
-    def loss(p, scale):
-        p = p if wrt == (0, 1) else {**p, "x": jax.lax.stop_gradient(p["x"])}
-        return sum(sums(p, p["x"][t, b], 0.9**t * scale[b]) for t in range(T) for b in range(B)) / (T * B)
-
-    return jax.value_and_grad(loss, argnums=wrt)
-
-
-def close(found, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+    return of_points.gradient(sums, target, CARRY, T, wrt, **how)
 
 
 @pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize(("plan", "wrt"), [(None, (0, 1)), (rlfx.Plan(), (0, 1)), (rlfx.Plan("blocks", 2), (0,))])
 def test_values_and_gradients_are_those_of_sums(sums, plan, wrt):
-    close(gradient(sums, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), by_hand(sums, wrt)(PARAMS, CARRY))
+    of_points.close(gradient(sums, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), of_points.by_hand(sums, CARRY, T, wrt)(PARAMS, CARRY))
 
 
 def has_all_pairs(fn, *args):
@@ -121,7 +105,7 @@ def test_bodies_of_shared_functions():
         fn = rlfx.compile(loss, length=T, batch=batch, target=target)
         return jax.jit(jax.value_and_grad(lambda p, c: fn(p, c)[0], argnums=(0, 1)))
 
-    close(compiled(ALWAYS)(p, carry), jax.value_and_grad(expected, argnums=(0, 1))(p, carry))
+    of_points.close(compiled(ALWAYS)(p, carry), jax.value_and_grad(expected, argnums=(0, 1))(p, carry))
     products = [compiled(target).lower(p, carry).as_text().count("stablehlo.dot_general") for target in (ALWAYS, NEVER)]
     assert products[0] > products[1]
 
@@ -172,3 +156,24 @@ def test_half_precision_stays():
 def test_the_cpu_has_a_bound_and_accelerators_do_not():
     assert CPU.rewrites.contracted == 512
     assert not rlfx.target("h200").rewrites.contracted
+
+
+def test_a_body_that_tells_what_it_sees():
+    """An equation without outputs, beside such a sum."""
+    seen = []
+
+    def told(codes):
+        jax.debug.callback(lambda x: seen.append(float(x)), codes.sum())
+        with jax.named_scope("likeness"):
+            return jnp.sin((codes[:, None] * codes[None]).sum(-1)).sum()
+
+    def loss(p, scale, t):
+        return rlfx.shared(told, rlfx.inputs(p["x"])[t]) * scale, 0.9 * scale
+
+    p, carry = {"x": jax.random.normal(K[3], (T, 4, 4))}, jnp.ones(4)
+    fn = rlfx.compile(loss, length=T, batch=4, target=ALWAYS)
+    found = jax.jit(lambda p: fn(p, carry)[0])(p)
+    jax.effects_barrier()
+    of = [jnp.sin(p["x"][t] @ p["x"][t].T).sum() * 0.9**t for t in range(T)]
+    np.testing.assert_allclose(found, sum(of) / T, rtol=2e-5)
+    np.testing.assert_allclose(sorted(seen), sorted(p["x"].sum((1, 2))), rtol=2e-5)

@@ -10,6 +10,7 @@ import pytest
 import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
+from tests.recurrence import of_points
 
 CPU = rlfx.target("cpu")
 ALWAYS, NEVER = (dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, pairs=n)) for n in (1, 0))
@@ -53,30 +54,13 @@ SUMS = [quantiles, over_the_first, over_both, of_integers]
 
 
 def gradient(sums, target, wrt=(0, 1), **how):
-    def loss(p, scale, t):
-        x = p["x"] if wrt == (0, 1) else jax.lax.stop_gradient(p["x"])
-        return sums(p, rlfx.inputs(x)[t], scale), 0.9 * scale
-
-    fn = rlfx.compile(loss, length=T, batch=B, target=target, **how)
-    return jax.jit(jax.value_and_grad(lambda p, c: fn(p, c)[0], argnums=wrt))
-
-
-def by_hand(sums, wrt):
-    def loss(p, scale):
-        p = p if wrt == (0, 1) else {**p, "x": jax.lax.stop_gradient(p["x"])}
-        return sum(sums(p, p["x"][t, b], 0.9**t * scale[b]) for t in range(T) for b in range(B)) / (T * B)
-
-    return jax.value_and_grad(loss, argnums=wrt)
-
-
-def close(found, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+    return of_points.gradient(sums, target, CARRY, T, wrt, **how)
 
 
 @pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize(("plan", "wrt"), [(None, (0, 1)), (rlfx.Plan(), (0, 1)), (rlfx.Plan("blocks", 4), (0,))])
 def test_values_and_gradients_are_those_of_pairs(sums, plan, wrt):
-    close(gradient(sums, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), by_hand(sums, wrt)(PARAMS, CARRY))
+    of_points.close(gradient(sums, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), of_points.by_hand(sums, CARRY, T, wrt)(PARAMS, CARRY))
 
 
 def whiles(sums, target):

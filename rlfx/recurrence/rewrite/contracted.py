@@ -6,7 +6,6 @@ XLA adds up one by one, and writes for the derivative. They are a product of two
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.interpret import inlined
+from rlfx.recurrence.ir.interpret import evaluate, inlined
 from rlfx.recurrence.ir.program import Atom, Equation, Program
 from rlfx.recurrence.language.primitives import whole_p
 
@@ -111,21 +110,15 @@ def _body(body: Any, fewest: int) -> Any | None:
     found = {v: contraction for v, contraction in of if contraction is not None}
     if not found:
         return None
-    return J.without_dead_code(jax.make_jaxpr(functools.partial(_evaluated, flat, found))(*body.in_avals))
+    seen: dict[Any, Any] = {}
 
+    def rule(eqn: Any, operands: list) -> list | None:
+        seen.update((v, x) for v, x in zip(eqn.invars, operands, strict=True) if not J.is_literal(v))
+        contraction = next((found[v] for v in eqn.outvars if v in found), None)
+        return contraction and [contraction(*(seen[factor.value] for factor in contraction.operands))]
 
-def _evaluated(body: Any, found: Mapping[Any, Contraction], *args: Any) -> list:
-    """The outputs of a jaxpr, some of whose values are contractions."""
-    env = dict(zip((*body.jaxpr.constvars, *body.jaxpr.invars), (*body.consts, *args), strict=True))
-    read = lambda v: v.val if J.is_literal(v) else env[v]  # noqa: E731
-    for e in body.jaxpr.eqns:
-        with e.ctx.manager:
-            if (contraction := found.get(e.outvars[0])) is not None:
-                outs = [contraction(*(read(operand.value) for operand in contraction.operands))]
-            else:
-                outs = J.bind_again(e, *map(read, e.invars))
-        env.update(zip(e.outvars, outs, strict=True))
-    return list(map(read, body.jaxpr.outvars))
+    run = lambda *args: evaluate(flat.jaxpr, flat.consts, args, rule)  # noqa: E731
+    return J.without_dead_code(jax.make_jaxpr(run)(*body.in_avals))
 
 
 def _contraction(total: Made, definition: Callable[[Any], Made | None], fewest: int) -> Contraction | None:
