@@ -21,21 +21,10 @@ import jax.numpy as jnp
 import rlfx
 from benchmarks import recorded
 from benchmarks.untuned import common as c
+from benchmarks.untuned.sealed_sixth.adapted import ACTIONS, OBS, actor_critic
 
-OBS, ACTIONS = 20, 4
 KEY = jax.random.key(0)
 CPU = rlfx.target("cpu")
-
-
-def actor_critic(params, carry, t):
-    nets, data = params
-    x = rlfx.inputs(data)[t]
-    logits, v = c.mlp(nets["pi"], x["obs"]), c.mlp(nets["v"], x["obs"])[0]
-    value = rlfx.series(v, end=0.0)
-    step = c.Step(x["reward"], x["done"], jnp.zeros_like(x["done"]))
-    advantage = jax.lax.stop_gradient(rlfx.gae(step, value, value[t + 1], gamma=0.99, lam=0.95))
-    log_prob = jax.nn.log_softmax(logits)[x["action"]]
-    return c.actor_critic_loss(logits, v, log_prob, advantage, advantage + jax.lax.stop_gradient(v)), carry
 
 
 def memory(params, h, t):

@@ -119,6 +119,18 @@ def learner_by_rlfx(program, length, batch):
     return run
 
 
+def actor_by_rlfx(program, length, batch):
+    """Loss, its gradient with respect to the first parameters, and the last carry, of a program that goes on from a carry."""
+    loss_fn = rlfx.compile(program, length=length, batch=batch)
+
+    def run(p, others, carry, key):
+        loss = lambda p: loss_fn((p, others), carry, key)  # noqa: E731
+        (found, (carry, _)), grads = jax.value_and_grad(loss, has_aux=True)(p)
+        return found, grads, carry
+
+    return run
+
+
 # -- returns over [T, B] ---------------------------------------------------------------------------------------------
 
 

@@ -58,17 +58,6 @@ def program(agents):
     return coma
 
 
-def by_rlfx(length, batch, agents):
-    loss_fn = rlfx.compile(program(agents), length=length, batch=batch)
-
-    def run(p, target, state, key):
-        of = lambda p: loss_fn((p, target), state, key)  # noqa: E731
-        (loss, (state, _)), grads = jax.value_and_grad(of, has_aux=True)(p)
-        return loss, grads, state
-
-    return run
-
-
 # -- by hand: the critic of ``x[N, n], action[N, agents]``
 
 
@@ -254,7 +243,8 @@ def workload(length, batch, agents, hidden, chunk=4):
     same = {"acting": a.actors_as_one, "learning": a.actors_as_one}
     outer = {"acting": a.actors_as_one, "learning": actors_outermost, "outer": True}
     forms = {
-        "rlfx": by_rlfx(length, batch, agents), "plain": make(judged, learning=a.actors, flat=False), "rows": make(**rows),
+        "rlfx": c.actor_by_rlfx(program(agents), length, batch),
+        "plain": make(judged, learning=a.actors, flat=False), "rows": make(**rows),
         "without own": make(own), "first layers as one": make(one, **same), "one by one": make(first),
         "features first": make(turned, **cols), "without own, slopes known": make(own, **known, **actor),
         "agents outermost": make(all_rows, **outer), "agents outermost, one by one": make(one_by_one, **outer),

@@ -56,17 +56,6 @@ def program(skills):
     return diayn
 
 
-def by_rlfx(length, batch, skills):
-    loss_fn = rlfx.compile(program(skills), length=length, batch=batch)
-
-    def run(p, target, carry, key):
-        of = lambda p: loss_fn((p, target), carry, key)  # noqa: E731
-        (loss, (carry, _)), grads = jax.value_and_grad(of, has_aux=True)(p)
-        return loss, grads, carry
-
-    return run
-
-
 # -- by hand: critics, ``[2, ...]``
 
 
@@ -238,7 +227,8 @@ def workload(length, batch, skills, hidden, chunk=4):
     one, joined, some, ahead = c.one_by_one, firsts_joined, {"chunk": chunk}, {"ahead": True}
     twice = [critics_once(critics) for critics in (c.mapped, one, joined)]
     forms = {
-        "rlfx": by_rlfx(length, batch, skills), "plain": make(flat=False), "rows": make(), "one by one": make(one),
+        "rlfx": c.actor_by_rlfx(program(skills), length, batch),
+        "plain": make(flat=False), "rows": make(), "one by one": make(one),
         "firsts joined": make(joined), "features first": make(in_columns), "critics once": make(learn=twice[0]),
         "one by one, critics once": make(one, twice[1]), "firsts joined, critics once": make(joined, twice[2]),
         "one way back": make(one, one_way_back), "drawn ahead": make(**ahead), f"blocks of {chunk}": make(**some),

@@ -109,14 +109,3 @@ def program(groups):
         return point_loss(p, h, z, posterior, x), (h, z)
 
     return dreamer
-
-
-def by_rlfx(length, batch, groups):
-    loss_fn = rlfx.compile(program(groups), length=length, batch=batch)
-
-    def run(p, data, carry, key):
-        loss = lambda p: loss_fn((p, data), carry, key)  # noqa: E731
-        (found, (carry, _)), grads = jax.value_and_grad(loss, has_aux=True)(p)
-        return found, grads, carry
-
-    return run

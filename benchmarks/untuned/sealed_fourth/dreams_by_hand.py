@@ -203,7 +203,8 @@ def workload(length, batch, hidden, groups, classes, blocks=4, chunk=8):
     plain, before = looped(together), looped(hoisted)
     one, some = {"heads": joined}, {"heads": joined, "blocks": blocks}
     forms = {
-        "rlfx": e.by_rlfx(length, batch, groups), "plain": make(plain, flat=False, ahead=False), "rows": make(plain, ahead=False),
+        "rlfx": c.actor_by_rlfx(e.program(groups), length, batch),
+        "plain": make(plain, flat=False, ahead=False), "rows": make(plain, ahead=False),
         "in one loop": in_one_loop(length, batch, groups), "in one loop, again": in_one_loop(length, batch, groups, again=True),
         "drawn ahead": make(plain), "hoisted": make(before), "hoisted, heads joined": make(before, **one),
         "hoisted, again": make(looped(hoisted, again=True)), f"hoisted, again by {chunk}": make(looped(hoisted, chunk=chunk)),

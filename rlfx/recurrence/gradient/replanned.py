@@ -49,13 +49,14 @@ class Turns:
 
 
 def planned(
-    make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Make | None = None, turns: Turns = Turns()
+    make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Make | None = None,
+    turns: Callable[[], Turns] = Turns,
 ) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
     the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types. ``moved``: what is
-    differentiated, with the same results; None: what is computed.
+    differentiated, with the same results; None: what is computed. ``turns``: asked where ``jax.vmap`` adds an axis.
     """
     leaves, types = typed(args)
     structure = types[0]
@@ -89,19 +90,19 @@ def mapped(fn: Callable, axes: Sequence[Added]) -> Callable:
 
 
 def _again(
-    args: Sequence, added: tuple, *, jaxpr: Any, make: Make, turns: Turns, axes: tuple[Added, ...], **params: Any
+    args: Sequence, added: tuple, *, jaxpr: Any, make: Make, turns: Callable[[], Turns], axes: tuple[Added, ...], **params: Any
 ) -> dict:
     """The parameters of the call with one axis more."""
     axes = (*axes, Added(*added))
-    new = jax.make_jaxpr(_over(make, axes, turns.computed))(*args)
+    new = jax.make_jaxpr(_over(make, axes, turns().computed))(*args)
     return {"jaxpr": new, "make": make, "turns": turns, "axes": axes, **params}
 
 
-def _moved(*, moved: Make | None, turns: Turns, axes: tuple[Added, ...], **_: Any) -> Callable | None:
+def _moved(*, moved: Make | None, turns: Callable[[], Turns], axes: tuple[Added, ...], **_: Any) -> Callable | None:
     """What is differentiated in place of the call."""
     if moved is None:
         return None
-    fn = _over(moved, axes, turns.differentiated, again=True)
+    fn = _over(moved, axes, turns().differentiated, again=True)
     return lambda *leaves: jax.tree.leaves(fn(*leaves))
 
 
