@@ -270,7 +270,7 @@ class GradientRule:
         """
         moved = functools.partial(evaluate, rule=self.moved) if self.planner.is_free(learner) else None
         of = Call(self, "value and gradient", perturbed, learner.targets)
-        return planned(evaluate, of, *args, moved=moved, turns=functools.partial(self._turns, learner), **how)
+        return planned(evaluate, of, *args, moved=moved, turns=lambda: self._turns(learner), **how)
 
     def _turns(self, learner: Learner) -> Turns:
         """Copies under ``jax.vmap`` that are large for the cache are computed one after the other, by products of their own."""
