@@ -9,43 +9,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from rlfx import _jaxpr as J
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
-
-
-def _block(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
-    """Threefry-2x32 with 20 rounds (Salmon et al., 2011).
-
-    (By ``jax.lax``: operators of ``jax.numpy`` are traced as calls, which takes several times as long.)
-    """
-    word = np.uint32
-    keys = (k0, k1, lax.bitwise_xor(lax.bitwise_xor(k0, k1), _PARITY))
-    x0, x1 = lax.add(x0, keys[0]), lax.add(x1, keys[1])
-    for i in range(5):
-        for r in _ROTATIONS[i % 2]:
-            x0 = lax.add(x0, x1)
-            turned = lax.bitwise_or(lax.shift_left(x1, word(r)), lax.shift_right_logical(x1, word(32 - r)))
-            x1 = lax.bitwise_xor(turned, x0)
-        x0 = lax.add(x0, keys[(i + 1) % 3])
-        x1 = lax.add(lax.add(x1, keys[(i + 2) % 3]), word(i + 1))
-    return x0, x1
 
 
 @J.computed_once
 def _at(key: jax.Array, counter: jax.Array) -> tuple[Any, Any]:
     """The block of a counter."""
-    return _block(key[0], key[1], jnp.zeros_like(counter), counter)
+    return J.threefry_block.bind(key[0], key[1], np.uint32(0), counter)
 
 
 @functools.partial(J.computed_once, static_argnums=(1, 2))
 def _counted(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[Any, ...]:
     """The words of counters 0, 1, 2, ... (64-bit counters, of which the high word stays zero); one word for up to 32 bits."""
     low = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    words = _block(key[0], key[1], jnp.zeros_like(low), low)
+    words = J.threefry_block.bind(key[0], key[1], np.uint32(0), low)
     return words if bit_width == 64 else (words[0] ^ words[1],)
 
 

@@ -106,4 +106,5 @@ from rlfx._jaxpr.source import (
     source_of,
 )
 from rlfx._jaxpr.staged import NO_STRUCTURED_RESIDUALS, Staged, linearizes, linearizes_staged, mapped
+from rlfx._jaxpr.threefry import threefry_block
 from rlfx._jaxpr.walk import contains, equations_in, is_named_call, walk

@@ -1,0 +1,56 @@
+"""Threefry's rounds as one equation, which is lowered to straight arithmetic."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from jax._src import dispatch
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
+from jax._src.random import threefry2x32
+from jax.extend.core import Primitive
+from jax.interpreters import batching
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+threefry_block = Primitive("threefry2x32_unrolled")
+"""``bind(k0, k1, x0, x1)``: Threefry-2x32 with 20 rounds (Salmon et al., 2011), of operands that are broadcast.
+
+One equation however many axes ``jax.vmap`` adds, as jax's own: to trace its hundred operations under every axis, and to lower
+them one by one from a jaxpr, took longer than all else about a draw.
+"""
+threefry_block.multiple_results = True
+threefry_block.def_impl(functools.partial(dispatch.apply_primitive, threefry_block))
+threefry_block.def_abstract_eval(threefry2x32._threefry2x32_abstract_eval)
+batching.defbroadcasting(threefry_block)
+
+
+def _lowered(ctx: Any, *operands: ir.Value) -> tuple[ir.Value, ir.Value]:
+    aval = ctx.avals_out[0]
+    rank = len(aval.shape)
+
+    @functools.cache
+    def word(value: int) -> ir.Value:
+        return mlir.full_like_aval(ctx, np.uint32(value), aval)
+
+    def whole(x: ir.Value, of: Any) -> ir.Value:
+        return mlir.broadcast_in_dim(ctx, x, aval, broadcast_dimensions=range(rank - len(of.shape), rank))
+
+    k0, k1, x0, x1 = map(whole, operands, ctx.avals_in)
+    keys = (k0, k1, hlo.xor(hlo.xor(k0, k1), word(_PARITY)))
+    x0, x1 = hlo.add(x0, k0), hlo.add(x1, k1)
+    for i in range(5):
+        for r in _ROTATIONS[i % 2]:
+            x0 = hlo.add(x0, x1)
+            turned = hlo.or_(hlo.shift_left(x1, word(r)), hlo.shift_right_logical(x1, word(32 - r)))
+            x1 = hlo.xor(turned, x0)
+        x0 = hlo.add(x0, keys[(i + 1) % 3])
+        x1 = hlo.add(hlo.add(x1, keys[(i + 2) % 3]), word(i + 1))
+    return x0, x1
+
+
+mlir.register_lowering(threefry_block, _lowered, inline=False)
