@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from jax._src import dispatch
 from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.random import threefry2x32
 from jax.extend.core import Primitive
@@ -29,15 +28,15 @@ threefry_block.def_abstract_eval(threefry2x32._threefry2x32_abstract_eval)
 batching.defbroadcasting(threefry_block)
 
 
-def _lowered(ctx: Any, *operands: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _lowered(ctx: Any, *operands: Any) -> tuple[Any, Any]:
     aval = ctx.avals_out[0]
     rank = len(aval.shape)
 
     @functools.cache
-    def word(value: int) -> ir.Value:
+    def word(value: int) -> Any:
         return mlir.full_like_aval(ctx, np.uint32(value), aval)
 
-    def whole(x: ir.Value, of: Any) -> ir.Value:
+    def whole(x: Any, of: Any) -> Any:
         return mlir.broadcast_in_dim(ctx, x, aval, broadcast_dimensions=range(rank - len(of.shape), rank))
 
     k0, k1, x0, x1 = map(whole, operands, ctx.avals_in)

@@ -97,3 +97,32 @@ def test_a_draw_is_computed_once_for_all_that_use_it(impl):
 
     assert words(jnp.sum) > 5
     assert words(lambda x: x.T @ x, jnp.sum, lambda x: x.max(1), lambda x: x[::-1] + 1.0) == words(jnp.sum)
+
+
+def test_one_equation_however_many_axes():
+    """Rounds are not traced once more under every axis: a draw of many keys is lowered to one function."""
+    keys = jax.random.wrap_key_data(jax.random.key_data(jax.random.split(jax.random.key(0), (2, 3, 4))), impl=threefry)
+    draw = jax.vmap(jax.vmap(jax.vmap(lambda key: jax.random.bits(key, (5,)))))
+    text = jax.jit(draw).lower(keys).as_text()
+    assert text.count("func.func private @threefry2x32_unrolled") == 1
+    same(draw(keys), draw(jax.random.split(jax.random.key(0), (2, 3, 4))))
+
+
+def test_keys_at_other_axes():
+    keys = jax.random.split(jax.random.key(1), (3, 2))
+    counters = jnp.arange(6, dtype=jnp.uint32).reshape(2, 3)
+    fold = jax.vmap(jax.vmap(jax.random.fold_in), in_axes=(1, 0), out_axes=1)
+    own = jax.random.wrap_key_data(jax.random.key_data(keys), impl=threefry)
+    same(fold(own, counters), fold(keys, counters))
+
+
+def test_differentiated_and_sharded():
+    key = jax.random.key(2, impl=threefry)
+    noisy = lambda x, key: (x * jax.random.normal(key, x.shape)).sum()  # noqa: E731
+    np.testing.assert_array_equal(jax.grad(noisy)(jnp.ones(3), key), jax.random.normal(jax.random.key(2), (3,)))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    keys = jax.random.split(key, 2 * jax.device_count())
+    each = lambda keys: jax.vmap(lambda k: jax.random.uniform(k, (2,)))(keys)  # noqa: E731
+    spread = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec))
+    same(spread(keys), each(keys))

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import bytes_in_all, flops_of, points
 from rlfx.recurrence.analysis.cuts import Network, units
 from rlfx.recurrence.ir.program import Equation, Program, Var
 
 #: Bytes of memory traffic that one floating-point operation is worth.
 BYTES_PER_FLOP = 0.25
-
-#: What XLA:CPU computes number by number takes as long as so many operations (3.3 ns).
-SLOW, SLOW_FLOPS = frozenset(map(J.primitive, ("sin", "cos", "tan"))), 80
 
 #: What a barred value costs, relative to its bytes: more than any work that could replace it.
 BARRED = 1e9
@@ -114,8 +110,7 @@ def minimum_cut(
 def work_of(equation: Equation, program: Program) -> float:
     """Floating-point operations of an equation at all its points."""
     dims = frozenset().union(*(program.dims_of(v) for v in equation.outputs))
-    each = flops_of(equation, program.domain) * (SLOW_FLOPS if equation.op in SLOW else 1)
-    return each * points(dims, program.domain)
+    return flops_of(equation, program.domain) * points(dims, program.domain)
 
 
 def _roots(again: tuple[Equation, ...], wanted: Iterable[Var], free: Callable[[Equation], bool]) -> set[Var]:

@@ -111,7 +111,7 @@ def _elementwise(op: Any, params: Mapping, operands: Sequence[Value], dims: froz
     shape, rows = max((_point(x) for x in operands), key=len), _sizes(operands, dims)
     if any(_point(x) not in ((), shape) for x in operands) or any(J.is_key(x.data) for x in operands):
         return None
-    return J.bind(op, dict(params), *(_spread(x, shape, dims, rows) for x in operands))
+    return meaning(op, params, *(_spread(x, shape, dims, rows) for x in operands))
 
 
 def _product(op: Any, params: Mapping, operands: Sequence[Value], dims: frozenset) -> list | None:
