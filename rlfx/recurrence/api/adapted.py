@@ -21,6 +21,7 @@ from rlfx.recurrence.rewrite.patches import with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.shares import with_shares
+from rlfx.recurrence.rewrite.stopped import with_stops
 from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_given
 from rlfx.recurrence.schedule.plan import Plan
@@ -57,7 +58,7 @@ def adapted(
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.pairs:
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
-    program = merged(program)  # of the same types: nothing to verify
+    program = rewritten(with_stops, merged(program))  # what is merged has the same types: nothing to verify
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room
     small = asked.less_memory or (plan is not None and plan.block is not None)
     draws = pays.starts or (not small and any(e.op in J.RANDOM for e in program.equations))
