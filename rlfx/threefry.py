@@ -20,9 +20,9 @@ def _at(key: jax.Array, counter: jax.Array) -> tuple[Any, Any]:
 
 
 @functools.partial(J.computed_once, static_argnums=(1, 2))
-def _counted(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[Any, ...]:
+def _counted(key: jax.Array, count: int, bit_width: int) -> tuple[Any, ...]:
     """The words of counters 0, 1, 2, ... (64-bit counters, of which the high word stays zero); one word for up to 32 bits."""
-    low = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    low = jax.lax.iota(jnp.uint32, count)
     words = J.threefry_block.bind(key[0], key[1], np.uint32(0), low)
     return words if bit_width == 64 else (words[0] ^ words[1],)
 
@@ -30,7 +30,9 @@ def _counted(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[An
 def _words(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[Any, ...]:
     if math.prod(shape) >= 1 << 32:
         raise NotImplementedError(f"A draw of {math.prod(shape)} elements; split the key for more than 2**32.")
-    return _counted(key, shape, bit_width)
+    # XLA:CPU takes many numbers at once along the last axis, of two actions, say. The words are in one row, and so is what is
+    # computed of them one by one: XLA moves a change of shape behind it, but not into the call nor out of it.
+    return tuple(word.reshape(shape) for word in _counted(key, math.prod(shape), bit_width))
 
 
 def _seed(seed: jax.Array) -> jax.Array:

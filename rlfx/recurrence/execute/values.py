@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
+from rlfx.recurrence.cpu.normal import NORMAL
 from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.ir.derivatives import Custom, with_derivative
@@ -292,5 +293,5 @@ _MEANING: dict[Any, Callable[..., list]] = {
     J.primitive("reduce_max"): partial(_extreme, "max"),
     J.primitive("reduce_min"): partial(_extreme, "min"),
     J.CUSTOM_JVP: _with_own_derivative,
-    **{like: partial(_by, op) for like, op in ANGLES.items()},
+    **{like: partial(_by, op) for like, op in (ANGLES | NORMAL).items()},
 }
