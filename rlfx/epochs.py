@@ -15,6 +15,7 @@ from rlfx._target import target
 from rlfx.errors import DomainError, ProgramError, ScheduleError, located
 from rlfx.recurrence.api.machine import automatic
 from rlfx.recurrence.cpu.contractions import FAST
+from rlfx.recurrence.cpu.elementwise import ELEMENTS
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.language.operands import as_key, same_type, type_of
 from rlfx.recurrence.language.shuffle import shuffle as keyed_shuffle
@@ -96,7 +97,7 @@ def minibatch_epochs(
     place = _placement(mesh, mesh_axis, size)
     rows = tree.tree_map(place(), rows)
     pays = target().rewrites
-    rules = {**(FAST if pays.contractions else {}), **(picking(pays.picks) if pays.picks else {})}
+    rules = {**({**ELEMENTS, **FAST} if pays.contractions else {}), **(picking(pays.picks) if pays.picks else {})}
     update, given = rewritten(update, rules), update
 
     def ordered(epoch_key):

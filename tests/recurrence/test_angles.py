@@ -138,3 +138,65 @@ def test_nothing_else_becomes_double_precision():
         assert [v.aval.dtype for v in closed.jaxpr.outvars] == [jnp.float32]
     assert angles.sin.bind(x, accuracy=None).dtype == jnp.float32
     assert not jax.config.jax_enable_x64 or jnp.float64 == jnp.zeros(1).dtype
+
+
+# -- the angle of a point ---------------------------------------------------------------------------------------------
+
+
+def points(count=MANY):
+    y, x = jax.random.normal(jax.random.key(5), (2, count))
+    return y * jnp.exp(3.0 * x), x
+
+
+def test_the_angle_of_a_point():
+    y, x = points()
+    exact = np.arctan2(np.asarray(y, np.float64), np.asarray(x, np.float64))
+    ours, of_jax = (in_last_places(jax.jit(f)(y, x), exact).max() for f in (angles.arctan2.bind, jax.lax.atan2))
+    assert ours < 0.56
+    assert ours < of_jax
+
+
+def test_the_angle_of_special_points():
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0, 1e30, 1e-30], np.float32)
+    y, x = (v.ravel() for v in np.meshgrid(special, special))
+    found = np.asarray(angles.arctan2.bind(jnp.tile(jnp.asarray(y), 2), jnp.tile(jnp.asarray(x), 2)))[: len(y)]
+    np.testing.assert_allclose(found, np.arctan2(y, x), rtol=2e-7)
+    known = ~np.isnan(found)
+    np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(np.arctan2(y, x)[known]))
+
+
+def test_derivatives_of_the_angle_of_a_point():
+    y, x = points()
+    for argument in (0, 1):
+        own, of_jax = (jax.jit(jax.grad(lambda y, x, f=f: f(y, x).sum(), argument))(y, x) for f in (angles.arctan2.bind, jnp.arctan2))
+        np.testing.assert_allclose(own, of_jax, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (1, 0), (0, 0)])
+def test_the_angle_of_a_point_under_vmap(axes):
+    y, x = (v.reshape(16, 16) for v in points(256))
+    mapped = jax.vmap(angles.arctan2.bind, axes)
+    y, x = y if axes[0] is not None else y[0], x if axes[1] is not None else x[0]
+    np.testing.assert_allclose(mapped(y, x), jax.vmap(jnp.arctan2, axes)(y, x), rtol=5e-7)
+
+
+def test_a_program_of_angles_of_points():
+    def turned(p, x, t):
+        angle = jnp.arctan2(p * x[:2], x[2:])
+        return jnp.sum(angle**2), 0.9 * x + 0.1 * jnp.tile(angle, 2)
+
+    start = jax.random.normal(jax.random.key(6), (FEWEST, 4))
+    make = {"batch": FEWEST, "length": 5}
+    found, expected = (
+        jax.value_and_grad(lambda p, f=f: f(turned, **make)(p, start)[0])(1.5) for f in (rlfx.compile, rlfx.reference)
+    )
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+    def by_hand(p):
+        x, total = start, 0.0
+        for _ in range(5):
+            angle = jnp.arctan2(p * x[:, :2], x[:, 2:])
+            total, x = total + (angle**2).sum(), 0.9 * x + 0.1 * jnp.tile(angle, (1, 2))
+        return total / (5 * FEWEST)
+
+    np.testing.assert_allclose(found, jax.value_and_grad(by_hand)(1.5), rtol=2e-5)

@@ -9,6 +9,7 @@ from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
+from rlfx.recurrence.cpu.elementwise import with_fast_elements
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
@@ -45,7 +46,7 @@ def adapted(
     if pays.contracted:
         program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:
-        program = rewritten(with_fast_bodies, program)
+        program = rewritten(with_fast_elements, rewritten(with_fast_bodies, program))
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
     if pays.patches:

@@ -31,7 +31,7 @@ def _computed(x: Any) -> Any | None:
 
 
 erf_inv = J.elementwise_like(_LIKE, _computed)
-J.define_slope(
+J.define_slopes(
     erf_inv,
     lambda dx, y, _: lax.mul(lax.full_like(y, math.sqrt(math.pi) / 2), lax.mul(dx, lax.exp(lax.mul(y, y)))),
 )

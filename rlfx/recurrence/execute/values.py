@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.cpu.angles import ANGLES
-from rlfx.recurrence.cpu.normal import NORMAL
-from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
+from rlfx.recurrence.cpu.elementwise import at_once
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.ir.derivatives import Custom, with_derivative
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Var
@@ -234,7 +232,8 @@ def meaning(op: Any, params: Mapping, *operands: Any) -> list:
     """What a primitive gives, ours or jax's."""
     if op in _MEANING:
         return _MEANING[op](params, *operands)
-    return J.bind(op, dict(params), *map(_arrays, operands))
+    arrays = list(map(_arrays, operands))
+    return at_once(op, params, arrays) or J.bind(op, dict(params), *arrays)
 
 
 def _arrays(x: Any) -> Any:
@@ -274,16 +273,6 @@ def _extreme(op: str, params: Mapping, x: Any) -> list:
     return [largest_or_smallest(op, _arrays(x), tuple(params["axes"]))]
 
 
-def _by(op: Any, params: Mapping, x: Any) -> list:
-    return J.bind(op, dict(params), _arrays(x))
-
-
-def _with_own_derivative(params: Mapping, *operands: Any) -> list:
-    if is_log_add_exp(params):
-        return [log_add_exp(*map(_arrays, operands))]
-    return J.bind(J.CUSTOM_JVP, dict(params), *map(_arrays, operands))
-
-
 #: What our primitives mean at one point, and those of jax that are evaluated otherwise: ``(params, *operands) -> outputs``.
 _MEANING: dict[Any, Callable[..., list]] = {
     **dict.fromkeys((series_p, aside_p), lambda _, x: [_arrays(x)]),
@@ -292,6 +281,4 @@ _MEANING: dict[Any, Callable[..., list]] = {
     custom_p: _custom,
     J.primitive("reduce_max"): partial(_extreme, "max"),
     J.primitive("reduce_min"): partial(_extreme, "min"),
-    J.CUSTOM_JVP: _with_own_derivative,
-    **{like: partial(_by, op) for like, op in (ANGLES | NORMAL).items()},
 }

@@ -1,0 +1,79 @@
+"""Functions of numbers as XLA:CPU computes them many at once, in place of jax's: in programs, and in the bodies that they call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from rlfx import _jaxpr as J
+from rlfx.recurrence.cpu.angles import ANGLES
+from rlfx.recurrence.cpu.normal import NORMAL
+from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
+from rlfx.recurrence.ir.interpret import rewritten
+from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.language.primitives import whole_p
+
+#: What is bound in the place of jax's primitives.
+AT_ONCE: dict[Any, Any] = ANGLES | NORMAL
+
+#: What has bodies that are changed.
+_WITH_BODIES = (J.SCAN, J.COND, J.WHILE, whole_p)
+
+
+def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
+    """What a primitive gives, computed many numbers at once; None: as jax does."""
+    if op in AT_ONCE:
+        return [AT_ONCE[op].bind(*operands, **params)]
+    if op is J.CUSTOM_JVP and is_log_add_exp(params):
+        return [log_add_exp(*operands)]
+    return None
+
+
+def with_fast_elements(program: Program) -> Program:
+    """The program with such functions in the bodies of its equations; without any it is ``program``. Meaning-preserving."""
+    equations = tuple(map(_fast, program.equations))
+    return program if equations == program.equations else replace(program, equations=equations)
+
+
+def _fast(e: Equation) -> Equation:
+    bodies = _bodies(e.op, e.params)
+    return replace(e, params={**e.params, **bodies}) if bodies else e
+
+
+def _bodies(op: Any, params: Mapping) -> dict[str, Any]:
+    """The parameters with a body in which there is something to change."""
+    if op not in _WITH_BODIES:
+        return {}
+    found = {}
+    for name, value in params.items():
+        several = value if isinstance(value, tuple) else (value,)
+        if any(J.closed(body) and _is_slow(body) for body in several):
+            changed = tuple(map(_body, several))
+            found[name] = changed if isinstance(value, tuple) else changed[0]
+    return found
+
+
+def _body(body: Any) -> Any:
+    return jax.make_jaxpr(rewritten(J.jaxpr_as_fun(body.jaxpr, body.consts), ELEMENTS))(*body.in_avals)
+
+
+def _is_slow(body: Any) -> bool:
+    return any(map(_changes, J.equations_in({"jaxpr": body})))
+
+
+def _changes(eqn: Any) -> bool:
+    return eqn.primitive in AT_ONCE or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
+
+
+def _of(eqn: Any, operands: list) -> list | None:
+    bodies = _bodies(eqn.primitive, eqn.params)
+    if bodies:
+        return J.bind(eqn.primitive, {**eqn.params, **bodies}, *operands)
+    return at_once(eqn.primitive, eqn.params, operands)
+
+
+#: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
+ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, *_WITH_BODIES), _of)
