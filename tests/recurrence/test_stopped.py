@@ -37,7 +37,8 @@ def of_a_condition(w, x, t):
     return jnp.where(jnp.min(y) > 0, y, 2.0 * y).sum(), 0.5 * x
 
 
-FUNCTIONS = {"policy": policy, "of maximum": of_maximum, "carried": carried, "read later": read_later, "condition": of_a_condition}
+FUNCTIONS = {"policy": policy, "of maximum": of_maximum, "carried": carried, "read later": read_later}
+FUNCTIONS["condition"] = of_a_condition
 #: How many extremes are taken of what is stopped.
 STOPPED = {"policy": 3, "of maximum": 1, "carried": 0, "read later": 0, "condition": 1}
 

@@ -106,7 +106,7 @@ def _is_negative(x: Any) -> Any:
 
 def _pays(*xs: Any) -> bool:
     sized = all(isinstance(n, int) for x in xs for n in x.shape)
-    return sized and all(x.dtype == np.float32 for x in xs) and math.prod(jnp.broadcast_shapes(*(x.shape for x in xs))) >= FEWEST
+    return sized and all(x.dtype == np.float32 for x in xs) and math.prod(np.broadcast_shapes(*(x.shape for x in xs))) >= FEWEST
 
 
 def _single(by: Callable[..., Any]) -> Callable[..., Any]:

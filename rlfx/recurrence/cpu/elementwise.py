@@ -1,4 +1,4 @@
-"""Functions of numbers as XLA:CPU computes them many at once, in place of jax's: in programs, and in the bodies that they call."""
+"""What XLA:CPU computes many numbers at once, in place of jax's own: in programs, and in the bodies that they call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
 from rlfx.recurrence.cpu.normal import NORMAL
+from rlfx.recurrence.cpu.pooling import MAXIMA, maxima, windows_of
 from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.ir.program import Equation, Program
@@ -29,6 +30,9 @@ def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
         return [AT_ONCE[op].bind(*operands, **params)]
     if op is J.CUSTOM_JVP and is_log_add_exp(params):
         return [log_add_exp(*operands)]
+    if op is MAXIMA and J.platform() == "cpu":
+        windows = windows_of(params, operands[0])
+        return None if windows is None else [maxima(windows, operands[0])]
     return None
 
 
@@ -65,7 +69,7 @@ def _is_slow(body: Any) -> bool:
 
 
 def _changes(eqn: Any) -> bool:
-    return eqn.primitive in AT_ONCE or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
+    return eqn.primitive in (*AT_ONCE, MAXIMA) or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
 
 
 def _of(eqn: Any, operands: list) -> list | None:
@@ -76,4 +80,4 @@ def _of(eqn: Any, operands: list) -> list | None:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, *_WITH_BODIES), _of)
+ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, *_WITH_BODIES), _of)
