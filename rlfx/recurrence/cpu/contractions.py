@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.recurrence.analysis.divisors import divisor_up_to
+from rlfx.recurrence.cpu.joined import CONCATENATE, put_together
 from rlfx.recurrence.ir.interpret import rewritten
 
 #: With fewer rows, and a smaller wide operand, there is little to gain.
@@ -166,7 +167,7 @@ def has_contractions(jaxpr: Any) -> bool:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-FAST = {DOT: contraction, J.SCAN: _in_scan, J.COND: _in_cond}
+FAST = {DOT: contraction, CONCATENATE: put_together, J.SCAN: _in_scan, J.COND: _in_cond}
 
 
 def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
