@@ -42,7 +42,7 @@ from rlfx._jaxpr.dims import (
     symbolic_axes,
     time_dims,
 )
-from rlfx._jaxpr.elementwise import define_slopes, elementwise_like
+from rlfx._jaxpr.elementwise import define_slopes, elementwise_like, of_jax
 from rlfx._jaxpr.host import HOST_EFFECT, host_call
 from rlfx._jaxpr.jaxprs import (
     body_of,

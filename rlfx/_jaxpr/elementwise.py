@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jax._src import dispatch
+from jax._src import core, dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -22,6 +22,7 @@ def elementwise_like(like: Primitive, on_cpu: Callable[..., Any | None], operand
       operands: of two, each has the other's shape, or 1 in the place of a length.
     """
     primitive = Primitive(like.name)
+    primitive.like = like  # type: ignore[attr-defined]
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
     primitive.def_effectful_abstract_eval(like.abstract_eval)
     (batching.defvectorized if operands == 1 else batching.defbroadcasting)(primitive)
@@ -38,3 +39,33 @@ def elementwise_like(like: Primitive, on_cpu: Callable[..., Any | None], operand
 def define_slopes(primitive: Primitive, *slopes: Callable[..., Any]) -> None:
     """Its derivative by each operand: ``slope(dx, y, *operands, **params) -> dy``."""
     ad.defjvp2(primitive, *slopes)
+
+
+def of_jax(value: Any) -> Any:
+    """A closed jaxpr with the primitives that others are like in their place, for who knows jax's only.
+
+    Example:
+      >>> import jax
+      >>> halved = elementwise_like(jax.lax.sin_p, lambda x: None)
+      >>> closed = jax.make_jaxpr(lambda x: halved.bind(x, accuracy=None))(1.0)
+      >>> closed.eqns[0].primitive is jax.lax.sin_p, of_jax(closed).eqns[0].primitive is jax.lax.sin_p
+      (False, True)
+    """
+    if isinstance(value, (tuple, list)):
+        found = [of_jax(x) for x in value]
+        return value if all(x is y for x, y in zip(found, value, strict=True)) else type(value)(found)
+    if isinstance(value, core.ClosedJaxpr):
+        body = of_jax(value.jaxpr)
+        return value if body is value.jaxpr else core.ClosedJaxpr(body, value.consts)
+    if not isinstance(value, core.Jaxpr):
+        return value
+    eqns = [_equation(e) for e in value.eqns]
+    return value if all(x is y for x, y in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
+
+
+def _equation(eqn: Any) -> Any:
+    params = {name: of_jax(x) for name, x in eqn.params.items()}
+    primitive = getattr(eqn.primitive, "like", eqn.primitive)
+    if primitive is eqn.primitive and all(params[name] is x for name, x in eqn.params.items()):
+        return eqn
+    return eqn.replace(primitive=primitive, params=params)

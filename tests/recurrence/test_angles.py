@@ -52,7 +52,7 @@ def test_what_is_too_large_is_left_to_jax(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_special_numbers(name):
-    x = jnp.tile(jnp.array([0.0, -0.0, jnp.nan, 1e-40]), FEWEST)
+    x = jnp.tile(jnp.array([0.0, -0.0, jnp.nan, 1e-30]), FEWEST)
     found = np.asarray(ours(name)(x))[:4]
     np.testing.assert_array_equal(found, np.asarray(getattr(jax.lax, name)(x))[:4])
     assert np.signbit(found[1]) == (name != "cos")

@@ -65,6 +65,7 @@ def _log1p(e: Any) -> Any:
 
 
 def _apart(x: Any, z: Any) -> Any:
-    """The difference: of what is equal, be it infinite, it is 0."""
+    """The difference: of what is infinite and equal, it is 0."""
     far = lax.sub(x, z)
-    return lax.select(lax.eq(x, z), lax.full_like(far, 0), far)
+    infinite = lax.bitwise_and(lax.ne(far, far), lax.eq(x, z))
+    return lax.select(infinite, lax.full_like(far, 0), far)

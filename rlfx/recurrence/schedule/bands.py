@@ -21,6 +21,9 @@ NARROWEST = 8
 #: How often the rows of a series are copied at most, for the blocks that see them.
 MOST_COPIES = 4
 
+#: A block's rows are a multiple of so many: XLA:CPU takes as many numbers at once along them (of 63 rows, one by one).
+AT_ONCE = 8
+
 
 @dataclass(frozen=True)
 class Band:
@@ -61,4 +64,5 @@ def band_of(equation: Equation, domain: Domain, block: int) -> Band | None:
     begins = domain.times() // block * block
     first = int((lo - begins).min())
     width = max(1, int((np.maximum(stop, lo) - begins).max()) - first)
+    width = -(-width // AT_ONCE) * AT_ONCE
     return Band(first, width, block) if width <= MOST_COPIES * block else None

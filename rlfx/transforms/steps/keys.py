@@ -33,8 +33,8 @@ def wrap_key(words: Any, aval: Any) -> Any:
 
 
 def trace(fn: Callable, *avals: Any) -> ClosedJaxpr:
-    """The closed jaxpr of a function at these types, without the equations that no output needs."""
-    return J.without_dead_code(jax.make_jaxpr(fn)(*avals))
+    """The closed jaxpr of a function at these types, of jax's primitives, without the equations that no output needs."""
+    return J.of_jax(J.without_dead_code(jax.make_jaxpr(fn)(*avals)))
 
 
 IOTA_2X32 = prng.iota_2x32_shape_p
