@@ -238,8 +238,22 @@ def copies() -> str:
     )
 
 
+def elements() -> str:
+    """Time of jax's own function, of the value and with its gradient."""
+    return table(
+        rows("elements"),
+        {
+            "of": lambda r: r["of"],
+            "numbers": lambda r: " x ".join(map(str, r["shape"])),
+            "value": lambda r: f"{r['value'][0]:.2f}",
+            "with its gradient": lambda r: f"{r['gradient'][0]:.2f}",
+            "ms": lambda r: f"{r['value'][1]:.3g}, {r['gradient'][1]:.3g}",
+        },
+    )
+
+
 TABLES = {
-    "rewrites": rewrites, "copies": copies,
+    "rewrites": rewrites, "copies": copies, "elements": elements,
     "acting-products": acting_products, "ppo-timerl": ppo_timerl, "ppo-grid": ppo_grid, "ppo-full": ppo_full,
     "nstep-speed": nstep_speed, "nstep-memory": nstep_memory, "random-draws": random_draws,
     "shuffle-learning": shuffle_learning, "old-and-new": old_and_new,
