@@ -201,3 +201,14 @@ def test_a_program_of_angles_of_points():
         return total / (5 * FEWEST)
 
     np.testing.assert_allclose(found, jax.value_and_grad(by_hand)(1.5), rtol=2e-5)
+
+
+def test_inside_of_shard_map():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    x = jnp.linspace(-3.0, 3.0, FEWEST * len(jax.devices()))
+    for fn in (*map(ours, NAMES), lambda x: angles.arctan2.bind(x, x + 1.0)):
+        spread = jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec))
+        np.testing.assert_array_equal(spread(x), fn(x))
+        slopes = jax.jit(jax.grad(lambda x, spread=spread: spread(x).sum()))
+        np.testing.assert_allclose(slopes(x), jax.grad(lambda x, fn=fn: fn(x).sum())(x), rtol=1e-6, atol=1e-6)

@@ -102,9 +102,10 @@ def test_what_stays_jaxs():
     )
     large = lambda x: of_jax(x, (1, 9, 9, 1), (1, 9, 9, 1), "VALID")  # noqa: E731
     small = lambda x: of_jax(x, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")  # noqa: E731
-    found = [windows_of(equation(f, x).params, x) for f in (dilated, large, small)]
-    assert found[:2] == [None, None]
-    assert found[2] is not None
+    cropped = lambda x: of_jax(x, (1, 2, 2, 1), (1, 2, 2, 1), ((0, 0), (-2, 0), (0, 0), (0, 0)))  # noqa: E731
+    found = [windows_of(equation(f, x).params, x) for f in (dilated, large, cropped, small)]
+    assert found[:3] == [None] * 3
+    assert found[3] is not None
     whole = jnp.ones((4, 4), jnp.int32)
     smallest = np.iinfo(np.int32).min
     of_integers = lambda x: lax.reduce_window(x, smallest, lax.max, (2, 2), (2, 2), "VALID")  # noqa: E731

@@ -64,10 +64,11 @@ class Windows:
 def windows_of(params: Mapping, x: Any) -> Windows | None:
     """The windows of an equation; None where they are not of an image, or of too many elements."""
     shape, dilations = params["window_dimensions"], (*params["base_dilation"], *params["window_dilation"])
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    if not floating or set(dilations) != {1} or not 1 < math.prod(shape) <= _MOST or not x.size:
+    padding = tuple(map(tuple, params["padding"]))
+    usual = jnp.issubdtype(x.dtype, jnp.floating) and set(dilations) == {1} and min(itertools.chain((0,), *padding)) == 0
+    if not usual or not 1 < math.prod(shape) <= _MOST or not x.size:
         return None
-    return Windows(tuple(shape), tuple(params["window_strides"]), tuple(map(tuple, params["padding"])), tuple(x.shape))
+    return Windows(tuple(shape), tuple(params["window_strides"]), padding, tuple(x.shape))
 
 
 def maxima(windows: Windows, x: jax.Array) -> jax.Array:

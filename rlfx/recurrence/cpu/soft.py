@@ -20,7 +20,11 @@ from rlfx import _jaxpr as J
 #: (atanh(s) - s) / s^3 in powers of s^2: interpolated in Chebyshev's points up to s = 1/3.
 _ATANH = (0.33333333660280906, 0.19999853159710557, 0.14296179337160467, 0.1085328216060148, 0.11612194238915821)
 
-_STEPS = ("max", "sub", "ne", "add", "abs", "neg", "exp", "log1p", "add", "select_n")
+#: What ``jax.numpy.logaddexp`` computes of its operands, 0 and 1, step by step from 2.
+_STEPS = (
+    ("max", 0, 1), ("sub", 0, 1), ("ne", 3, 3), ("add", 0, 1), ("abs", 3), ("neg", 6), ("exp", 7), ("log1p", 8), ("add", 2, 9),
+    ("select_n", 4, 10, 5),
+)  # fmt: skip
 
 
 def is_log_add_exp(params: Mapping) -> bool:
@@ -32,7 +36,12 @@ def is_log_add_exp(params: Mapping) -> bool:
       True
     """
     body, _ = J.call_body(J.CUSTOM_JVP, dict(params))
-    return tuple(e.primitive.name for e in body.eqns) == _STEPS
+    if len(body.eqns) != len(_STEPS) or len(body.invars) != 2:
+        return False
+    outputs = [v for e in body.eqns for v in e.outvars]
+    number = {v: i for i, v in enumerate((*body.invars, *outputs))}
+    steps = ((e.primitive.name, *(None if J.is_literal(v) else number.get(v) for v in e.invars)) for e in body.eqns)
+    return tuple(steps) == _STEPS and body.outvars == outputs[-1:]
 
 
 @jax.custom_jvp
