@@ -25,6 +25,13 @@ def test_in_a_call_of_its_own(shape):
     assert 'inlineable = "false"' in text
 
 
+@pytest.mark.parametrize("shape", [(64, 2), (16, 16, 8), (64, 32), (4, 16), (4096,)])
+def test_what_is_taken_at_once_as_it_is(shape):
+    """No call, and no memory of its own."""
+    text = jax.jit(erf_inv.bind).lower(jax.ShapeDtypeStruct(shape, jnp.float32)).as_text()
+    assert "inlineable" not in text
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_numbers(dtype):
     x = jnp.linspace(-0.9, 0.9, 600).reshape(100, 6).astype(dtype)

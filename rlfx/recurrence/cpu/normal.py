@@ -17,15 +17,22 @@ from rlfx import _jaxpr as J
 #: Elements from which it pays: a call is an operation of its own.
 FEWEST = 128
 
-#: Last axes of a multiple of so many elements are taken at once as they are.
-_AT_ONCE = 16
+#: Last axes of a multiple of so many elements are taken at once as they are, and in up to so many axes those of few.
+_AT_ONCE, _AXES, _FEW = 16, 3, (1, 2, 4, 8)
 
 _LIKE = J.primitive("erf_inv")
 _in_a_row = J.computed_once(lax.erf_inv)
 
 
+def _pays(x: Any) -> bool:
+    if x.ndim < 2 or not all(isinstance(n, int) for n in x.shape) or x.size < FEWEST:
+        return False
+    last = x.shape[-1]
+    return bool(last % _AT_ONCE) and not (last in _FEW and x.ndim <= _AXES)
+
+
 def _computed(x: Any) -> Any | None:
-    if x.ndim < 2 or not all(isinstance(n, int) for n in x.shape) or x.size < FEWEST or not x.shape[-1] % _AT_ONCE:
+    if not _pays(x):
         return None
     return lax.reshape(_in_a_row(lax.reshape(x, (x.size,))), x.shape)
 
