@@ -85,6 +85,15 @@ def test_half_precision():
     np.testing.assert_array_equal(ours(x), theirs(x))
 
 
+def test_where_all_elements_are_infinite():
+    """As in jax, the first is the maximum, be it padding."""
+    x, ours, theirs = both("3x3, stride 2")
+    lowest = jnp.full_like(x, -jnp.inf)
+    weights = jax.random.normal(jax.random.key(6), theirs(x).shape)
+    slopes = jax.vjp(ours, lowest)[1](weights)[0]
+    np.testing.assert_allclose(slopes, jax.vjp(theirs, lowest)[1](weights)[0], rtol=1e-6)
+
+
 def test_not_a_number_is_the_maximum():
     x, ours, theirs = both("2x2")
     x = x.at[0, 0, 0, 0].set(jnp.nan)
