@@ -54,13 +54,13 @@ def of_jax(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         found = [of_jax(x) for x in value]
         return value if all(x is y for x, y in zip(found, value, strict=True)) else type(value)(found)
+    if isinstance(value, core.Jaxpr):  # closed ones, too, from jax 0.11 on
+        eqns = [_equation(e) for e in value.eqns]
+        return value if all(x is y for x, y in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
     if isinstance(value, core.ClosedJaxpr):
         body = of_jax(value.jaxpr)
         return value if body is value.jaxpr else core.ClosedJaxpr(body, value.consts)
-    if not isinstance(value, core.Jaxpr):
-        return value
-    eqns = [_equation(e) for e in value.eqns]
-    return value if all(x is y for x, y in zip(eqns, value.eqns, strict=True)) else value.replace(eqns=eqns)
+    return value
 
 
 def _equation(eqn: Any) -> Any:
