@@ -30,8 +30,7 @@ def _counted(key: jax.Array, count: int, bit_width: int) -> tuple[Any, ...]:
 def _words(key: jax.Array, shape: tuple[int, ...], bit_width: int) -> tuple[Any, ...]:
     if math.prod(shape) >= 1 << 32:
         raise NotImplementedError(f"A draw of {math.prod(shape)} elements; split the key for more than 2**32.")
-    # XLA:CPU takes many numbers at once along the last axis, of two actions, say. The words are in one row, and so is what is
-    # computed of them one by one: XLA moves a change of shape behind it, but not into the call nor out of it.
+    # XLA:CPU takes many numbers at once along the last axis: the words are in one row, in which the call keeps them.
     return tuple(word.reshape(shape) for word in _counted(key, math.prod(shape), bit_width))
 
 

@@ -23,6 +23,7 @@ One equation however many axes ``jax.vmap`` adds, as jax's own: to trace its hun
 them one by one from a jaxpr, took longer than all else about a draw.
 """
 threefry_block.multiple_results = True
+threefry_block.like = threefry2x32.threefry2x32_p  # type: ignore[attr-defined]  # for `of_jax`
 threefry_block.def_impl(functools.partial(dispatch.apply_primitive, threefry_block))
 threefry_block.def_abstract_eval(threefry2x32._threefry2x32_abstract_eval)
 batching.defbroadcasting(threefry_block)

@@ -10,6 +10,7 @@ import pytest
 import rlfx
 from rlfx.prng import fast_prng
 from rlfx.threefry import threefry, unrolled
+from rlfx.transforms.fuse_steps import fuse_steps
 
 PAIRS = [(jax.random.key(s), jax.random.key(s, impl=threefry)) for s in (0, 1, 2**31, 2**32 - 1)]
 
@@ -126,3 +127,19 @@ def test_differentiated_and_sharded():
     each = lambda keys: jax.vmap(lambda k: jax.random.uniform(k, (2,)))(keys)  # noqa: E731
     spread = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec))
     same(spread(keys), each(keys))
+
+
+def test_kernels_draw_from_keys_that_are_given():
+    """What scalarises steps knows jax's rounds, and gets these in their place."""
+
+    def moved(p, x, t):
+        noise = jax.random.normal(t.key_for("noise"), (3,))
+        later = jax.random.fold_in(jax.random.split(t.key_for("later"))[1], 3)
+        return jnp.sum(p * x), 0.9 * x + noise + jax.random.uniform(later, (3,)), x
+
+    x, how = jnp.ones((20, 3)), {"length": 4, "batch": 20}
+    theirs, ours = PAIRS[0]
+    fused = rlfx.compile(moved, transform=fuse_steps, **how)
+    assert "its steps are one scalarised program" in str(fused.explain(1.0, x, ours, verbose=True))
+    found, expected = fused(1.0, x, ours), rlfx.compile(moved, **how)(1.0, x, theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
