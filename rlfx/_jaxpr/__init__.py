@@ -108,5 +108,6 @@ from rlfx._jaxpr.source import (
     source_of,
 )
 from rlfx._jaxpr.staged import NO_STRUCTURED_RESIDUALS, Staged, linearizes, linearizes_staged, mapped
+from rlfx._jaxpr.threefry import rounds as threefry_rounds
 from rlfx._jaxpr.threefry import threefry_block
 from rlfx._jaxpr.walk import contains, equations_in, is_named_call, walk

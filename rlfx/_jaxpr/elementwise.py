@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax._src import core, dispatch
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
-def elementwise_like(like: Primitive, on_cpu: Callable[..., Any | None], operands: int = 1) -> Primitive:
+def elementwise_like(like: Primitive, on_cpu: Callable[..., Any | None], operands: int = 1, fewest: int = 0) -> Primitive:
     """A primitive under the name of another, of arrays element by element, with the same parameters and types.
 
     It stays one equation under ``jax.vmap``, so that what is computed may hang on all elements at once (``jax.lax.cond``).
@@ -19,6 +21,7 @@ def elementwise_like(like: Primitive, on_cpu: Callable[..., Any | None], operand
     Args:
       like: what it means, and what it is off CPUs.
       on_cpu: the operations by which it is computed on CPUs; None: as ``like``.
+      fewest: of fewer elements, or of a length that is not known, it is as ``like``.
       operands: of two, each has the other's shape, or 1 in the place of a length.
     """
     primitive = Primitive(like.name)
@@ -28,7 +31,8 @@ def elementwise_like(like: Primitive, on_cpu: Callable[..., Any | None], operand
     (batching.defvectorized if operands == 1 else batching.defbroadcasting)(primitive)
 
     def computed(*xs: Any, **params: Any) -> Any:
-        found = on_cpu(*xs)
+        sizes = np.broadcast_shapes(*(x.shape for x in xs)) if all(core.is_constant_shape(x.shape) for x in xs) else None
+        found = None if sizes is None or math.prod(sizes) < fewest else on_cpu(*xs)
         return like.bind(*xs, **params) if found is None else found
 
     mlir.register_lowering(primitive, mlir.lower_fun(like.bind, multiple_results=False))

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax._src import core, dispatch
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
+
+from rlfx._jaxpr.rules import define_batching, define_jvp, is_zero_tangent, new_primitive, zero_tangent_like
 
 
 def linear_pair(
@@ -24,13 +26,12 @@ def linear_pair(
       functions: what they compute.
       widened: the parameters of what has one more leading axis, of a size, in context and ``x``.
     """
-    pair = tuple(Primitive(name) for name in names)
+    pair = tuple(new_primitive(name, functools.partial(_typed, fn)) for name, fn in zip(names, functions, strict=True))
     for one, other, fn in zip(pair, pair[::-1], functions, strict=True):
         one.def_impl(functools.partial(dispatch.apply_primitive, one))
-        one.def_abstract_eval(functools.partial(_typed, fn))
         mlir.register_lowering(one, mlir.lower_fun(fn, multiple_results=False))
-        batching.primitive_batchers[one] = functools.partial(_batched, one, widened)
-        ad.primitive_jvps[one] = functools.partial(_moved, one)
+        define_batching(one, functools.partial(_batched, one, widened))
+        define_jvp(one, functools.partial(_moved, one))
         ad.primitive_transposes[one] = functools.partial(_turned, other)
     return pair  # type: ignore[return-value]
 
@@ -50,12 +51,12 @@ def _batched(primitive: Primitive, widened: Callable, args: tuple, dims: tuple, 
 def _moved(primitive: Primitive, primals: tuple, tangents: tuple, **params: Any) -> tuple:
     context, x = primals
     out = primitive.bind(context, x, **params)
-    if isinstance(tangents[1], ad.Zero):
-        return out, ad.Zero(core.typeof(out).to_tangent_aval())
+    if is_zero_tangent(tangents[1]):
+        return out, zero_tangent_like(out)
     return out, primitive.bind(context, tangents[1], **params)
 
 
 def _turned(other: Primitive, cotangent: Any, context: Any, x: Any, **params: Any) -> list:
-    if isinstance(cotangent, ad.Zero):
+    if is_zero_tangent(cotangent):
         return [None, ad.Zero(x.aval)]
     return [None, other.bind(context, cotangent, **params)]

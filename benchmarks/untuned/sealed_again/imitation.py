@@ -67,17 +67,6 @@ def program(params, state, t):
     return told + agent_loss(p, x, v, action, advantage, gained + stop_gradient(v)), state
 
 
-def by_rlfx(length, batch):
-    loss_fn = rlfx.compile(program, length=length, batch=batch)
-
-    def run(p, expert, state, key):
-        loss = lambda p: loss_fn((p, expert), state, key)  # noqa: E731
-        (loss, (state, _)), grads = jax.value_and_grad(loss, has_aux=True)(p)
-        return loss, grads, state
-
-    return run
-
-
 # -- by hand: how rows of points are judged; the loss summed over them, and the logits of the policy's
 
 
@@ -212,7 +201,8 @@ def workload(length, batch, hidden, chunk=4):
     one = {"judging": as_one, "once": True, "late": True}
     first, out = one | {"judging": features_first}, one | {"judging": written_out}
     forms = {
-        "rlfx": by_rlfx(length, batch), "plain": make(judging=one_by_one), "rows": make(), "not flattened": make(flat=False),
+        "rlfx": c.actor_by_rlfx(program, length, batch),
+        "plain": make(judging=one_by_one), "rows": make(), "not flattened": make(flat=False),
         "values late": make(late=True), "judged once": make(late=True, once=True), "slope written out, judged once": make(**out),
         "points as one": make(**one), f"blocks of {chunk}": make(late=True, chunk=chunk),
         f"written out, once, blocks of {chunk}": make(**out, chunk=chunk),

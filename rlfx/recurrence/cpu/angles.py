@@ -104,11 +104,6 @@ def _is_negative(x: Any) -> Any:
     return lax.lt(lax.bitcast_convert_type(x, np.int32), np.int32(0))
 
 
-def _pays(*xs: Any) -> bool:
-    sized = all(isinstance(n, int) for x in xs for n in x.shape)
-    return sized and all(x.dtype == np.float32 for x in xs) and math.prod(np.broadcast_shapes(*(x.shape for x in xs))) >= FEWEST
-
-
 def _single(by: Callable[..., Any]) -> Callable[..., Any]:
     """In double precision within."""
 
@@ -127,7 +122,7 @@ def _of_angle(like: Callable[[Any], Any], by: Callable[[Any], Any], zero: bool) 
         return lax.select(lax.lt(lax.abs(x), lax.full_like(x, _TINY)), x, found) if zero else found
 
     def on_cpu(x: Any) -> Any | None:
-        if not _pays(x):
+        if x.dtype != np.float32:
             return None
         near = lax.reduce_and(lax.bitwise_not(lax.gt(lax.abs(x), lax.full_like(x, LARGEST))), range(x.ndim))
         return lax.cond(near, computed, like, x)
@@ -136,12 +131,12 @@ def _of_angle(like: Callable[[Any], Any], by: Callable[[Any], Any], zero: bool) 
 
 
 def _of_point(y: Any, x: Any) -> Any | None:
-    return _single(_arctan2)(*jnp.broadcast_arrays(y, x)) if _pays(y, x) else None
+    return _single(_arctan2)(*jnp.broadcast_arrays(y, x)) if y.dtype == np.float32 else None
 
 
 def _made(name: str, by: Callable[[Any], Any]) -> Any:
     like = J.primitive(name)
-    return J.elementwise_like(like, _of_angle(lambda x: J.bind(like, {"accuracy": None}, x)[0], by, name != "cos"))
+    return J.elementwise_like(like, _of_angle(lambda x: J.bind(like, {"accuracy": None}, x)[0], by, name != "cos"), fewest=FEWEST)
 
 
 def _share(v: Any, y: Any, x: Any) -> Any:
@@ -150,7 +145,7 @@ def _share(v: Any, y: Any, x: Any) -> Any:
 
 
 sin, cos, tan = (_made(name, by) for name, by in (("sin", _sin), ("cos", _cos), ("tan", _tan)))
-arctan2 = J.elementwise_like(J.primitive("atan2"), _of_point, operands=2)
+arctan2 = J.elementwise_like(J.primitive("atan2"), _of_point, operands=2, fewest=FEWEST)
 J.define_slopes(sin, lambda dx, _, x, **how: lax.mul(dx, cos.bind(x, **how)))
 J.define_slopes(cos, lambda dx, _, x, **how: lax.neg(lax.mul(dx, sin.bind(x, **how))))
 J.define_slopes(tan, lambda dx, y, x, **how: lax.mul(dx, lax.add(lax.full_like(y, 1), lax.mul(y, y))))

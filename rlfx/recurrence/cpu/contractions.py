@@ -25,7 +25,7 @@ from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.recurrence.analysis.divisors import divisor_up_to
 from rlfx.recurrence.cpu.joined import CONCATENATE, put_together
-from rlfx.recurrence.ir.interpret import rewritten
+from rlfx.recurrence.ir.interpret import rewritten, rewritten_body
 
 #: With fewer rows, and a smaller wide operand, there is little to gain.
 _ROWS, _LARGE = 256, 1 << 14
@@ -154,7 +154,7 @@ def _in_cond(eqn: Any, operands: list) -> list | None:
 
 def fast_body(body: Any) -> Any:
     """A closed jaxpr with its contractions as a CPU does them best."""
-    return jax.make_jaxpr(rewritten(J.jaxpr_as_fun(body.jaxpr, body.consts), FAST))(*body.in_avals)
+    return rewritten_body(body, FAST)
 
 
 def has_contractions(jaxpr: Any) -> bool:

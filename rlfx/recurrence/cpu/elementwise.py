@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
 from rlfx.recurrence.cpu.normal import NORMAL
 from rlfx.recurrence.cpu.pooling import MAXIMA, maxima, windows_of
 from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
-from rlfx.recurrence.ir.interpret import rewritten
+from rlfx.recurrence.ir.interpret import rewritten_body
 from rlfx.recurrence.ir.program import Equation, Program
 from rlfx.recurrence.language.primitives import whole_p
 
@@ -55,13 +53,9 @@ def _bodies(op: Any, params: Mapping) -> dict[str, Any]:
     for name, value in params.items():
         several = value if isinstance(value, tuple) else (value,)
         if any(J.closed(body) and _is_slow(body) for body in several):
-            changed = tuple(map(_body, several))
+            changed = tuple(rewritten_body(body, ELEMENTS) for body in several)
             found[name] = changed if isinstance(value, tuple) else changed[0]
     return found
-
-
-def _body(body: Any) -> Any:
-    return jax.make_jaxpr(rewritten(J.jaxpr_as_fun(body.jaxpr, body.consts), ELEMENTS))(*body.in_avals)
 
 
 def _is_slow(body: Any) -> bool:

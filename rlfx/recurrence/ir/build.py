@@ -81,9 +81,7 @@ def live(equations: tuple[Equation, ...], program: Program) -> tuple[Equation, .
     seen: set[Equation] = set()
     seen.update(e for e in equations if e.has_effects)
     todo = [v for e in seen for v in e.inputs if isinstance(v, Var)]
-    todo += [
-        v for v in (program.loss, program.ends, program.alive, *program.next_carry, *program.aux) if isinstance(v, Var)
-    ]
+    todo += [v for v in program.returned if isinstance(v, Var)]
     while todo:
         equation = definition.get(todo.pop())
         if equation is not None and equation not in seen:

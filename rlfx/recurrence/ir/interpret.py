@@ -63,6 +63,11 @@ def rewritten(fn: Callable, rules: Mapping[Any, Callable[[Any, list], Any]]) -> 
     return _by(rules, fn) if rules else fn
 
 
+def rewritten_body(body: Any, rules: Mapping[Any, Callable[[Any, list], Any]]) -> Any:
+    """As :func:`rewritten`, of a closed jaxpr."""
+    return jax.make_jaxpr(rewritten(J.jaxpr_as_fun(body.jaxpr, body.consts), rules))(*body.in_avals)
+
+
 def inlined(fn: Callable) -> Callable:
     """``fn`` without calls that only have a name: their bodies are in their place."""
     return _by({}, fn)

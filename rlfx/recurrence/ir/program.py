@@ -185,6 +185,11 @@ class Program:
         key = () if self.key is None else (self.key,)
         return (*self.params, *self.consts, *self.carry, *key, self.now, self.b)
 
+    @property
+    def returned(self) -> tuple[Atom | None, ...]:
+        """What is read of it from outside: its results, and when environments end."""
+        return (self.loss, self.ends, self.alive, *self.next_carry, *self.aux)
+
     def dims_of(self, atom: Atom) -> frozenset[str]:
         """Which of t and b a value varies with."""
         return self.dims.get(atom, NO_DIMS) if isinstance(atom, Var) else NO_DIMS

@@ -25,7 +25,7 @@ def merged(program: Program) -> Program:
     """
     first: dict[Hashable, Equation] = {}
     instead: dict[Var, Atom] = {}
-    returned = {program.loss, program.ends, program.alive, *program.next_carry, *program.aux}
+    returned = set(program.returned)
     for e in program.equations:
         key = None if returned.intersection(e.outputs) else _key(e, instead)
         if key is None:

@@ -18,14 +18,15 @@ _STOP = J.primitive("stop_gradient")
 
 def with_stops(program: Program) -> Program:
     """``stop(max(x))`` as ``stop(max(stop(x)))``; without any it is ``program``. Meaning-preserving; idempotent."""
-    moving, made_by = _moving(program), {v: e.op for e in program.equations for v in e.outputs}
+    moving, definition = _moving(program), program.definitions()
+    stopped = lambda v: v in definition and definition[v].op is _STOP  # noqa: E731
     found = {
         e
         for e in program.equations
         if e.op in _EXTREMES
         and e.outputs[0] not in moving
         and isinstance(e.inputs[0], Var)
-        and made_by.get(e.inputs[0]) is not _STOP
+        and not stopped(e.inputs[0])
         and not e.is_ragged
     }
     if not found:
@@ -40,8 +41,7 @@ def with_stops(program: Program) -> Program:
 
 def _moving(program: Program) -> set[Atom | None]:
     """The values through which a derivative may flow."""
-    moving: set[Atom | None] = {program.loss, program.ends, program.alive, *program.next_carry, *program.aux}
-    moving |= {e.source for e in program.equations if e.is_read}  # defined later, perhaps
+    moving: set[Atom | None] = {*program.returned, *(e.source for e in program.reads())}  # these are defined later, perhaps
     for e in reversed(program.equations):
         flows = e.is_read or e.has_effects or any(v in moving and J.is_inexact(v) for v in e.outputs)
         if flows and e.op is not _STOP:

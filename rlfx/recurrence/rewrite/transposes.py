@@ -51,8 +51,7 @@ class _Moving:
         self.build = Builder(program)
         self.definition = program.definitions()
         self.of: dict[Var, tuple[Var, tuple[int, ...]]] = {}
-        outputs = (program.loss, program.ends, program.alive, *program.next_carry, *program.aux)
-        self.needed = {v for v in outputs if isinstance(v, Var)} | {e.source for e in program.equations if e.is_read}
+        self.needed = {v for v in program.returned if isinstance(v, Var)} | {e.source for e in program.equations if e.is_read}
 
     def add(self, e: Equation) -> None:
         """Append an equation, on operands as they are before they are transposed if it allows that."""

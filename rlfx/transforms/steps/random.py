@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -82,23 +83,12 @@ def threefry(ip: Interpreter, eqn: Any, args: list) -> list:
 def threefry_block(ip: Any, k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     """Written with primitives: there are hundreds of them, and each operator of ``jax.numpy`` is a call to trace."""
 
-    def add(a, b):
-        return ip.apply(lax.add, a, b)
-
-    def round_of(x, y, r):
-        x = add(x, y)
+    def turned(x, r):
         left, right = np.uint32(r), np.uint32(32 - r)
-        turned = ip.apply(lambda v: lax.bitwise_or(lax.shift_left(v, left), lax.shift_right_logical(v, right)), y)
-        return x, ip.apply(lax.bitwise_xor, turned, x)
+        return ip.apply(lambda v: lax.bitwise_or(lax.shift_left(v, left), lax.shift_right_logical(v, right)), x)
 
-    parity = ip.apply(lambda a, b: lax.bitwise_xor(lax.bitwise_xor(a, b), np.uint32(0x1BD11BDA)), k0, k1)
-    keys, rotations = (k0, k1, parity), ((13, 15, 26, 6), (17, 29, 16, 24))
-    x0, x1 = add(x0, k0), add(x1, k1)
-    for i in range(5):
-        for r in rotations[i % 2]:
-            x0, x1 = round_of(x0, x1, r)
-        x0, x1 = add(x0, keys[(i + 1) % 3]), add(x1, add(keys[(i + 2) % 3], np.uint32(i + 1)))
-    return x0, x1
+    add, xor = (functools.partial(ip.apply, op) for op in (lax.add, lax.bitwise_xor))
+    return J.threefry_rounds(add, xor, turned, k0, k1, x0, x1)
 
 
 RANDOM_RULES: dict[Any, Any] = {
