@@ -13,7 +13,7 @@ import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import AT_A_TIME, LOOPED, ROWS, ROWS_OF_BLOCK, cache_block, why_not
+from rlfx.recurrence.plan.choose import AT_A_TIME, LOOPED, ROWS, ROWS_OF_BLOCK, cache_block, kept_of, why_not
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
@@ -100,7 +100,8 @@ def test_wide_products_are_kept_while_the_memory_for_it_is_there():
 
 def test_products_of_a_recurrence_count_where_others_are_kept():
     carry, of_gates = (jnp.ones((B, 5)), jnp.zeros((B, WIDTH))), 4 * T * B * WIDTH
-    assert planned(remembers, carry, CPU).cached
+    needed = T * kept_of(learner_of(remembers, PARAMS, carry), B)
+    assert planned(remembers, carry, with_room(unmapped=needed // 2)).cached
     for tile in (1, 2**12):
         assert not planned(remembers, carry, with_room(tile=tile, unmapped=of_gates)).cached
 
@@ -290,15 +291,26 @@ def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memor
         assert plan(predicts, with_room(tile=small, unmapped=unmapped), (PARAMS, X), h).form == form
     for asks in (partial(rlfx.offload, min_bytes=1), partial(rlfx.fuse_steps, backend="scan")):  # for another way
         assert plan(predicts, with_room(tile=small), (PARAMS, X), h, transform=asks).form == "blocks"
-    # What acts is computed once by acting and once by the learner, in blocks or not.
+    # What acts is computed once by acting and once by the learner, in blocks or not, where most of it is no recurrence.
     carry = jnp.ones((B, 5)), h
-    assert plan(remembers, with_room(tile=small), PARAMS, carry).form == "blocks"
+    needed = T * kept_of(learner_of(remembers, PARAMS, carry), B)
+    for unmapped, form in ((2 * needed, "one pass"), (needed // 2, "blocks")):
+        assert plan(remembers, with_room(tile=small, unmapped=unmapped), PARAMS, carry).form == form
+    beside = lambda p, carry, t: (lambda loss, after: (loss + wide_head(p, after[1]), after))(*remembers(p, carry, t))  # noqa: E731
+    assert plan(beside, CPU, PARAMS, carry).form != plan(remembers, CPU, PARAMS, carry).form == "one pass"
     # Where operations are slow to start it is a loop less, but for heads that would be differentiated in that loop.
     for name in ("h200", "v5e"):
         assert plan(predicts, rlfx.target(name), (PARAMS, X), h) == rlfx.Plan("one pass")
         assert plan(remembers, rlfx.target(name), PARAMS, carry) == rlfx.Plan()
         drawn = PARAMS | {"back": jnp.eye(5) / 2}
         assert plan(draws, rlfx.target(name), drawn, (carry[0], carry[0])) == rlfx.Plan("one pass")
+
+
+def wide_head(p, h):
+    """Layers that no loop needs."""
+    for _ in range(3):
+        h = jnp.tanh(h @ p["hidden"])
+    return jnp.sum(h**2)
 
 
 def draws(p, carry, t):
@@ -313,7 +325,7 @@ def test_weights_that_no_cache_holds_are_read_once():
     params = PARAMS | {"back": jnp.eye(5) / 2}
     carry = jnp.ones((B, 5)), jnp.ones((B, 5))
     learner = learner_of(draws, params, carry)
-    weights, kept = sum(PARAMS[name].nbytes for name in ("in", "hidden", "pi")), activation_bytes(learner, B) // 2
+    weights, kept = sum(PARAMS[name].nbytes for name in ("in", "hidden", "pi")), kept_of(learner, B)
     assert 2 * weights > 2 * kept
 
     def plan(tile, unmapped):

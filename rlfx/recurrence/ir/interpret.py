@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,15 +33,20 @@ def evaluate(
       [Array(2., dtype=float32, weak_type=True)]
     """
 
-    def visit(eqn: Any, operands: list, within: tuple) -> Any:
-        names = J.source_info_util.current_name_stack()
-        for e in (*within, eqn):
-            names = names + e.source_info.name_stack
-        with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
-            outs = rule(eqn, operands)
-            return J.bind_again(eqn, *operands) if outs is None else outs
-
+    visit = functools.partial(bound, rule=rule)
     return J.walk(jaxpr, consts, args, visit, inlines=inlines)
+
+
+def bound(
+    eqn: Any, operands: list, within: tuple = (), rule: Callable[[Any, list], Any] = lambda eqn, operands: None
+) -> Any:
+    """The outputs of one equation, by a rule or as it is; its scopes are those of the calls that it is within, and its own."""
+    names = J.source_info_util.current_name_stack()
+    for e in (*within, eqn):
+        names = names + e.source_info.name_stack
+    with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+        outs = rule(eqn, operands)
+        return J.bind_again(eqn, *operands) if outs is None else outs
 
 
 def has_only_a_name(eqn: Any) -> bool:
