@@ -283,12 +283,17 @@ def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memor
         wrt = {"wrt": (True, False)} if isinstance(params, tuple) else {"key": KEYS[0]}
         return rlfx.compile(f, length=T, batch=B, target=target, **options).plan(params, carry, **wrt)
 
+    # Where most of the work is in the loop, what an iteration keeps counts; else what exists at a time.
     learner = learner_of(predicts, (PARAMS, X), h)
-    small, needed = activation_bytes(learner, B), temporaries(rlfx.Plan("one pass"), learner, B)
-    assert needed >= T * small
-    least = math.ceil(AT_A_TIME * needed)
-    for unmapped, form in ((least, "one pass"), (least - 1, "blocks"), (None, "blocks")):
+    small, needed = activation_bytes(learner, B), T * kept_of(learner, B)
+    for unmapped, form in ((needed, "one pass"), (needed - 1, "blocks"), (None, "blocks")):
         assert plan(predicts, with_room(tile=small, unmapped=unmapped), (PARAMS, X), h).form == form
+    above = lambda params, h, t: (lambda loss, h: (loss + wide_head(params[0], h), h))(*predicts(params, h, t))  # noqa: E731
+    learner = learner_of(above, (PARAMS, X), h)
+    needed = math.ceil(AT_A_TIME * temporaries(rlfx.Plan("one pass"), learner, B))
+    assert needed > T * kept_of(learner, B)
+    for unmapped, once in ((needed, True), (needed - 1, False), (None, False)):  # a tile that holds the weights
+        assert (plan(above, with_room(tile=2**18, unmapped=unmapped), (PARAMS, X), h).form == "one pass") == once
     for asks in (partial(rlfx.offload, min_bytes=1), partial(rlfx.fuse_steps, backend="scan")):  # for another way
         assert plan(predicts, with_room(tile=small), (PARAMS, X), h, transform=asks).form == "blocks"
     # What acts is computed once by acting and once by the learner, in blocks or not, where most of it is no recurrence.

@@ -49,7 +49,7 @@ ALONE = 1 / 32
 OF_WORK = 1 / 4
 
 #: The part of a learner's work in loops over time from which on these run forward once, though blocks keep less.
-MOSTLY = 1 / 2
+MOSTLY = 2 / 5
 
 #: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
 ROWS_OF_BLOCK = 256
@@ -161,13 +161,13 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
         return False
     acting, learned = ({e for loop in of.loops for e in loop.body} for of in (learner.acting, learner.region))
     acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
+    keeps_little = _keeps_little(learner, batch, target)
     if target.rewrites.starts or not in_blocks:
-        worth = acting & learner.active <= learned and (target.rewrites.starts or _keeps_little(learner, batch, target))
-    elif acted.isdisjoint({*learner.stored, *learner.beyond}):
-        worth = _roomy(Plan("one pass"), learner, batch, target, AT_A_TIME)
+        worth = acting & learner.active <= learned and (target.rewrites.starts or keeps_little)
     else:
-        little = _keeps_little(learner, batch, target)
-        worth = little and (_spares_weights(learner, batch, target) or _part_in_loops(learner) >= MOSTLY)
+        little = keeps_little and (_part_in_loops(learner) >= MOSTLY or _spares_weights(learner, batch, target))
+        runs_twice = acted.isdisjoint({*learner.stored, *learner.beyond})
+        worth = little or (runs_twice and _roomy(Plan("one pass"), learner, batch, target, AT_A_TIME))
     return worth and why_not("one pass", learner) is None
 
 
