@@ -157,7 +157,10 @@ def widest(domain: Domain, dim: Any) -> int:
     return _widest(domain, dim) if J.is_symbolic(dim) else int(dim)
 
 
-@functools.lru_cache(maxsize=1024)  # the cost model asks again and again
+#: Timesteps, at most, of which a dimension is evaluated one by one: an operation of arrays would be compiled first.
+_BY_NUMBER = 4096
+
+
 def _widest(domain: Domain, dim: Any) -> int:
     return max(1, int(_values(domain, dim).max()))
 
@@ -169,7 +172,10 @@ def may_be_empty(domain: Domain, dim: Any) -> bool:
     return (domain.until and J.mentions_end(dim)) or bool(_values(domain, dim).min() <= 0)
 
 
+@functools.lru_cache(maxsize=1024)
 def _values(domain: Domain, dim: Any) -> np.ndarray:
     """A symbolic dimension at all timesteps."""
+    if domain.length <= _BY_NUMBER:
+        return np.array([J.evaluate_dim(dim, tau, domain.length) for tau in (domain.times() + 1).tolist()])
     with jax.ensure_compile_time_eval():  # min and max in a dimension are evaluated by jnp
         return np.asarray(J.evaluate_dim(dim, domain.times() + 1, np.int32(domain.length)))
