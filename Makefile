@@ -33,7 +33,7 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test]'
 	touch $@
 
-NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py returns.py keys.py lift.py plans.py epochs.py own_cotangents.py custom_derivatives.py composition.py)
+NEWEST := $(addprefix tests/recurrence/test_, language.py errors.py generated.py returns.py keys.py lift.py plans.py epochs.py own.py own_cotangents.py custom_derivatives.py composition.py)
 NEWEST += $(addprefix tests/transforms/test_fuse_, steps.py defined.py)
 
 # Of the compiler's tests, and the kernels', those that meet most of jax, on whatever jax this Python gets: `make test-newest PYTHON=python3.13 VENV=.venv-newest`.
@@ -58,7 +58,7 @@ test-x64: $(VENV)/.dev
 X64_TESTS := tests/test_x64.py $(addprefix tests/envs/test_, own.py wrappers.py prng.py)
 X64_TESTS += $(addprefix tests/transforms/test_, offload.py store.py incrementalize.py fuse_programs.py fuse_steps_tpu.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, language.py returns.py discounted_sum.py precision.py mixed_precision.py lift.py shuffle.py)
-X64_TESTS += $(addprefix tests/recurrence/test_, custom_derivatives.py own_cotangents.py until_gradients.py extremes.py empty_slices.py)
+X64_TESTS += $(addprefix tests/recurrence/test_, custom_derivatives.py own.py own_cotangents.py until_gradients.py extremes.py empty_slices.py)
 X64_TESTS += $(addprefix tests/recurrence/test_, indices.py slices.py inside_loops.py plans.py generated.py)
 # What would cost most there: more of the same programs, and what no width changes. Names are the beginnings of those of tests.
 X64_LEFT_OUT := $(addprefix recurrence/test_generated.py::test_a_hundred_programs[, 1 2 3)

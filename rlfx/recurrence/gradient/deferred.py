@@ -1,9 +1,7 @@
-"""Weight gradients of a recurrence as one contraction after its backward loop, where that is faster.
+"""How loops over time run that are differentiated: by a derivative of their own, where they multiply values with weights.
 
-``jax.lax.scan`` adds to the gradient of every weight at each timestep. With few rows a timestep those products are small, and the
-sum is read and written each time. Deferred, the backward loop only puts out the cotangents of the products, and one contraction
-over all timesteps and rows follows. TimeRL has no counterpart: its backward pass is a program of its own, scheduled like
-any other.
+``own.py`` says how, and what is better by it than by the derivative of a ``jax.lax.scan``. TimeRL has no counterpart: its
+backward pass is a program of its own, scheduled like any other.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ _DOT = J.primitive("dot_general")
 
 @dataclass(frozen=True)
 class Deferring(Scan):
-    """As :class:`Scan`; in reverse mode, gradients of weights are contracted after the loop.
+    """As :class:`Scan`; in reverse mode with a derivative of its own, where the loop multiplies weights: what it only reads.
 
-    Weights are what the loop only reads, multiplied with values of few rows. Gradients of all that it only reads are added
-    up in at least float32. Where neither makes a difference, it is a ``Scan``.
+    Gradients of weights that are multiplied with few rows are contracted after the loop, and those of all that it only reads are
+    added up in at least float32. Where nothing of that makes a difference, it is a ``Scan``.
 
     Attributes:
       most_rows: a timestep, at most, for which a contraction at the end is faster.
@@ -46,7 +44,7 @@ class Deferring(Scan):
 
 
 def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, backward: bool) -> tuple | None:
-    """As the loop; None if its derivative is no better than that of a ``jax.lax.scan``."""
+    """What the loop gives; None if its derivative is no better than that of a ``jax.lax.scan``."""
     leaves, structure = tree.tree_flatten((init, xs))
     split = len(tree.tree_leaves(init))
     at_t = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves[split:]]

@@ -1,4 +1,4 @@
-"""A loop over time whose derivative is a loop of rlfx's own: what is kept of an iteration is chosen, and weights come after it.
+"""A loop over time, and its derivative as a loop of rlfx's own: what is kept of an iteration is chosen, weights come after it.
 
 ``jax.lax.scan`` adds to the gradient of every weight at each timestep. With few rows a timestep those products are small, and the
 sum is read and written each time. Here the way back only puts out the cotangents of such products, and one contraction over
