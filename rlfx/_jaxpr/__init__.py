@@ -59,6 +59,7 @@ from rlfx._jaxpr.jaxprs import (
 from rlfx._jaxpr.keys import RANDOM_UNWRAP, RANDOM_WRAP, is_key, keys_of, random_by_loop, zero_keys
 from rlfx._jaxpr.kinds import (
     ADD_ANY,
+    ARITHMETIC,
     CALLBACKS,
     COND,
     CUSTOM_JVP,
@@ -66,6 +67,7 @@ from rlfx._jaxpr.kinds import (
     DRAWS,
     ELEMENTWISE,
     INLINED,
+    LAYOUTS,
     OPTIMIZATION_BARRIER,
     RANDOM,
     REMAT,

@@ -31,8 +31,16 @@ ELEMENTWISE = {ADD_ANY} | _all(
     "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta", "random_gamma_grad", "clz",
 )  # fmt: skip
 STOP_GRADIENT = _all("stop_gradient")
+#: Of those, arithmetic and comparisons: an instruction or two for an element.
+ARITHMETIC = {ADD_ANY} | _all(
+    "abs", "add", "and", "ceil", "clamp", "conj", "convert_element_type", "copy", "eq", "floor", "ge", "gt", "imag",
+    "integer_pow", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", "or", "real", "select_n",
+    "sign", "square", "stop_gradient", "sub", "xor",
+)  # fmt: skip
 #: Primitives that ``jax.extend`` does not list.
 SPLIT, OPTIMIZATION_BARRIER = lax.split_p, lax.optimization_barrier_p
+#: The same elements in other places, or once more.
+LAYOUTS = {SPLIT} | _all("broadcast_in_dim", "concatenate", "iota", "reshape", "rev", "slice", "squeeze", "transpose")
 #: jnp.stack, unstack and tile, where jax has primitives for them.
 STACKING = frozenset(p for n in ("stack_p", "unstack_p", "tile_p") if (p := getattr(lax, n, None)))
 

@@ -1,4 +1,4 @@
-"""Convolutional memories by products of patches: the same values and gradients; where no gradient recurs nothing changes."""
+"""Convolutions by products of patches: the same values and gradients; large ones that no gradient recurs by stay as they are."""
 
 import dataclasses
 import functools
@@ -24,6 +24,7 @@ PARAMS = {
     "line": jax.random.normal(K[2], (3, C, C)) / 4.0,
     "first": jax.random.normal(K[3], (C, C, 3, 3)) / 4.0,
     "mixing": jax.random.normal(K[4], (C, C)),
+    "many": jax.random.normal(K[7], (3, 3, 8, C)) / 8.0,
 }
 X = jax.random.normal(K[5], (T, B, S, S, SEEN))
 CARRY = jax.random.normal(K[6], (B, S, S, C))
@@ -47,6 +48,17 @@ def of_two_ticks(p, x, h):
     return beside_what_is_seen(p, x, beside_what_is_seen(p, x, h))
 
 
+def of_many(x):
+    """More features than are few."""
+    return jnp.tile(x, 8)[..., :8]
+
+
+def seen_alone(p, x, h):
+    """A small convolution that is no part of the recurrence, with a stride and a margin."""
+    y = jnp.sum(conv(x, p["wide"][:, :, :SEEN], (2, 3), [(1, 0), (0, 2)]), (0, 1), keepdims=True)
+    return jnp.tanh(0.9 * h + y)
+
+
 def strided(p, x, h):
     """Every second row and third column, beyond the edges on one side alone; and repeated to the old size."""
     small = conv(h, p["wide"], (2, 3), [(1, 0), (0, 2)])
@@ -65,7 +77,7 @@ def features_first(p, x, h):
     return jnp.tanh(jnp.moveaxis(y, 0, -1) + x.sum(-1, keepdims=True))
 
 
-MEMORIES = [beside_what_is_seen, memory_first, of_two_ticks, strided, of_lines, features_first]
+MEMORIES = [beside_what_is_seen, memory_first, of_two_ticks, seen_alone, strided, of_lines, features_first]
 
 
 def timestep(memory, params, h, t):
@@ -138,14 +150,17 @@ def test_what_is_seen_is_multiplied_before_the_loop():
 @pytest.mark.parametrize(
     "memory",
     [
-        pytest.param(lambda p, x, h: jax.lax.stop_gradient(beside_what_is_seen(p, x, h)), id="no gradient recurs"),
-        pytest.param(lambda p, x, h: 0.9 * h + conv(x, p["square"][:, :, :SEEN]), id="no recurrence"),
+        pytest.param(lambda p, x, h: jax.lax.stop_gradient(conv(of_many(h), p["many"])), id="no gradient recurs"),
+        pytest.param(lambda p, x, h: 0.9 * h + conv(of_many(x), p["many"]), id="no recurrence"),
+        pytest.param(
+            lambda p, x, h: 0.9 * h + conv(jnp.tile(x, (9, 9, 1)), p["square"][:, :, :SEEN])[:S, :S], id="a large image"
+        ),
         pytest.param(lambda p, x, h: conv(h, p["square"][:, :, :1], feature_group_count=C), id="groups"),
         pytest.param(lambda p, x, h: conv(h, p["wide"], rhs_dilation=(2, 1)), id="spread kernels"),
         pytest.param(
             lambda p, x, h: conv(h.astype(jnp.bfloat16), p["wide"].astype(jnp.bfloat16)).astype(jnp.float32), id="few bits"
         ),
-        pytest.param(lambda p, x, h: jnp.where(conv(h, p["wide"]) > 0.0, h, 0.5 * h), id="by a comparison"),
+        pytest.param(lambda p, x, h: jnp.where(conv(of_many(h), p["many"]) > 0.0, h, 0.5 * h), id="by a comparison"),
     ],
 )
 def test_others_stay_as_they_are(memory):

@@ -22,16 +22,8 @@ from rlfx.recurrence.language.domain import Domain
 _ONE = Domain(1)
 
 
-def _primitives(*names: str) -> frozenset:
-    return frozenset(map(J.primitive, names))
-
-
-#: Arithmetic, comparisons and layouts: what XLA makes again inside of what reads it.
-_CHEAP = {J.ADD_ANY, J.SPLIT} | _primitives(
-    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "conj", "convert_element_type", "copy", "eq",
-    "floor", "ge", "gt", "imag", "integer_pow", "iota", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not",
-    "or", "real", "reshape", "rev", "select_n", "sign", "slice", "square", "squeeze", "stop_gradient", "sub", "transpose", "xor",
-)  # fmt: skip
+#: What XLA makes again inside of what reads it.
+_CHEAP = J.ARITHMETIC | J.LAYOUTS
 
 
 @dataclass(frozen=True, eq=False)

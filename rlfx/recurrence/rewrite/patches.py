@@ -1,8 +1,10 @@
-"""Convolutions that a gradient goes through time by, as products of patches.
+"""Small convolutions, and those that a gradient goes through time by, as products of patches.
 
 XLA:CPU takes for the kernel's gradient of a small convolution many times as long as for its value, and a recurrence has one at
 every timestep. As a product of patches with the kernel it has two more products as derivatives. What of its input is no part
 of the recurrence (an image beside a memory, put together) has a product of its own, for all timesteps at once.
+So it is with the first layer of small images, of few features, wherever it is: its value takes 0.6 to 0.95 of the time as a
+product, its derivatives 0.6 to 1.0. Larger ones are level, or better as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from rlfx.recurrence.ir.program import Atom, Equation, Program
 from rlfx.recurrence.rewrite.lift import reaches
 
 _CONCATENATE = J.primitive("concatenate")
+#: Outside of recurrences: numbers of patches at a point, and of one patch, at most.
+FEW, NARROW = 1 << 13, 64
+
 _ONE_MORE_AXIS = (J.primitive("broadcast_in_dim"), J.primitive("reshape"))
 
 
@@ -39,14 +44,16 @@ class _Part:
 
 
 def with_patches(program: Program, most: int) -> Program:
-    """The program with products for convolutions of a recurrence whose patches are ``most`` numbers at a point, or fewer.
+    """The program with products for convolutions whose patches are few numbers at a point: of a recurrence, ``most``.
 
     Meaning-preserving up to reassociation; without such convolutions it is ``program``.
     """
     definition = program.definitions()
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        if e.op is not CONVOLUTION or not _is_plain(e) or _patches(e) > most or not _depends(e, e, definition):
+        if e.op is not CONVOLUTION or not _is_plain(e) or _patches(e) > most:
+            return None
+        if not (_is_small(e) or _depends(e, e, definition)):
             return None
         parts = _parts(e, definition)
         return functools.partial(_sum, parts, dict(e.params)), [e.inputs[1], *(part.value for part in parts)]
@@ -67,6 +74,10 @@ def _is_plain(e: Equation) -> bool:
 def _patches(e: Equation) -> int:
     """How many numbers its patches are."""
     return math.prod(e.outputs[0].shape[:-1]) * math.prod(e.inputs[1].shape[:-1])
+
+
+def _is_small(e: Equation) -> bool:
+    return _patches(e) <= FEW and math.prod(e.inputs[1].shape[:-1]) <= NARROW
 
 
 def _depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
