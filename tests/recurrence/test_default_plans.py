@@ -276,6 +276,34 @@ def predicts(params, h, t):
     return jnp.sum(h @ p["pi"]) ** 2, h
 
 
+def test_what_couples_all_timesteps_keeps_wide_products_too():
+    """Pairs of all timesteps: no blocks. Few environments at a time, for the sum over timesteps, only where memory is short."""
+
+    def balances(p, x, t):
+        out = jnp.tanh(jnp.tanh(x @ p["in"]) @ p["hidden"]) @ p["pi"]
+        action = jax.random.categorical(t.key, jax.lax.stop_gradient(out))
+        moved = jax.lax.stop_gradient(jnp.sin(x + action.astype(x.dtype)))
+        total = rlfx.series(jax.nn.log_softmax(out)[action])[: t + 1].sum()
+        return ((rlfx.series(total)[: t + 1] - total) ** 2).sum(), moved
+
+    batch, x = 4 * B, jnp.linspace(-1.0, 1.0, 20 * B).reshape(4 * B, 5)
+    assert why_not("blocks", learner_of(balances, PARAMS, x[:B])) is not None
+
+    def plan(**room):
+        fn = rlfx.compile(balances, length=T, batch=batch, target=with_room(tile=2**14, cache=2**20, **room))
+        return fn.plan(PARAMS, x, KEYS[0])
+
+    assert plan(unmapped=2**25) == rlfx.Plan(cached=True)
+    assert plan(unmapped=2**10).environments is not None
+    assert not plan(unmapped=2**10).cached
+    kept = rlfx.compile(balances, length=3, batch=2, plan=rlfx.Plan(cached=True))
+    found, expected = (
+        jax.value_and_grad(lambda p, f=f: f(p, x[:2], KEYS[0])[0])(PARAMS)
+        for f in (kept, rlfx.reference(balances, length=3, batch=2))
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+
+
 def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memory_for_them():
     h = jnp.zeros((B, WIDTH))
 

@@ -61,8 +61,7 @@ class Options:
         if learner.program.loss is not None and not learner.program.directives.less_memory:
             estimated = lambda plan: evaluator_of(rule, order, axes, learner).estimated(plan)  # noqa: E731
             best = evaluated_once(best, learner, order, batch, rule.target, estimated, copies)
-            if _in_blocks(rule, learner):
-                best = keeping(best, learner.under(best), batch * copies, rule.target)
+            best = keeping(best, learner.under(best), batch * copies, rule.target)
         free = free_on(rule)
         if self.memory_budget is None and free is None and not self.autotune:
             return best
