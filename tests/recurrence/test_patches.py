@@ -170,6 +170,12 @@ def test_others_stay_as_they_are(memory):
     assert with_patches(traced(beside_what_is_seen), 1 << 18) is not program
 
 
+def test_small_ones_are_not_where_memory_comes_first():
+    program = traced(seen_alone)
+    assert convolutions(with_patches(program, 1 << 18)) == 0
+    assert with_patches(program, 1 << 18, few=0) is program
+
+
 def test_it_is_for_cpus():
     assert CPU.rewrites.patches
     assert not rlfx.target("h200").rewrites.patches

@@ -18,7 +18,7 @@ from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
-from rlfx.recurrence.rewrite.patches import with_patches
+from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.shares import with_shares
@@ -50,7 +50,8 @@ def adapted(
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
     if pays.patches:
-        program = rewritten(functools.partial(with_patches, most=pays.patches), program, "with_patches")
+        few = 0 if memory_first else FEW
+        program = rewritten(functools.partial(with_patches, most=pays.patches, few=few), program, "with_patches")
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
     if pays.apart:

@@ -43,8 +43,12 @@ class _Part:
     recurs: bool
 
 
-def with_patches(program: Program, most: int) -> Program:
-    """The program with products for convolutions whose patches are few numbers at a point: of a recurrence, ``most``.
+def with_patches(program: Program, most: int, few: int = FEW) -> Program:
+    """The program with products for convolutions whose patches are few numbers at a point.
+
+    Args:
+      most: of a recurrence.
+      few: of others, of data; 0: never. (Of what acts, patches would be kept for the learner, which are more memory than images.)
 
     Meaning-preserving up to reassociation; without such convolutions it is ``program``.
     """
@@ -53,7 +57,7 @@ def with_patches(program: Program, most: int) -> Program:
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         if e.op is not CONVOLUTION or not _is_plain(e) or _patches(e) > most:
             return None
-        if not (_is_small(e) or _depends(e, e, definition)):
+        if not ((_is_small(e, few) and not _is_acted(e, program, definition)) or _depends(e, e, definition)):
             return None
         parts = _parts(e, definition)
         return functools.partial(_sum, parts, dict(e.params)), [e.inputs[1], *(part.value for part in parts)]
@@ -76,8 +80,22 @@ def _patches(e: Equation) -> int:
     return math.prod(e.outputs[0].shape[:-1]) * math.prod(e.inputs[1].shape[:-1])
 
 
-def _is_small(e: Equation) -> bool:
-    return _patches(e) <= FEW and math.prod(e.inputs[1].shape[:-1]) <= NARROW
+def _is_small(e: Equation, few: int) -> bool:
+    return _patches(e) <= few and math.prod(e.inputs[1].shape[:-1]) <= NARROW
+
+
+def _is_acted(e: Equation, program: Program, definition: Mapping) -> bool:
+    """Whether what is convolved depends on the carry."""
+    carry, todo, seen = {*program.carry}, [e.inputs[0]], set()
+    while todo:
+        v = todo.pop()
+        if v in carry:
+            return True
+        made = definition.get(v)
+        if made is not None and made not in seen:
+            seen.add(made)
+            todo += made.inputs
+    return False
 
 
 def _depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
