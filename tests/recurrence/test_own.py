@@ -11,7 +11,7 @@ from rlfx.recurrence.gradient.deferred import Deferring
 
 T, B, H = 5, 3, 7
 K = jax.random.split(jax.random.key(3), 8)
-WEIGHTS = {"h": jax.random.normal(K[0], (H, 4 * H)) / 3, "b": jax.random.normal(K[1], (4 * H,)), "s": jnp.float32(0.7)}
+WEIGHTS = {"h": jax.random.normal(K[0], (H, 4 * H)) / 3, "b": jax.random.normal(K[1], (4 * H,)), "s": jnp.array(0.7)}
 XS = {
     "x": jax.random.normal(K[2], (T, B, 4 * H)),
     "first": jax.random.bernoulli(K[3], 0.3, (T, B)),
