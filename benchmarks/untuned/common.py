@@ -49,6 +49,14 @@ def first_joined(nets, obs, activation=jnp.tanh):
     return mlp(nets["pi"][1:], actor, activation), mlp(nets["v"][1:], critic, activation)[..., 0]
 
 
+def columns(layers, x, activation=jnp.tanh):
+    """The network with features first, rows innermost: ``x[features, N]`` to ``[outputs, N]``."""
+    *hidden, last = layers
+    for layer in hidden:
+        x = activation(layer["w"].T @ x + layer["b"][:, None])
+    return last["w"].T @ x + last["b"][:, None]
+
+
 def pick(values, index):
     """``values[..., index]``, for an index of every row."""
     return jnp.take_along_axis(values, index[..., None], -1)[..., 0]
@@ -96,6 +104,15 @@ def one_by_one(critics, obs, action):
     x = jnp.concatenate([obs, action], -1)
     members = critics[0]["w"].shape[0]
     return jnp.stack([mlp(jax.tree.map(lambda w: w[i], critics), x, jax.nn.relu)[..., 0] for i in range(members)])
+
+
+def twins_joined(critics, obs, action):
+    """Two critics whose first layers are one product: ``[2, ...]``."""
+    first, *rest = critics
+    w = jnp.concatenate([first["w"][0], first["w"][1]], -1)
+    h = jax.nn.relu(jnp.concatenate([obs, action], -1) @ w + first["b"].reshape(-1))
+    parts = jnp.split(h, 2, -1)
+    return jnp.stack([mlp(jax.tree.map(lambda w: w[i], rest), x, jax.nn.relu)[..., 0] for i, x in enumerate(parts)])
 
 
 def by_rlfx(program, length, batch):

@@ -122,13 +122,6 @@ def actors_outermost(p, agents, x):
     return c.mlp(rest, jnp.tanh(h).reshape(parts.shape[0], -1)).reshape(agents, len(x), ACTIONS)
 
 
-def columns(layers, x):
-    """Of what is behind the first layer, features first."""
-    for layer in layers[:-1]:
-        x = jnp.tanh(layer["w"].T @ x + layer["b"][:, None])
-    return layers[-1]["w"].T @ x + layers[-1]["b"][:, None]
-
-
 def critic_columns(p, agents, x, action):
     """Rows innermost."""
     of_state, of_actions, of_agent, b, rest = parts_of(p, agents, x)
@@ -137,7 +130,7 @@ def critic_columns(p, agents, x, action):
     both = jnp.concatenate([of_state, of_actions]).T @ seen + b[:, None]
     own = jnp.stack([of_actions[i * ACTIONS : (i + 1) * ACTIONS].T @ hot[i] for i in range(agents)], 1)
     h = jnp.tanh(both[:, None] - own + of_agent.T[..., None])  # [hidden, agents, N]
-    return columns(rest, h.reshape(len(h), -1)).reshape(ACTIONS, agents, -1).transpose(2, 1, 0)
+    return c.columns(rest, h.reshape(len(h), -1)).reshape(ACTIONS, agents, -1).transpose(2, 1, 0)
 
 
 def actor_columns(p, agents, x):
@@ -146,7 +139,7 @@ def actor_columns(p, agents, x):
     bias = (first["w"][a.SEEN :] + first["b"]).T[..., None]
     h = first["w"][: a.SEEN].T @ parts.reshape(-1, a.SEEN).T
     h = jnp.tanh(h.reshape(len(h), agents, -1) + bias)
-    return columns(rest, h.reshape(len(h), -1)).reshape(ACTIONS, agents, -1).transpose(2, 1, 0)
+    return c.columns(rest, h.reshape(len(h), -1)).reshape(ACTIONS, agents, -1).transpose(2, 1, 0)
 
 
 # -- by hand: losses with what is picked by ones and zeros

@@ -59,25 +59,10 @@ def program(skills):
 # -- by hand: critics, ``[2, ...]``
 
 
-def firsts_joined(critics, seen, action):
-    """The first layers are one product."""
-    first, *rest = critics
-    w = jnp.concatenate([first["w"][0], first["w"][1]], -1)
-    h = relu(jnp.concatenate([seen, action], -1) @ w + first["b"].reshape(-1))
-    parts = jnp.split(h, 2, -1)
-    return jnp.stack([c.mlp(jax.tree.map(lambda w: w[i], rest), part, relu)[..., 0] for i, part in enumerate(parts)])
-
-
 def in_columns(critics, seen, action):
     """Features first, rows ``[N, ...]`` innermost."""
-    x, found = jnp.concatenate([seen, action], -1).T, []
-    for i in range(2):
-        *layers, last = jax.tree.map(lambda w: w[i], critics)
-        h = x
-        for layer in layers:
-            h = relu(layer["w"].T @ h + layer["b"][:, None])
-        found.append((last["w"].T @ h + last["b"][:, None])[0])
-    return jnp.stack(found)
+    x = jnp.concatenate([seen, action], -1).T
+    return jnp.stack([c.columns(jax.tree.map(lambda w: w[i], critics), x, relu)[0] for i in range(2)])
 
 
 # -- by hand: value and gradient of points ``[N, ...]``, summed; ``following``: what is added to the reward
@@ -224,7 +209,7 @@ def by_hand(length, batch, skills, critics=c.mapped, learn=None, flat=True, chun
 
 def workload(length, batch, skills, hidden, chunk=4):
     make = lambda critics=c.mapped, learn=None, **how: by_hand(length, batch, skills, critics, learn, **how)  # noqa: E731
-    one, joined, some, ahead = c.one_by_one, firsts_joined, {"chunk": chunk}, {"ahead": True}
+    one, joined, some, ahead = c.one_by_one, c.twins_joined, {"chunk": chunk}, {"ahead": True}
     twice = [critics_once(critics) for critics in (c.mapped, one, joined)]
     forms = {
         "rlfx": c.actor_by_rlfx(program(skills), length, batch),

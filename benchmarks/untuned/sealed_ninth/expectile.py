@@ -71,30 +71,15 @@ def with_critics(critics, joined=False):
     return of
 
 
-def both_joined(critics, obs, action):
-    """The twins' first layers are one product."""
-    first, *rest = critics
-    w = jnp.concatenate([first["w"][0], first["w"][1]], -1)
-    h = relu(jnp.concatenate([obs, action], -1) @ w + first["b"].reshape(-1))
-    parts = jnp.split(h, 2, -1)
-    return jnp.stack([c.mlp(jax.tree.map(lambda w: w[i], rest), part, relu)[..., 0] for i, part in enumerate(parts)])
-
-
-def column(layers, x):
-    """Features first, of ``x[features, N]``."""
-    for layer in layers[:-1]:
-        x = relu(layer["w"].T @ x + layer["b"][:, None])
-    return layers[-1]["w"].T @ x + layers[-1]["b"][:, None]
-
-
 def critic_columns(critics, obs, action):
     x = jnp.concatenate([obs, action], -1).T
-    return jnp.concatenate([column(jax.tree.map(lambda w: w[i], critics), x) for i in range(2)])
+    return jnp.concatenate([c.columns(jax.tree.map(lambda w: w[i], critics), x, relu) for i in range(2)])
 
 
 def in_columns(p, obs, action):
     x = obs.T
-    return column(p["value"], x)[0], jnp.tanh(column(p["actor"], x)).T, critic_columns(p["critics"], obs, action)
+    v, mean = c.columns(p["value"], x, relu)[0], jnp.tanh(c.columns(p["actor"], x, relu)).T
+    return v, mean, critic_columns(p["critics"], obs, action)
 
 
 def all_joined(p, obs, action):
@@ -178,7 +163,7 @@ def derived(nets, known_slopes=False):
     return of
 
 
-apart_nets, joined_nets = with_critics(c.mapped), with_critics(both_joined, joined=True)
+apart_nets, joined_nets = with_critics(c.mapped), with_critics(c.twins_joined, joined=True)
 one_nets = with_critics(c.one_by_one)
 
 
@@ -251,19 +236,19 @@ def workload(length, batch, hidden, chunk=4):
     one = {"critics": c.one_by_one}
     forms = {
         "rlfx": c.learner_by_rlfx(program, length, batch), "plain": plain(length, batch), "rows": rows(),
-        "one by one": rows(one_nets, **one), "firsts joined": rows(joined_nets, both_joined),
-        "all joined": rows(all_joined, both_joined), "features first": rows(in_columns, critic_columns),
+        "one by one": rows(one_nets, **one), "firsts joined": rows(joined_nets, c.twins_joined),
+        "all joined": rows(all_joined, c.twins_joined), "features first": rows(in_columns, critic_columns),
         "written out": rows(written_out, **one), "again": rows(one_nets, again=True, **one),
-        "slopes known": rows(one_nets, **one, **known), "firsts joined, slopes known": rows(joined_nets, both_joined, **known),
+        "slopes known": rows(one_nets, **one, **known), "firsts joined, slopes known": rows(joined_nets, c.twins_joined, **known),
         "written out, slopes known": rows(written_out, **one, **known),
-        "written out, firsts of targets joined, slopes known": rows(written_out, both_joined, **known),
+        "written out, firsts of targets joined, slopes known": rows(written_out, c.twins_joined, **known),
         f"backwards, blocks of {chunk}": back(chunk), f"one by one, backwards, blocks of {chunk}": back(chunk, one_nets, **one),
-        f"firsts joined, backwards, blocks of {chunk}": back(chunk, joined_nets, both_joined, **known),
-        f"all joined, backwards, blocks of {chunk}": back(chunk, all_joined, both_joined, **known),
+        f"firsts joined, backwards, blocks of {chunk}": back(chunk, joined_nets, c.twins_joined, **known),
+        f"all joined, backwards, blocks of {chunk}": back(chunk, all_joined, c.twins_joined, **known),
         f"features first, backwards, blocks of {chunk}": back(chunk, in_columns, critic_columns, **known),
         f"one by one, slopes known, backwards, blocks of {less}": back(less, one_nets, **one, **known),
         f"one by one, slopes known, backwards, blocks of {more}": back(more, one_nets, **one, **known),
-        f"firsts joined, backwards, blocks of {more}": back(more, joined_nets, both_joined, **known),
+        f"firsts joined, backwards, blocks of {more}": back(more, joined_nets, c.twins_joined, **known),
         f"written out, backwards, blocks of {less}": back(less, written_out, **one, **known),
         f"written out, backwards, blocks of {chunk}": back(chunk, written_out, **one, **known),
         f"written out, backwards, blocks of {more}": back(more, written_out, **one, **known),

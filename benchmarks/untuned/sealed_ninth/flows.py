@@ -124,16 +124,9 @@ def by_ones(made, bag, action):
     return jnp.concatenate([flow[:-1, :, 0], worth(bag[-1:])]) - before @ gained
 
 
-def columns(p, x):
-    """Rows innermost: ``x[N, kinds]`` to ``[outputs, N]``."""
-    h = x.T
-    for layer in p[:-1]:
-        h = jnp.tanh(layer["w"].T @ h + layer["b"][:, None])
-    return p[-1]["w"].T @ h + p[-1]["b"][:, None]
-
-
 def in_columns(p, x):
-    return columns(p, x).T
+    """Rows ``[N, ...]``, innermost in between."""
+    return c.columns(p, x.T).T
 
 
 def acted(p, bag, key, length, batch, net=c.mlp, ahead=False, unroll=1):
@@ -206,6 +199,7 @@ def back(p, x, kept, slopes):
 def slopes_first(length, batch, levels=by_ones, pairs=by_product, chunk=None, keep=False, turned=False, **how):
     """Acting has made all that the loss is of, whose slopes are known before the network is differentiated. ``keep``: so are its
     layers, and nothing is computed again; ``chunk``: timesteps of a block."""
+
     def run(p, bag, key):
         bags, action, kept = acted(p, bag, key, length, batch, all_layers if keep else c.mlp, **how)
         last = all_layers(p, UNIT * bags[-1])

@@ -76,12 +76,16 @@ def layers(p, state, noise):
     return first, second, jnp.tanh(c.linear(p["actor"][2], second) + jnp.exp(p["log_std"]) * noise)
 
 
+def aims(reward, following, unroll=1):
+    """TD(lambda), from ``following``, the target critic's values at ``t + 1``."""
+    delta = (reward + GAMMA * (1.0 - LAMBDA) * following).at[-1].add(GAMMA * LAMBDA * following[-1])
+    return c.discounted(delta, jnp.full_like(delta, GAMMA * LAMBDA), unroll)
+
+
 def critic_loss(target, states, end, reward, unroll=8):
     """Of the critic, summed; ``states[T, B, ...]``."""
     following = judged(target, c.rows_of(jnp.concatenate([states[1:], end[None]]))).reshape(reward.shape)
-    delta = reward + GAMMA * (1.0 - LAMBDA) * following
-    delta = delta.at[-1].add(GAMMA * LAMBDA * following[-1])
-    aim = c.discounted(delta, jnp.full_like(delta, GAMMA * LAMBDA), unroll)
+    aim = aims(reward, following, unroll)
     return lambda critic: 0.5 * ((judged(critic, c.rows_of(states)) - aim.reshape(-1)) ** 2).sum()
 
 
@@ -89,8 +93,7 @@ def critic_blocks(critic, target, states, end, reward, chunk):
     """The critic's value and gradient, and its target's values, some timesteps at a time."""
     following = jax.lax.map(lambda x: judged(target, c.rows_of(x)), c.in_chunks(states, chunk)).reshape(reward.shape)
     following = c.shifted(following, judged(target, end))
-    delta = (reward + GAMMA * (1.0 - LAMBDA) * following).at[-1].add(GAMMA * LAMBDA * following[-1])
-    aim = c.discounted(delta, jnp.full_like(delta, GAMMA * LAMBDA), 8)
+    aim = aims(reward, following, 8)
     loss = lambda critic, x: 0.5 * ((judged(critic, c.rows_of(x[0])) - x[1].reshape(-1)) ** 2).sum()  # noqa: E731
     return c.summed_gradient(loss, critic, c.in_chunks((states, aim), chunk))
 
@@ -132,8 +135,7 @@ def through(length, batch, window, nested=True, again="nothing", unroll=1, flat=
                 of_critic = critic_loss(target, states, end, reward)(p["critic"])
             else:
                 value, following = judged(p["critic"], states), c.shifted(judged(target, states), judged(target, end))
-                delta = (reward + GAMMA * (1.0 - LAMBDA) * following).at[-1].add(GAMMA * LAMBDA * following[-1])
-                of_critic = 0.5 * ((value - c.discounted(delta, jnp.full_like(delta, GAMMA * LAMBDA))) ** 2).sum()
+                of_critic = 0.5 * ((value - aims(reward, following)) ** 2).sum()
             return (of_critic - found[2].sum()) / (length * batch), end
 
         (found, end), grads = jax.value_and_grad(loss, has_aux=True)(p)

@@ -65,11 +65,7 @@ def logits_of(p, obs):
 
 
 def features_first_net(layers, obs):
-    *layers, last = layers
-    x = obs.reshape(-1, OBS).T
-    for layer in layers:
-        x = jnp.tanh(layer["w"].T @ x + layer["b"][:, None])
-    return (last["w"].T @ x + last["b"][:, None]).T.reshape(*obs.shape[:-1], -1)
+    return c.columns(layers, obs.reshape(-1, OBS).T).T.reshape(*obs.shape[:-1], -1)
 
 
 def separate(p, obs):

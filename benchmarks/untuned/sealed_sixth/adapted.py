@@ -56,14 +56,8 @@ def separate(nets, obs):
 
 
 def features_first(nets, obs):
-    def net(layers, x):
-        *layers, last = layers
-        for layer in layers:
-            x = jnp.tanh(layer["w"].T @ x + layer["b"][:, None])
-        return last["w"].T @ x + last["b"][:, None]
-
     x = obs.reshape(-1, OBS).T
-    return net(nets["pi"], x).T.reshape(*obs.shape[:-1], ACTIONS), net(nets["v"], x)[0].reshape(obs.shape[:-1])
+    return c.columns(nets["pi"], x).T.reshape(*obs.shape[:-1], ACTIONS), c.columns(nets["v"], x)[0].reshape(obs.shape[:-1])
 
 
 def loss_of(evaluate=separate, flat=True):
