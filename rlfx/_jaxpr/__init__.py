@@ -52,8 +52,10 @@ from rlfx._jaxpr.jaxprs import (
     is_literal,
     jaxpr_as_fun,
     lift_consts,
+    needed,
     scan_counts,
     sub_jaxprs,
+    variables,
     without_dead_code,
 )
 from rlfx._jaxpr.keys import RANDOM_UNWRAP, RANDOM_WRAP, is_key, keys_of, random_by_loop, zero_keys

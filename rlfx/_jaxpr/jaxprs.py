@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from jax._src import core
@@ -13,6 +13,21 @@ from jax.extend.core import Primitive
 def is_literal(atom: Any) -> bool:
     """Whether a jaxpr's atom is a literal."""
     return isinstance(atom, core.Literal)
+
+
+def variables(atoms: Iterable) -> list:
+    """Those of a jaxpr's atoms that are no literals."""
+    return [atom for atom in atoms if not is_literal(atom)]
+
+
+def needed(equations: Sequence, wanted: Iterable, known: Collection = (), effects: bool = False) -> list:
+    """The equations of a jaxpr that some values depend on, down to what is known, and those with ``effects``; in order."""
+    missing, found = set(wanted), []
+    for e in reversed(equations):
+        if not missing.isdisjoint(e.outvars) or (effects and e.effects):
+            found.append(e)
+            missing.update(v for v in variables(e.invars) if v not in known)
+    return found[::-1]
 
 
 def closed(value: Any) -> tuple[Any, list] | None:

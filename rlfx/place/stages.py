@@ -178,13 +178,13 @@ class _Flat:
     def __init__(self, jaxpr: Any, names: frozenset[str], label: str) -> None:
         self.jaxpr, self.label = jaxpr, label
         self.inputs = [*jaxpr.invars, *jaxpr.constvars]
-        results = {v for v in jaxpr.outvars if not J.is_literal(v)}
+        results = set(J.variables(jaxpr.outvars))
         self.free: dict[Any, Any] = {}  # the equation that makes a variable, of those that only move what is given
         given = set(self.inputs)
         self.tasks: list[Any] = []
         self.maker: dict[Any, int] = {}
         for eqn in jaxpr.eqns:
-            reads = [v for v in eqn.invars if not J.is_literal(v)]
+            reads = J.variables(eqn.invars)
             moved = eqn.primitive in FREE and all(v in given or v in self.free for v in reads)
             if moved and not results & set(eqn.outvars):
                 self.free.update(dict.fromkeys(eqn.outvars, eqn))
@@ -205,7 +205,7 @@ class _Flat:
     @staticmethod
     def reads(eqn: Any) -> list[Any]:
         """The variables that an equation reads."""
-        return [v for v in eqn.invars if not J.is_literal(v)]
+        return J.variables(eqn.invars)
 
     def program(self, group: Sequence[int]) -> list[Any]:
         """The equations of a group, in order, with those that are done again for it."""
@@ -227,7 +227,7 @@ class _Flat:
         """The graph of some groups of tasks, but for what is said of its arguments."""
         number = {v: i for i, v in enumerate(self.inputs)}
         programs = [self.program(group) for group in groups]
-        wanted = {v for v in self.jaxpr.outvars if not J.is_literal(v)}
+        wanted = set(J.variables(self.jaxpr.outvars))
         ins: list[list[Any]] = []
         for eqns in programs:
             made = {v for eqn in eqns for v in eqn.outvars}

@@ -1,8 +1,8 @@
 """Loops whose derivative is a loop of rlfx's own, against those of jax.lax.scan, and what they keep."""
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from rlfx import _jaxpr as J
@@ -95,7 +95,7 @@ def total(loop):
 
 
 def close(found, expected, tolerance=2e-5):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 ROWS = pytest.mark.parametrize("rows", [0, 100], ids=["in the loop", "after it"])

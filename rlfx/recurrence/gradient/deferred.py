@@ -11,18 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.execute.loops import Scan
-from rlfx.recurrence.gradient.directions import Body, without_constants
-from rlfx.recurrence.gradient.own import OwnDerivative, Product
-from rlfx.recurrence.ir.interpret import has_only_a_name, inlined
+from rlfx.recurrence.gradient.directions import without_constants
+from rlfx.recurrence.gradient.own import OwnDerivative, products_of
+from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.language.precision import widened
 
 tree = jax.tree_util
-
-_DOT = J.primitive("dot_general")
 
 
 @dataclass(frozen=True)
@@ -50,28 +46,10 @@ def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, back
     at_t = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in leaves[split:]]
     one = tree.tree_unflatten(structure, [*map(jax.typeof, leaves[:split]), *at_t])
     closed, outs = jax.make_jaxpr(step, return_shape=True)(*one)
-    if any(map(has_only_a_name, closed.jaxpr.eqns)):
-        closed = jax.make_jaxpr(inlined(J.jaxpr_as_fun(closed.jaxpr, closed.consts)))(*closed.in_avals)
-    body, consts = without_constants(closed)
-    products = _products(body)
+    body, consts = without_constants(inlined_body(closed))
+    products = products_of(body)
     if not products and all(widened(c) is c for c in consts):
         return None
     few = tuple(p for p in products if p.rows <= by.most_rows)
     loop = OwnDerivative(body, few, split, backward, by.together(xs))
     return tree.tree_unflatten(tree.tree_structure(outs), loop(list(map(widened, consts)), leaves[:split], leaves[split:]))
-
-
-def _products(body: Body) -> list[Product]:
-    """The products with weights, in order."""
-    weights = {v: i for i, v in enumerate(body.constvars)}
-    found = (_product(e, weights) for e in body.eqns if e.primitive is _DOT)
-    return [p for p in found if p is not None]
-
-
-def _product(eqn: Any, weights: dict) -> Product | None:
-    """A product of floats, without batch axes, of which one operand is a weight."""
-    sides = [i for i, v in enumerate(eqn.invars) if not J.is_literal(v) and v in weights]
-    batched = any(eqn.params["dimension_numbers"][1])
-    if len(sides) != 1 or batched or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
-        return None
-    return Product(eqn, weights[eqn.invars[sides[0]]], sides[0])

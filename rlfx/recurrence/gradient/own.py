@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.gradient.directions import Body, Directions, directions, evaluated, value_in
+from rlfx.recurrence.gradient.directions import Body, Directions, directions
 from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.language.precision import narrowed, wide, widened
 
@@ -40,15 +40,10 @@ class Product:
     side: int
 
     @property
-    def value(self) -> Any:
-        """The other operand."""
-        return self.eqn.invars[1 - self.side]
-
-    @property
     def rows(self) -> int:
-        """How many rows of the value are multiplied with the weight."""
-        contracted = self.eqn.params["dimension_numbers"][0][1 - self.side]
-        return math.prod(n for i, n in enumerate(self.value.aval.shape) if i not in contracted)
+        """How many rows of the other operand are multiplied with the weight."""
+        contracted, other = self.eqn.params["dimension_numbers"][0][1 - self.side], self.eqn.invars[1 - self.side]
+        return math.prod(n for i, n in enumerate(other.aval.shape) if i not in contracted)
 
     def of(self, value: Any, weight: Any) -> Any:
         """The product."""
@@ -60,6 +55,22 @@ class Product:
         """The weight's, of all timesteps at once."""
         _, pullback = jax.vjp(lambda w: jax.vmap(lambda x: self.of(x, w))(values), weight)
         return pullback(cotangents)[0]
+
+
+def products_of(body: Body) -> list[Product]:
+    """The products with weights, what the loop only reads, in order."""
+    weights = {v: i for i, v in enumerate(body.constvars)}
+    found = (_product(e, weights) for e in body.eqns if e.primitive is _DOT)
+    return [p for p in found if p is not None]
+
+
+def _product(eqn: Any, weights: dict) -> Product | None:
+    """A product of floats, without batch axes, of which one operand is a weight."""
+    sides = [i for i, v in enumerate(eqn.invars) if not J.is_literal(v) and v in weights]
+    batched = any(eqn.params["dimension_numbers"][1])
+    if len(sides) != 1 or batched or not J.is_inexact(eqn.outvars[0].aval):
+        return None
+    return Product(eqn, weights[eqn.invars[sides[0]]], sides[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,70 +97,63 @@ class OwnDerivative:
         run.defvjp(self._forward, self._back)
         return run(consts, init, xs)
 
-    def _run(self, consts: Sequence, init: Sequence, xs: Sequence) -> list:
-        def body(state, at_t):
-            outs = evaluate(self.body, self._narrowed(consts), [*state, *at_t], lambda eqn, operands: None)
+    def _run(self, consts: Sequence, init: list, xs: list) -> list:
+        state, ys = self._scan(self.body, self._narrowed(consts), init, xs)
+        return [*state, *ys]
+
+    def _scan(self, body: Body, consts: Sequence, init: list, xs: list) -> tuple[list, list]:
+        """The loop over time of a body ``(*state, *at_t) -> (*state, *stacks)``."""
+
+        def iteration(state, at_t):
+            outs = evaluate(body, consts, [*state, *at_t])
             return outs[: self.split], outs[self.split :]
 
-        state, ys = jax.lax.scan(body, init, xs, reverse=self.backward, unroll=self.unroll)
-        return [*state, *ys]
+        return jax.lax.scan(iteration, init, xs, reverse=self.backward, unroll=self.unroll)
 
     def _narrowed(self, consts: Sequence) -> list:
         return [narrowed(c, v.aval.dtype) for c, v in zip(consts, self.body.constvars, strict=True)]
 
-    def _forward(self, consts: Sequence, init: Sequence, xs: Sequence) -> tuple[list, tuple]:
-        ways = self._ways
-        outside, (stacked, of) = ways.outside(consts), _distinct([*ways.ys, *ways.kept])
-
-        def body(state, at_t):
-            env = outside | dict(zip([*ways.state, *ways.xs], [*state, *at_t], strict=True))
-            evaluated(ways.forward, env)
-            read = value_in(env)
-            return list(map(read, ways.after)), list(map(read, stacked))
-
-        state, stacks = jax.lax.scan(body, init, xs, reverse=self.backward, unroll=self.unroll)
-        stacks = [stacks[i] for i in of]
-        return [*state, *stacks[: len(ways.ys)]], (consts, xs, stacks[len(ways.ys) :])
+    def _forward(self, consts: Sequence, init: list, xs: list) -> tuple[list, tuple]:
+        ways, constants = self._ways
+        outside = evaluate(ways.before, constants, consts)
+        state, stacks = self._scan(ways.forward, outside, init, xs)
+        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept])
 
     def _back(self, residuals: tuple, cotangents: Sequence) -> tuple[list, list, list]:
-        ways, (consts, xs, kept) = self._ways, residuals
-        outside, (put_out, of) = ways.outside(consts), _distinct([*ways.to_xs.values(), *ways.to_taps.values()])
-        by = [x for x, v in zip(cotangents, [*ways.after, *ways.ys], strict=True) if J.is_inexact(v.aval)]
-        names = [*ways.by_after, *ways.xs, *ways.kept, *ways.by_ys]
+        (ways, constants), (consts, xs, kept) = self._ways, residuals
+        outside, added, moving = evaluate(ways.before, constants, consts), len(ways.to_consts), len(ways.to_state)
+        by = [x for x, v in zip(cotangents, self.body.outvars, strict=True) if J.is_inexact(v.aval)]
 
-        def body(carry, at_t):
+        def iteration(carry, at_t):
             sums, by_state = carry
-            env = outside | dict(zip(names, [*by_state, *at_t[0], *at_t[1], *at_t[2]], strict=True))
-            evaluated([*ways.again, *ways.backward], env)
-            read = value_in(env)
-            sums = [s + read(v) for s, v in zip(sums, ways.to_consts.values(), strict=True)]
-            return (sums, list(map(read, ways.to_state.values()))), list(map(read, put_out))
+            outs = evaluate(ways.backward, outside, [*by_state, *at_t])
+            sums = [s + x for s, x in zip(sums, outs[:added], strict=True)]
+            return (sums, outs[added : added + moving]), outs[added + moving :]
 
-        zeros = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in ways.to_consts.values()]
-        first, over = (zeros, by[: len(ways.by_after)]), (xs, kept, by[len(ways.by_after) :])
-        (sums, by_init), stacks = jax.lax.scan(body, first, over, reverse=not self.backward, unroll=self.unroll)
-        stacks = [stacks[i] for i in of]
+        zeros = [jnp.zeros_like(consts[i]) for i in ways.to_consts]
+        first, over = (zeros, by[:moving]), [*xs, *kept, *by[moving:]]
+        (sums, by_init), stacks = jax.lax.scan(iteration, first, over, reverse=not self.backward, unroll=self.unroll)
         grads: dict = dict(zip(ways.to_consts, sums, strict=True))
-        stack_of = dict(zip([*ways.xs, *ways.kept], [*xs, *kept], strict=True))
-        for number, tap in zip(ways.to_taps, stacks[len(ways.to_xs) :], strict=True):
-            product, value = self.products[number], stack_of[ways.values[number]]
-            found = widened(product.gradient(value, self._narrowed(consts)[product.weight], tap))
+        for number, place in ways.to_taps.items():
+            product, value = self.products[number], [*xs, *kept][ways.values[number]]
+            found = widened(product.gradient(value, self._narrowed(consts)[product.weight], stacks[place]))
             grads[product.weight] = grads[product.weight] + found if product.weight in grads else found
-        of_state, of_xs = zip(ways.to_state, by_init, strict=True), zip(ways.to_xs, stacks[: len(ways.to_xs)], strict=True)
-        return _listed(grads, consts), _listed(dict(of_state), ways.state), _listed(dict(of_xs), xs)
+        to_state, to_xs = dict(zip(ways.to_state, by_init, strict=True)), {i: stacks[place] for i, place in ways.to_xs.items()}
+        return _listed(grads, consts), _listed(to_state, cotangents[: self.split]), _listed(to_xs, xs)
 
     @cached_property
-    def _ways(self) -> Directions:
-        """Both ways of an iteration; traced when a derivative is first taken."""
+    def _ways(self) -> tuple[Directions, list]:
+        """Both ways of an iteration, and the constants of their jaxpr; traced when a derivative is first taken."""
         body = self.body
         given = [jax.ShapeDtypeStruct(v.aval.shape, wide(v.aval.dtype)) for v in body.constvars]
         n = len(given)
         given += [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.invars]
         moves = [i for i, a in enumerate(given) if J.is_inexact(a)]
         by = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.outvars if J.is_inexact(v.aval)]
-        taps = [jnp.zeros(p.eqn.outvars[0].aval.shape, p.eqn.outvars[0].aval.dtype) for p in self.products]
 
         def both(given, by):
+            taps = [jnp.zeros(p.eqn.outvars[0].aval.shape, p.eqn.outvars[0].aval.dtype) for p in self.products]
+
             def iteration(moving, taps):
                 args = list(given)
                 for i, x in zip(moves, moving, strict=True):
@@ -160,7 +164,8 @@ class OwnDerivative:
             _, pullback, (outs, values) = jax.vjp(iteration, [given[i] for i in moves], taps, has_aux=True)
             return outs, values, *pullback(by)
 
-        return directions(jax.make_jaxpr(both)(given, by), n, self.split, len(body.outvars), len(self.products))
+        closed = jax.make_jaxpr(both)(given, by)
+        return directions(closed.jaxpr, n, self.split, len(body.outvars), len(self.products)), closed.consts
 
     def _tapped(self, consts: Sequence, args: Sequence, taps: Sequence, weights: Sequence) -> tuple[list, list]:
         """An iteration whose products take ``weights``, and the values these are multiplied with.
@@ -193,10 +198,3 @@ _tap.defjvp(lambda primals, tangents: (primals[0], tangents[0] + tangents[1]))
 def _listed(found: dict, like: Collection) -> list:
     """The cotangents of all inputs; None: zero, or of what has none."""
     return [found.get(i) for i in range(len(like))]
-
-
-def _distinct(atoms: Sequence) -> tuple[list, list[int]]:
-    """The atoms without those that come again, and where among them each is."""
-    distinct = {id(atom): atom for atom in atoms}
-    places = {key: place for place, key in enumerate(distinct)}
-    return list(distinct.values()), [places[id(atom)] for atom in atoms]

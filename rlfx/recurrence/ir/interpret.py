@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +14,13 @@ def evaluate(
     jaxpr: Any,
     consts: Sequence[Any],
     args: Sequence[Any],
-    rule: Callable[[Any, list], Any],
+    rule: Callable[[Any, list], Any] = lambda eqn, operands: None,
     inlines: Callable[[Any], bool] = lambda eqn: False,
 ) -> list[Any]:
     """The outputs of a jaxpr; scopes and source lines stay those of its equations.
 
     Args:
-      jaxpr, consts, args: the jaxpr, the values of its constants, and of its inputs.
+      jaxpr, consts, args: the jaxpr (or what has its names and equations), the values of its constants, and of its inputs.
       rule: ``rule(equation, operands)`` returns the outputs of an equation, or None: evaluate it as it is.
       inlines: the calls of which the rule gets the equations, in their place.
 
@@ -33,20 +32,15 @@ def evaluate(
       [Array(2., dtype=float32, weak_type=True)]
     """
 
-    visit = functools.partial(bound, rule=rule)
+    def visit(eqn: Any, operands: list, within: tuple) -> Any:
+        names = J.source_info_util.current_name_stack()
+        for e in (*within, eqn):
+            names = names + e.source_info.name_stack
+        with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+            outs = rule(eqn, operands)
+            return J.bind_again(eqn, *operands) if outs is None else outs
+
     return J.walk(jaxpr, consts, args, visit, inlines=inlines)
-
-
-def bound(
-    eqn: Any, operands: list, within: tuple = (), rule: Callable[[Any, list], Any] = lambda eqn, operands: None
-) -> Any:
-    """The outputs of one equation, by a rule or as it is; its scopes are those of the calls that it is within, and its own."""
-    names = J.source_info_util.current_name_stack()
-    for e in (*within, eqn):
-        names = names + e.source_info.name_stack
-    with J.source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
-        outs = rule(eqn, operands)
-        return J.bind_again(eqn, *operands) if outs is None else outs
 
 
 def has_only_a_name(eqn: Any) -> bool:
@@ -77,6 +71,13 @@ def rewritten_body(body: Any, rules: Mapping[Any, Callable[[Any, list], Any]]) -
 def inlined(fn: Callable) -> Callable:
     """``fn`` without calls that only have a name: their bodies are in their place."""
     return _by({}, fn)
+
+
+def inlined_body(body: Any) -> Any:
+    """As :func:`inlined`, of a closed jaxpr; without such calls it is ``body``."""
+    if not any(map(has_only_a_name, body.jaxpr.eqns)):
+        return body
+    return jax.make_jaxpr(inlined(J.jaxpr_as_fun(body.jaxpr, body.consts)))(*body.in_avals)
 
 
 def _by(rules: Mapping[Any, Callable[[Any, list], Any]], fn: Callable) -> Callable:

@@ -54,7 +54,8 @@ MOSTLY = 2 / 5
 #: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
 ROWS_OF_BLOCK = 256
 
-#: How much of the temporaries that are counted exists at a time in one pass: XLA took 0.35 to 0.73 of them (14 programs).
+#: How much of the temporaries that are counted exists at a time in one pass, and of all timesteps at once: XLA took 0.35 to 0.73
+#: of them (14 programs).
 AT_A_TIME = 3 / 4
 
 
@@ -148,9 +149,9 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     """Whether a recurrence runs forward once, all its activations kept: where calls have that memory again.
 
     If nothing acts but what draws noise or adds up returns, blocks would run the recurrence twice: that takes longer than to
-    write activations and to read them. What acts runs it forward once where most of the work is in its loops (a policy with a
-    memory, on a CPU: 0.78 to 0.96 of the time), or blocks of a timestep would move weights that no
-    core's cache holds: each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start, or
+    write activations and to read them. What acts runs it forward once where two fifths of the work are in its loops (a policy
+    with a memory, on a CPU: 0.78 to 0.96 of the time), or blocks of a timestep would move weights that no core's cache holds:
+    each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start, or
     there are no blocks, all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the
     learner, that is a loop more (R2D2 on an H200, compiled: 4,362 launches for 3,639; a policy through learnt dynamics, whose
     gradient flows through returns, on a CPU: 13.1 ms for 10.3). Not if a transform asks for loops of its own, which acting runs,
@@ -159,7 +160,7 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     asked = learner.program.directives
     if asked.loops is not None or asked.offload or not learner.region.loops:
         return False
-    acting, learned = ({e for loop in of.loops for e in loop.body} for of in (learner.acting, learner.region))
+    acting, learned = (frozenset(of.in_loops) for of in (learner.acting, learner.region))
     acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
     keeps_little = _keeps_little(learner, batch, target)
     if target.rewrites.starts or not in_blocks:
@@ -174,7 +175,7 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
 def kept_of(learner: Learner, batch: int) -> int:
     """Bytes that one pass keeps of a timestep: half of what is computed, of loops a third. The rest is fused, or made again."""
     domain = learner.program.domain
-    inside = sum(bytes_of(v, domain) * batch for loop in learner.region.loops for e in loop.body for v in e.outputs)
+    inside = sum(bytes_of(v, domain) * batch for e in learner.region.in_loops for v in e.outputs)
     computed = activation_bytes(learner, batch)
     return max(0, computed - inside) // 2 + min(inside, computed) // 3
 
@@ -190,7 +191,7 @@ def _spares_weights(learner: Learner, batch: int, target: Target) -> bool:
     room, kept = target.room, kept_of(learner, batch)
     if room.tile is None:
         return False
-    program, inside = learner.program, {e for loop in learner.region.loops for e in loop.body}
+    program, inside = learner.program, frozenset(learner.region.in_loops)
     params, products = {*program.params}, [e for e in learner.active if e.op in PRODUCTS]
 
     def moved(equations: Iterable[Equation]) -> int:
@@ -321,8 +322,8 @@ def _most_blocks(learner: Learner) -> float:
 
 def _part_in_loops(learner: Learner) -> float:
     """Which part of the learner's work is in loops over time."""
-    program, body = learner.program, [e for loop in learner.region.loops for e in loop.body]
-    work, inside = (sum(work_of(e, program) for e in of) for of in (learner.region.equations, body))
+    program, region = learner.program, learner.region
+    work, inside = (sum(work_of(e, program) for e in of) for of in (region.equations, region.in_loops))
     return inside / work if work else 0.0
 
 

@@ -28,7 +28,7 @@ def keeping(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
     if room is None or plan.form == "one pass":  # which evaluates nothing twice
         return plan
     acted = frozenset(learner.acting.equations)
-    recurrent = frozenset(e for loop in learner.region.loops for e in loop.body)
+    recurrent = frozenset(learner.region.in_loops)
     wide = frozenset(e for e in learner.active if e in acted and is_wide(e, program))
     if wide <= recurrent:
         return plan

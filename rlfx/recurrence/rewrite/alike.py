@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,10 @@ def nodes(jaxpr: Any, small: set[tuple[int, ...]]) -> list[Work]:
         if root is None:
             key = None if before.issuperset(e.outvars) or id(e) in moves else keys[id(e)]
             parts = id(e) in summed and before.isdisjoint(e.outvars)
-            found.append(Work(variables(e.invars), tuple(e.outvars), e, key, in_parts=parts))
+            found.append(Work(J.variables(e.invars), tuple(e.outvars), e, key, in_parts=parts))
         elif root == id(e):
             made = {v for part in sums[root] for v in part.outvars}
-            outer = [v for part in sums[root] for v in variables(part.invars) if v not in made]
+            outer = [v for part in sums[root] for v in J.variables(part.invars) if v not in made]
             found.append(Work(tuple(dict.fromkeys(outer)), tuple(e.outvars), e, terms=tuple(sums[root])))
     return found
 
@@ -59,7 +59,7 @@ def _before_others(jaxpr: Any, ours: set[int]) -> set[Any]:
     for e in reversed(jaxpr.eqns):
         other = id(e) not in ours and any(v.aval.shape for v in (*e.invars, *e.outvars))
         if other or not found.isdisjoint(e.outvars):
-            found.update(variables(e.invars))
+            found.update(J.variables(e.invars))
     return found
 
 
@@ -68,23 +68,18 @@ def _summed(jaxpr: Any, keys: Mapping[int, Any]) -> tuple[set[int], set[int]]:
     read: set[Any] = set()
     for e in reversed(jaxpr.eqns):
         if keys[id(e)] is not None or (is_move(e) and not read.isdisjoint(e.outvars)):
-            read.update(variables(e.invars))
+            read.update(J.variables(e.invars))
     sums, moves, late = set(), set(), set()
     for e in jaxpr.eqns:
         if read.isdisjoint(e.outvars):
             continue
-        if is_move(e) and not late.isdisjoint(variables(e.invars)):
+        if is_move(e) and not late.isdisjoint(J.variables(e.invars)):
             moves.add(id(e))
             late.update(e.outvars)
         elif has_parts(e):
             sums.add(id(e))
             late.update(e.outvars)
     return sums, moves
-
-
-def variables(atoms: Sequence[Any]) -> tuple[Any, ...]:
-    """Those that are no literals."""
-    return tuple(v for v in atoms if not J.is_literal(v))
 
 
 def _same_scalars(jaxpr: Any) -> dict[Any, Any]:
@@ -127,7 +122,7 @@ def _key(e: Any, small: set[tuple[int, ...]], same: dict[Any, Any]) -> Any:
 def _sums_of_sums(jaxpr: Any, small: set[tuple[int, ...]]) -> dict[int, list[Any]]:
     """By the last equation (its ``id``), the equations that add up the sums of several small arrays."""
     uses: dict[Any, int] = {}
-    for v in [v for e in jaxpr.eqns for v in variables(e.invars)] + list(variables(jaxpr.outvars)):
+    for v in [v for e in jaxpr.eqns for v in J.variables(e.invars)] + list(J.variables(jaxpr.outvars)):
         uses[v] = uses.get(v, 0) + 1
     parts: dict[Any, list[Any]] = {}
     for e in jaxpr.eqns:
@@ -135,7 +130,7 @@ def _sums_of_sums(jaxpr: Any, small: set[tuple[int, ...]]) -> dict[int, list[Any
         if e.primitive is J.primitive("reduce_sum") and not out.aval.shape and tuple(e.invars[0].aval.shape) in small:
             parts[out] = [e]
         elif e.primitive is J.primitive("add") and not out.aval.shape and not more:
-            ours = [v for v in variables(e.invars) if v in parts and uses[v] == 1]
+            ours = [v for v in J.variables(e.invars) if v in parts and uses[v] == 1]
             if ours:
                 parts[out] = [p for v in dict.fromkeys(ours) for p in parts.pop(v)] + [e]
     return {id(es[-1]): es for es in parts.values() if sum(e.primitive is J.primitive("reduce_sum") for e in es) > 1}

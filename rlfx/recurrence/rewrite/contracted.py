@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.interpret import evaluate, inlined
+from rlfx.recurrence.ir.interpret import evaluate, inlined_body
 from rlfx.recurrence.ir.program import Atom, Equation, Program
 from rlfx.recurrence.language.primitives import whole_p
 
@@ -103,7 +103,7 @@ def with_contractions(program: Program, fewest: int) -> Program:
 
 def _body(body: Any, fewest: int) -> Any | None:
     """A closed jaxpr with its sums as products; None if it has none."""
-    flat = jax.make_jaxpr(inlined(J.jaxpr_as_fun(body.jaxpr, body.consts)))(*body.in_avals)
+    flat = inlined_body(body)
     definition = {v: Made(e.primitive, e.params, e.invars) for e in flat.jaxpr.eqns for v in e.outvars}
     known = lambda v: None if J.is_literal(v) else definition.get(v)  # noqa: E731
     of = ((v, _contraction(made, known, fewest)) for v, made in definition.items())

@@ -90,15 +90,20 @@ def reaches(
     inputs: Callable[[Equation], Iterable[Atom]] = lambda e: e.inputs,
 ) -> bool:
     """Whether an equation depends on what another one computes, at this or any other timestep, by those ``inputs`` of each."""
+    return goal in ancestors(equation, definition, inputs)
+
+
+def ancestors(
+    equation: Equation, definition: Mapping[Atom, Equation], inputs: Callable[[Equation], Iterable[Atom]] = lambda e: e.inputs
+) -> set[Equation]:
+    """What an equation depends on, at this or any other timestep; itself, if it is part of a recurrence."""
     todo, seen = [equation], set()
     while todo:
         found = (definition.get(v) for v in inputs(todo.pop()))
         new = {e for e in found if e is not None} - seen
-        if goal in new:
-            return True
         seen |= new
         todo += new
-    return False
+    return seen
 
 
 def _lift_one(equation: Equation, spans_of: Mapping, points_of: _Points, build: Builder) -> Atom | None:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.interpret import inlined
-from rlfx.recurrence.rewrite.alike import Work, nodes, variables
+from rlfx.recurrence.rewrite.alike import Work, nodes
 from rlfx.recurrence.rewrite.partial_sums import PartialSums, added, in_parts, is_move, moved
 
 tree = jax.tree_util
@@ -184,7 +184,7 @@ def _aligned(group: Sequence[int], nodes: Sequence[Work], env: dict) -> list[lis
     for i in group:
         packs = tuple(
             id(env[v][0]) if isinstance(env[v][0], Pack) else None
-            for v in variables(nodes[i].eqn.invars)
+            for v in J.variables(nodes[i].eqn.invars)
             if v.aval.shape
         )
         parts.setdefault(packs, []).append(i)

@@ -24,7 +24,7 @@ from rlfx.recurrence.analysis.active import differentiated
 from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program
-from rlfx.recurrence.rewrite.lift import reaches
+from rlfx.recurrence.rewrite.lift import ancestors, reaches
 
 _CONCATENATE = J.primitive("concatenate")
 #: Outside of recurrences: numbers of patches at a point, and of one patch, at most.
@@ -86,16 +86,9 @@ def _is_small(e: Equation, few: int) -> bool:
 
 def _is_acted(e: Equation, program: Program, definition: Mapping) -> bool:
     """Whether what is convolved depends on the carry."""
-    carry, todo, seen = {*program.carry}, [e.inputs[0]], set()
-    while todo:
-        v = todo.pop()
-        if v in carry:
-            return True
-        made = definition.get(v)
-        if made is not None and made not in seen:
-            seen.add(made)
-            todo += made.inputs
-    return False
+    whole = definition.get(e.inputs[0])
+    behind = () if whole is None else (whole, *ancestors(whole, definition))
+    return not {*program.carry}.isdisjoint([e.inputs[0], *(v for one in behind for v in one.inputs)])
 
 
 def _depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:

@@ -78,6 +78,11 @@ class Schedule:
         return tuple(s for s in self.stages if isinstance(s, Loop))
 
     @property
+    def in_loops(self) -> tuple[Equation, ...]:
+        """What loops over time evaluate."""
+        return tuple(e for loop in self.loops for e in loop.body)
+
+    @property
     def equations(self) -> tuple[Equation, ...]:
         """Those of all stages; one that is computed twice is there twice."""
         return tuple(e for s in self.stages for e in s.equations)

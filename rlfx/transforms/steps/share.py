@@ -215,13 +215,8 @@ def _staged(eqns: Sequence[Any], stages: Sequence[tuple], known: dict) -> dict:
 
 def _needed(eqns: Sequence[Any], known: dict, wanted: Iterable[Any]) -> tuple[list, list]:
     """The equations behind ``wanted``, down to what is known; and what they use of it."""
-    missing, needed = set(wanted), []
-    for e in reversed(eqns):
-        if missing.intersection(e.outvars):
-            needed.append(e)
-            missing |= {x for x in e.invars if not J.is_literal(x) and x not in known}
-    used = dict.fromkeys(x for e in needed for x in e.invars if not J.is_literal(x) and x in known)
-    return needed[::-1], list(used)
+    needed = J.needed(eqns, wanted, known)
+    return needed, list(dict.fromkeys(x for e in needed[::-1] for x in J.variables(e.invars) if x in known))
 
 
 def _values(eqns: Sequence[Any], given: Sequence[Any], wanted: Sequence[Any], *args: Any) -> list:
