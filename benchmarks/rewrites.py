@@ -7,6 +7,7 @@ Ratios first (time with / time without; below 1 it pays), medians of rounds in t
 """
 
 import argparse
+import collections
 import json
 import pathlib
 import statistics
@@ -20,6 +21,7 @@ import recorded
 import rlfx
 
 CPU = rlfx.target("cpu")
+Step = collections.namedtuple("Step", "reward terminated truncated")
 KEY = jax.random.key(0)
 
 
@@ -206,9 +208,23 @@ def remembers_boards(width, batch, length=16, channels=16):
     return loss, w, jnp.zeros((batch, width, width, channels)), length, batch
 
 
+def judges(width, batch, length=128):
+    """A policy acts; a target network judges what it has seen, and a critic learns returns of that."""
+
+    def loss(w, x, t):
+        value = lambda first, last: jnp.sum(jnp.tanh(jax.lax.stop_gradient(x) @ first) @ last)  # noqa: E731
+        following = jax.lax.stop_gradient(rlfx.series(value(w["first"], w["last"]), end=0.0)[t + 1])
+        aim = rlfx.lambda_return(Step(jnp.cos(x[0]), jnp.bool_(False), jnp.bool_(False)), following, gamma=0.99, lam=0.9)
+        new = jnp.tanh(jnp.tanh(x @ w["act"]) @ w["act"])
+        return (value(w["own"], w["last"]) - jax.lax.stop_gradient(aim)) ** 2, jax.lax.stop_gradient(new)
+
+    w = {name: normal(width, width) for name in ("first", "own", "act")} | {"last": normal(width, 1)}
+    return loss, w, 0.1 * jnp.ones((batch, width)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
 BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1, "contracted": 1,
-          "patches": 1 << 40}  # fmt: skip
+          "patches": 1 << 40, "leaving_rows": 1 << 20}  # fmt: skip
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
@@ -217,6 +233,7 @@ CASES = {
     "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(16, 32), (64, 4), (64, 16), (64, 32), (64, 64), (256, 4), (256, 16), (256, 32)], True, 0),
+    "leaving_rows": (judges, [(32, 4), (64, 4), (64, 16), (64, 64), (64, 256), (256, 4), (256, 16), (256, 64)], True, 0),
     "inside": (fed, [(64, 4), (64, 16), (64, 64), (128, 16), (128, 64), (256, 16), (256, 64)], False, False),
     "reals": (turned, [(16, 1), (8, 16), (16, 16), (64, 4), (64, 16), (256, 16)], True, 0),
     "unrolled": (planned, [(16, 4), (16, 64), (64, 16), (64, 64), (256, 16)], True, 0),

@@ -83,6 +83,8 @@ class Rewrites:
       shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
+      leaving_rows: products with weights of fewer rows leave a loop over time that does not need them, where nothing more is kept
+        for that (``schedule/fission.py``).
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store.
       unroll: about so many iterations of a loop over time are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
@@ -112,6 +114,7 @@ class Rewrites:
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
+    leaving_rows: int = 0
     starts: bool = False
     unroll: int = 1
     affine: bool = False
@@ -248,6 +251,7 @@ def _cpu() -> Target:
             tree_reductions=True,
             shared_rows=128,
             deferred_rows=32,
+            leaving_rows=64,
             branches=True,
             narrow=32,
             inside=True,

@@ -79,6 +79,13 @@ FORMS: dict[str, Form] = {
              "np.tanh(sum(last_carry('h', t, c) for c in every) + last_carry('h', t, 0))", feature="shared under until",
              batch=True),
         # of the carry
+        *(
+            Form(
+                f"{name}{n}", type_, type_, f"jnp.where((t.now + 1) % {n} == 0, jax.lax.stop_gradient($0), $0)",
+                f"stop(&, t, b, $0) if (now(t) + 1) % {n} == 0 else $0", weight=0,
+            )
+            for name, type_ in (("cut", "f"), ("vcut", "v")) for n in (2, 3)
+        ),
         Form("next", "i", "", 'carry["n"] + 1', 'carry("n", t, b) + 1', weight=0),
         Form("share", "f", "ff", '0.5 * $1 + rlfx.mean($0, "b")', '0.5 * $1 + over("mean", "b", @0, t, b)', weight=0),
         Form("recall", "f", "f", "H[jnp.maximum(t.now - #0, 0)]", "recall(@0, #0, t, b)", at="number"),

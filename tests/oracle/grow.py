@@ -200,11 +200,13 @@ def grow(seed: int, size: int = 9, on: Collection[str] = ON, only: Collection[st
     for _ in range(size):
         g.grow()
     roots = g.finish(wanted=1 + size // 2)
-    carried = _carried(g, rng, roots)
+    carried = _carried(g, rng, roots, drawn["length"])
     return Tree(roots, carried, g.history, **drawn)
 
 
-def _carried(g: Grower, rng: np.random.Generator, roots: tuple[Node, ...]) -> tuple[tuple[str, Node], ...]:
+def _carried(
+    g: Grower, rng: np.random.Generator, roots: tuple[Node, ...], length: int
+) -> tuple[tuple[str, Node], ...]:
     causal = [v for root in roots for v in nodes(Tree((root,), ())) if past(v) and FORMS[v.form].ins]
     following = []
     for name, form in (("h", "add"), ("v", "vadd")):
@@ -216,6 +218,9 @@ def _carried(g: Grower, rng: np.random.Generator, roots: tuple[Node, ...]) -> tu
     if rng.random() < 0.5:  # the acting state carries no gradient: streams and replays are legal
         following[0] = ("h", Node("stop", (following[0][1],)))
         following[1] = ("v", Node("vstop", (following[1][1],)))
+    elif rng.random() < 0.4:  # or none that goes back beyond every second timestep, or third: windows, where these divide T
+        n = 3 if length % 2 else 2
+        following = [(name, Node(f"{cut}{n}", (node,))) for cut, (name, node) in zip(("cut", "vcut"), following, strict=True)]
     following.append(("n", Node("next")))
     if any(n.form == "m" for n in nodes(Tree(roots, (), g.history))):
         following.append(("m", Node("share", (Node("h"), Node("m")))))

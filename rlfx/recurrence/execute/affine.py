@@ -53,6 +53,9 @@ class AffineScan:
     def rolled(self) -> Iteration:
         return replace(self, other=self.other.rolled())
 
+    def in_windows(self, timesteps: int, are: Any) -> Iteration:
+        return self
+
     def __str__(self) -> str:
         return "associative scan"
 

@@ -52,6 +52,9 @@ class Scan:
     def rolled(self) -> Self:
         return replace(self, unroll=1)
 
+    def in_windows(self, timesteps: int, are: Any) -> Self:
+        return self
+
     def __str__(self) -> str:
         return "scan" if self.unroll == 1 else f"scan, about {self.unroll} at a time"
 
@@ -167,6 +170,8 @@ class RunningLoop:
         iteration, backward = self.node.iteration, self.loop.direction == "backward"
         if any(v in self.run.on_host for v in self.loop.stacked):  # what goes to the host is not put together before
             iteration = iteration.rolled()
+        if self.node.window is not None:
+            iteration = iteration.in_windows(self.node.window, jnp.asarray(self.run.t0) == 0)
         return iteration(self.step, list(state), (times, list(slices)), backward, self.going())
 
     def by(self, runner: Any) -> RunningLoop:

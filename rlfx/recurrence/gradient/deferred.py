@@ -7,21 +7,21 @@ backward pass is a program of its own, scheduled like any other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import jax
 
 from rlfx.recurrence.execute.loops import Scan
 from rlfx.recurrence.gradient.directions import without_constants
-from rlfx.recurrence.gradient.own import OwnDerivative, products_of
+from rlfx.recurrence.gradient.own import OwnDerivative, Windows, products_of
 from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.language.precision import widened
 
 tree = jax.tree_util
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Deferring(Scan):
     """As :class:`Scan`; in reverse mode with a derivative of its own, where the loop multiplies weights: what it only reads.
 
@@ -30,9 +30,15 @@ class Deferring(Scan):
 
     Attributes:
       most_rows: a timestep, at most, for which a contraction at the end is faster.
+      window: timesteps after which no derivative goes back further, where these ``are`` such windows; or None.
     """
 
     most_rows: int = 0
+    window: int | None = None
+    are: Any = None
+
+    def in_windows(self, timesteps: int, are: Any) -> Self:
+        return replace(self, window=timesteps, are=are)
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
         found = _with_own_derivative(self, step, init, xs, backward)
@@ -50,6 +56,7 @@ def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, back
     products = products_of(body)
     if not products and all(widened(c) is c for c in consts):
         return None
-    few = tuple(p for p in products if p.rows <= by.most_rows)
-    loop = OwnDerivative(body, few, split, backward, by.together(xs))
+    few = tuple(p for p in products if p.rows <= by.most_rows or by.window is not None)
+    windows = None if by.window is None else Windows(by.window, by.are)
+    loop = OwnDerivative(body, few, split, backward, by.together(xs), windows)
     return tree.tree_unflatten(tree.tree_structure(outs), loop(list(map(widened, consts)), leaves[:split], leaves[split:]))

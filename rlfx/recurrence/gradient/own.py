@@ -3,13 +3,15 @@
 ``jax.lax.scan`` adds to the gradient of every weight at each timestep. With few rows a timestep those products are small, and the
 sum is read and written each time. Here the way back only puts out the cotangents of such products, and one contraction over
 all timesteps and rows follows. What the way back needs of an iteration is kept once, what is cheap is made again
-(``directions.py``); a cotangent that several have is put out once.
+(``directions.py``); a cotangent that several have is put out once. Where no derivative leaves windows of some timesteps
+(``schedule/truncated.py``), the way back goes through all of them side by side: T / n of n times as many rows.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,6 +76,19 @@ def _product(eqn: Any, weights: dict) -> Product | None:
 
 
 @dataclass(frozen=True, eq=False)
+class Windows:
+    """Consecutive timesteps, at whose ends no derivative goes back further.
+
+    Attributes:
+      timesteps: of each.
+      are: whether it is so, bool: a call knows, at which time it begins.
+    """
+
+    timesteps: int
+    are: Any
+
+
+@dataclass(frozen=True, eq=False)
 class OwnDerivative:
     """A loop, in reverse mode with a derivative of its own.
 
@@ -83,6 +98,7 @@ class OwnDerivative:
       split: how many inputs are state.
       backward: whether the loop goes from the last timestep to the first.
       unroll: how many iterations are one of the program's.
+      windows: of a loop forward in time; or None.
     """
 
     body: Body
@@ -90,14 +106,15 @@ class OwnDerivative:
     split: int
     backward: bool
     unroll: int
+    windows: Windows | None = None
 
     def __call__(self, consts: list, init: list, xs: list) -> list:
         """``[*state, *ys]``; ``consts`` may be wider than the body's, which is in what their gradients are added up."""
         run = jax.custom_vjp(self._run)
         run.defvjp(self._forward, self._back)
-        return run(consts, init, xs)
+        return run(consts, init, xs, None if self.windows is None else self.windows.are)
 
-    def _run(self, consts: Sequence, init: list, xs: list) -> list:
+    def _run(self, consts: Sequence, init: list, xs: list, in_windows: Any) -> list:
         state, ys = self._scan(self.body, self._narrowed(consts), init, xs)
         return [*state, *ys]
 
@@ -113,33 +130,77 @@ class OwnDerivative:
     def _narrowed(self, consts: Sequence) -> list:
         return [narrowed(c, v.aval.dtype) for c, v in zip(consts, self.body.constvars, strict=True)]
 
-    def _forward(self, consts: Sequence, init: list, xs: list) -> tuple[list, tuple]:
+    def _forward(self, consts: Sequence, init: list, xs: list, in_windows: Any) -> tuple[list, tuple]:
         ways, constants = self._ways
         outside = evaluate(ways.before, constants, consts)
         state, stacks = self._scan(ways.forward, outside, init, xs)
-        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept])
+        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept], in_windows)
 
-    def _back(self, residuals: tuple, cotangents: Sequence) -> tuple[list, list, list]:
-        (ways, constants), (consts, xs, kept) = self._ways, residuals
-        outside, added, moving = evaluate(ways.before, constants, consts), len(ways.to_consts), len(ways.to_state)
+    def _back(self, residuals: tuple, cotangents: Sequence) -> tuple:
+        (ways, constants), (consts, xs, kept, in_windows) = self._ways, residuals
+        outside, moving = evaluate(ways.before, constants, consts), len(ways.to_state)
         by = [x for x, v in zip(cotangents, self.body.outvars, strict=True) if J.is_inexact(v.aval)]
+        given = consts, outside, by[:moving], [*xs, *kept, *by[moving:]]
+        if self.windows is None:
+            found = self._one_by_one(*given)
+        else:
+            found = jax.lax.cond(in_windows, self._side_by_side, self._one_by_one, *given)
+        sums, by_init, by_xs, of_products = found
+        grads = dict(zip(ways.to_consts, sums, strict=True))
+        for number, gradient in zip(ways.to_taps, of_products, strict=True):
+            weight = self.products[number].weight
+            grads[weight] = grads[weight] + gradient if weight in grads else gradient
+        to_state, to_xs = dict(zip(ways.to_state, by_init, strict=True)), dict(zip(ways.to_xs, by_xs, strict=True))
+        return _listed(grads, consts), _listed(to_state, cotangents[: self.split]), _listed(to_xs, xs), None
+
+    def _one_by_one(self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence) -> tuple:
+        """The way back, timestep by timestep: ``(sums, by_init, by_xs, gradients of products)``."""
+        back, (ways, _) = functools.partial(self._iteration_back, outside), self._ways
+        sums, by_init, stacks = self._summed(back, lambda x: x, consts, by_last, over)
+        return sums, by_init, [stacks[at] for at in ways.to_xs.values()], self._of_products(consts, over, stacks)
+
+    def _side_by_side(self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence) -> tuple:
+        """As :meth:`_one_by_one`, timestep by timestep of all windows at once."""
+        size, ways = self.windows.timesteps, self._ways[0]
+        cut = lambda x: jnp.swapaxes(x.reshape(-1, size, *x.shape[1:]), 0, 1)  # noqa: E731
+        over = list(map(cut, over))
+        count = over[0].shape[1]
+        by_last = [jnp.zeros((count, *x.shape), x.dtype).at[-1].set(x) for x in by_last]
+        back = jax.vmap(functools.partial(self._iteration_back, outside))
+        sums, by_first, stacks = self._summed(back, lambda x: x.sum(0), consts, by_last, over)
+        by_xs = [jnp.swapaxes(stacks[at], 0, 1) for at in ways.to_xs.values()]
+        by_xs = [x.reshape(count * size, *x.shape[2:]) for x in by_xs]
+        in_order = lambda x: x.reshape(count * size, *x.shape[2:])  # of the way back: that of a sum is any  # noqa: E731
+        of_products = self._of_products(consts, list(map(in_order, over)), list(map(in_order, stacks)))
+        return sums, [x[0] for x in by_first], by_xs, of_products
+
+    def _iteration_back(self, outside: Sequence, by_state: Sequence, at_t: Sequence) -> list:
+        return evaluate(self._ways[0].backward, outside, [*by_state, *at_t])
+
+    def _summed(self, back: Callable, total: Callable, consts: Sequence, by_last: Sequence, over: Sequence) -> tuple:
+        """A loop over an iteration's way back: what the consts' gradients add up to, the state's, and stacks."""
+        ways = self._ways[0]
+        added, moving = len(ways.to_consts), len(ways.to_state)
 
         def iteration(carry, at_t):
             sums, by_state = carry
-            outs = evaluate(ways.backward, outside, [*by_state, *at_t])
-            sums = [s + x for s, x in zip(sums, outs[:added], strict=True)]
+            outs = back(by_state, at_t)
+            sums = [s + total(x) for s, x in zip(sums, outs[:added], strict=True)]
             return (sums, outs[added : added + moving]), outs[added + moving :]
 
-        zeros = [jnp.zeros_like(consts[i]) for i in ways.to_consts]
-        first, over = (zeros, by[:moving]), [*xs, *kept, *by[moving:]]
-        (sums, by_init), stacks = jax.lax.scan(iteration, first, over, reverse=not self.backward, unroll=self.unroll)
-        grads: dict = dict(zip(ways.to_consts, sums, strict=True))
+        first = [jnp.zeros_like(consts[i]) for i in ways.to_consts], list(by_last)
+        unroll = min(self.unroll, over[0].shape[0])
+        (sums, by_first), stacks = jax.lax.scan(iteration, first, list(over), reverse=not self.backward, unroll=unroll)
+        return sums, by_first, stacks
+
+    def _of_products(self, consts: Sequence, over: Sequence, stacks: Sequence) -> list:
+        """The weights' gradients that are contracted after the loop, in at least float32."""
+        ways, weights = self._ways[0], self._narrowed(consts)
+        found = []
         for number, place in ways.to_taps.items():
-            product, value = self.products[number], [*xs, *kept][ways.values[number]]
-            found = widened(product.gradient(value, self._narrowed(consts)[product.weight], stacks[place]))
-            grads[product.weight] = grads[product.weight] + found if product.weight in grads else found
-        to_state, to_xs = dict(zip(ways.to_state, by_init, strict=True)), {i: stacks[place] for i, place in ways.to_xs.items()}
-        return _listed(grads, consts), _listed(to_state, cotangents[: self.split]), _listed(to_xs, xs)
+            product = self.products[number]
+            found.append(widened(product.gradient(over[ways.values[number]], weights[product.weight], stacks[place])))
+        return found
 
     @cached_property
     def _ways(self) -> tuple[Directions, list]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -61,6 +61,7 @@ class Directives:
         less.
       nested: when nested loops leave a loop over t that can do without them.
       inside: when a loop over t computes what it could be given.
+      rows: products of fewer rows leave a loop over t that can do without them, where nothing more is kept for them.
       loops: what runs the loops of the acting pass, in place of ``lax.scan``: a ``Runner`` (``schedule/physical.py``) that also
         says which equations it starts together, ``takes(equation)``.
     """
@@ -73,6 +74,7 @@ class Directives:
     start: int | None = None
     nested: Leaving | None = None
     inside: Inside | None = None
+    rows: int | None = field(default=None, repr=False)  # a machine asks for it, whatever the program
     loops: Any = None
 
     @property
@@ -81,5 +83,5 @@ class Directives:
         return bool(self.timesteps or self.environments or self.offload)
 
     def __str__(self) -> str:
-        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        given = ((f.name, getattr(self, f.name)) for f in fields(self) if f.repr)
         return ", ".join(f"{name}={value!r}" for name, value in given if value not in (None, ()))

@@ -257,8 +257,8 @@ class Program:
         lines.append("  next   " + " ".join(map(repr, self.next_carry)))
         if self.aux:
             lines.append("  aux    " + " ".join(map(repr, self.aux)))
-        if self.directives != Directives():
-            lines.append(f"  asked  {self.directives}")
+        if asked := str(self.directives):
+            lines.append(f"  asked  {asked}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.schedule.bands import is_window
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.truncated import window_of
 
 #: Rows of a product that a CPU computes about as fast as many.
 ROWS = 64
@@ -166,7 +167,11 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     if target.rewrites.starts or not in_blocks:
         worth = acting & learner.active <= learned and (target.rewrites.starts or keeps_little)
     else:
-        little = keeps_little and (_part_in_loops(learner) >= MOSTLY or _spares_weights(learner, batch, target))
+        little = keeps_little and (
+            _part_in_loops(learner) >= MOSTLY
+            or _spares_weights(learner, batch, target)
+            or any(window_of(learner.program, loop, learner.active) for loop in learner.region.loops)
+        )
         runs_twice = acted.isdisjoint({*learner.stored, *learner.beyond})
         worth = little or (runs_twice and _roomy(Plan("one pass"), learner, batch, target, AT_A_TIME))
     return worth and why_not("one pass", learner) is None

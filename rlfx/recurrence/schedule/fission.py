@@ -6,14 +6,18 @@ after it, of 1/T of the rows. Its work is the same in either place; what is gain
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.cost import bytes_inside, bytes_of, is_counted_loop, points, starts_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_inside, bytes_of, is_counted_loop, points, starts_of
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, work_of
 from rlfx.recurrence.ir.program import Equation, Program, Var
+
+#: Bytes: of two ways that cost the same, what may leave a loop leaves it.
+_SOONER = 1.0
 
 
 def worth(
@@ -29,7 +33,32 @@ def worth(
     if asked.nested is not None and equation in leaving and equation.op is J.SCAN:
         start = max(start, asked.nested.start)
     started = domain.length * start * starts_of(equation.op, equation.params, domain)
-    return started + (work_of(equation, program) * BYTES_PER_FLOP if equation in leaving else 0.0)
+    return started + (_SOONER + work_of(equation, program) * BYTES_PER_FLOP if equation in leaving else 0.0)
+
+
+def products_of_few_rows(movable: AbstractSet[Equation], program: Program) -> frozenset[Equation]:
+    """Of the equations that a loop does not need: products of few rows with weights, and what follows from them.
+
+    After the loop, they are products of T times as many: a critic of what a few environments have seen.
+    """
+    few = program.directives.rows
+    found: set[Equation] = set()
+    made: set[Var] = set()
+    if few is None or program.domain.until:
+        return frozenset()
+    for e in program.equations:
+        follows = not made.isdisjoint(v for v in e.inputs if isinstance(v, Var))
+        nested = e.op in (J.SCAN, J.WHILE, J.COND) or e.calls
+        if e in movable and not nested and (follows or rows_of_weights(e, program) < few):
+            found.add(e)
+            made.update(e.outputs)
+    return frozenset(found)
+
+
+def rows_of_weights(e: Equation, program: Program) -> float:
+    """With how many rows a product multiplies weights at a timestep; infinite for anything else."""
+    weights = e.op in PRODUCTS and any(isinstance(v, Var) and not program.dims_of(v) for v in e.inputs)
+    return math.prod(e.outputs[0].shape[:-1]) * (program.domain.batch or 1) if weights else math.inf
 
 
 def in_one_launch(

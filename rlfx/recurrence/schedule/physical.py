@@ -21,6 +21,7 @@ from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
 from rlfx.recurrence.schedule.strided import Strided, strided
 from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
+from rlfx.recurrence.schedule.truncated import window_of
 
 
 class Iteration(Protocol):
@@ -41,6 +42,10 @@ class Iteration(Protocol):
 
     def rolled(self) -> Iteration:
         """One iteration of the program for each of the loop."""
+        ...
+
+    def in_windows(self, timesteps: int, are: Any) -> Iteration:
+        """Where it ``are`` windows of ``timesteps`` at whose ends no derivative leaves for the one before."""
         ...
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple: ...
@@ -116,6 +121,7 @@ class Repeated:
         it does not.
       sections: these, as (first, end).
       said: what the runner that was asked for says of it.
+      window: timesteps after which no derivative goes back further (``truncated.py``), or None.
     """
 
     loop: Loop
@@ -125,6 +131,7 @@ class Repeated:
     tiled: Mapping[Var, int] = field(default_factory=dict)
     sections: tuple[tuple[int, int], ...] = ()
     said: str | None = None
+    window: int | None = None
 
     @property
     def kind(self) -> str:
@@ -153,6 +160,8 @@ class Repeated:
             size = self.sections[0][1] - self.sections[0][0]
             count = f"{len(self.sections)} sections of {size} timesteps"
             found.append(f"{', '.join(read)}: {count}, each reads only the past that is there")
+        if self.window is not None:
+            found.append(f"no derivative leaves windows of {self.window} timesteps: they are differentiated side by side")
         return (*found, *map(str, self.joined))
 
     def __str__(self) -> str:
@@ -215,7 +224,7 @@ def physical(
 
     def node(stage: Any) -> Node:
         if isinstance(stage, Loop):
-            return _repeated(stage, graph.program, target, iteration, runner, whole)
+            return _repeated(stage, schedule, target, iteration, runner, whole)
         parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room)
@@ -230,12 +239,15 @@ def physical(
 
 
 def _repeated(
-    loop: Loop, program: Program, target: Target, iteration: Iteration, runner: Runner | None, whole: bool
+    loop: Loop, schedule: Schedule, target: Target, iteration: Iteration, runner: Runner | None, whole: bool
 ) -> Repeated:
+    program, window = schedule.graph.program, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
     if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
         loop, joined = share_products(loop, program, target.rewrites.shared_rows)
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
-    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said)
+    if whole and iteration.differentiable and mine is None:
+        window = window_of(program, loop, schedule.differentiated or frozenset(schedule.equations))
+    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, window)

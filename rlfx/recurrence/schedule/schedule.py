@@ -17,7 +17,7 @@ from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.index import Lookup, Point
-from rlfx.recurrence.schedule.fission import in_one_launch, nested_loops, worth
+from rlfx.recurrence.schedule.fission import in_one_launch, nested_loops, products_of_few_rows, worth
 from rlfx.recurrence.schedule.fusion import bytes_spared, fused
 
 
@@ -265,7 +265,7 @@ def _loop(
     outside -= body
     owned = {v for e in (*body, *movable) for v in e.outputs}
     wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
-    leaving = nested_loops(movable, graph)
+    leaving = nested_loops(movable, graph) | products_of_few_rows(movable, program)
     free = movable if "t" in program.directives.vectorize else movable & differentiated
     equations = [e for e in program.equations if e in body or e in movable]
     together = in_one_launch(equations, body, program)
