@@ -7,6 +7,7 @@ import pytest
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.execute.loops import Scan
+from rlfx.recurrence.gradient import own
 from rlfx.recurrence.gradient.deferred import Deferring
 
 T, B, H = 5, 3, 7
@@ -156,6 +157,20 @@ def test_of_gates_their_values_are_kept_and_nothing_twice():
     assert len(kept) <= 9, kept  # h, which is put out, and eight more
     assert all(shape == (B, H) for shape in kept), kept  # no masks
     assert sorted(stacks(back)) == [(B, H * 4)], stacks(back)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("step", [lstm, counted], ids=lambda f: f.__name__)
+def test_cotangents_of_products_are_contracted_block_by_block(step, backward, monkeypatch):
+    """Where those of all timesteps would be far: of as many as are near, or have rows enough."""
+    monkeypatch.setattr(own, "ROWS", 8)
+    monkeypatch.setitem(globals(), "XS", jax.tree.map(lambda x: jnp.concatenate([x] * 16), XS))  # 80 timesteps
+    blocks, whole = (run(by, step, backward) for by in (Deferring(most_rows=100, near=800.0), Scan()))
+    slope = jax.value_and_grad(total(blocks), (0, 1, 2))
+    (_, outer) = loops(J.without_dead_code(jax.make_jaxpr(slope)(*arguments(step))).jaxpr)
+    (inner,) = loops(outer.params["jaxpr"].jaxpr)
+    assert inner.params["length"] < 80 == inner.params["length"] * outer.params["length"]
+    close(jax.jit(slope)(*arguments(step)), jax.jit(jax.value_and_grad(total(whole), (0, 1, 2)))(*arguments(step)), 1e-4)
 
 
 def test_an_effect_happens_once():

@@ -22,6 +22,7 @@ from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.shares import with_shares
+from rlfx.recurrence.rewrite.spread import with_spread_after
 from rlfx.recurrence.rewrite.stopped import with_stops
 from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_given
@@ -55,7 +56,7 @@ def adapted(
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
     if pays.apart:
-        program = rewritten(with_parts_apart, program)
+        program = rewritten(with_parts_apart, rewritten(with_spread_after, program))
     if pays.picks:  # of products of rows, too
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.pairs:

@@ -30,10 +30,12 @@ class Deferring(Scan):
 
     Attributes:
       most_rows: a timestep, at most, for which a contraction at the end is faster.
+      near: bytes that a core has near it: the way back goes through blocks of timesteps that fit; None: through all.
       window: timesteps after which no derivative goes back further, where these ``are`` such windows; or None.
     """
 
     most_rows: int = 0
+    near: float | None = None
     window: int | None = None
     are: Any = None
 
@@ -58,5 +60,5 @@ def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, back
         return None
     few = tuple(p for p in products if p.rows <= by.most_rows or by.window is not None)
     windows = None if by.window is None else Windows(by.window, by.are)
-    loop = OwnDerivative(body, few, split, backward, by.together(xs), windows)
+    loop = OwnDerivative(body, few, split, backward, by.together(xs), windows, by.near)
     return tree.tree_unflatten(tree.tree_structure(outs), loop(list(map(widened, consts)), leaves[:split], leaves[split:]))

@@ -55,7 +55,7 @@ def learning_plan(
     acting: Schedule | None = None,
 ) -> ExecutablePlan:
     """How a schedule runs that is differentiated; its stages are counted on from those of ``acting``."""
-    iteration = _on(target, Deferring(target.rewrites.unroll, most_rows=target.rewrites.deferred_rows))
+    iteration = _on(target, Deferring(target.rewrites.unroll, most_rows=target.rewrites.deferred_rows, near=target.room.tile))
     first = 1 if acting is None else 1 + len(acting.stages)
     return physical(schedule, target, iteration, runner, batch=batch, steps=steps, first=first)
 

@@ -20,11 +20,17 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.divisors import divisors
 from rlfx.recurrence.gradient.directions import Body, Directions, directions
 from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.language.precision import narrowed, wide, widened
 
 _DOT = J.primitive("dot_general")
+
+#: Many times as much as a core has near it: what goes to memory and back takes longer than loops within loops to compile.
+FAR = 8
+#: Rows, at least, of a contraction: each reads the gradient that it adds to.
+ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class OwnDerivative:
       backward: whether the loop goes from the last timestep to the first.
       unroll: how many iterations are one of the program's.
       windows: of a loop forward in time; or None.
+      near: bytes that a core has near it, or None.
     """
 
     body: Body
@@ -107,6 +114,7 @@ class OwnDerivative:
     backward: bool
     unroll: int
     windows: Windows | None = None
+    near: float | None = None
 
     def __call__(self, consts: list, init: list, xs: list) -> list:
         """``[*state, *ys]``; ``consts`` may be wider than the body's, which is in what their gradients are added up."""
@@ -154,10 +162,41 @@ class OwnDerivative:
         return _listed(grads, consts), _listed(to_state, cotangents[: self.split]), _listed(to_xs, xs), None
 
     def _one_by_one(self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence) -> tuple:
-        """The way back, timestep by timestep: ``(sums, by_init, by_xs, gradients of products)``."""
+        """The way back, timestep by timestep: ``(sums, by_init, by_xs, gradients of products)``.
+
+        Cotangents of products are put out for a block of timesteps, and contracted while they are near.
+        """
         back, (ways, _) = functools.partial(self._iteration_back, outside), self._ways
-        sums, by_init, stacks = self._summed(back, lambda x: x, consts, by_last, over)
-        return sums, by_init, [stacks[at] for at in ways.to_xs.values()], self._of_products(consts, over, stacks)
+
+        def block(by_last, over):
+            sums, by_first, stacks = self._summed(back, lambda x: x, consts, by_last, over)
+            return (sums, self._of_products(consts, over, stacks)), by_first, [stacks[at] for at in ways.to_xs.values()]
+
+        size = self._block_of(over[0].shape[0])
+        if size is None:
+            (sums, of_products), by_init, by_xs = block(by_last, over)
+            return sums, by_init, by_xs, of_products
+
+        def add(carry, over):
+            total, by_last = carry
+            found, by_first, by_xs = block(by_last, over)
+            return (jax.tree.map(jnp.add, total, found), by_first), by_xs
+
+        blocks = [x.reshape(-1, size, *x.shape[1:]) for x in over]
+        one = jax.eval_shape(lambda: block(by_last, [x[0] for x in blocks])[0])
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one)
+        ((sums, of_products), by_init), by_xs = jax.lax.scan(add, (zeros, by_last), blocks, reverse=not self.backward)
+        return sums, by_init, [x.reshape(-1, *x.shape[2:]) for x in by_xs], of_products
+
+    def _block_of(self, length: int) -> int | None:
+        """Timesteps whose cotangents of products fit near a core, or of which a contraction has rows enough; None: all."""
+        products = [self.products[i] for i in self._ways[0].to_taps]
+        put_out = sum(p.eqn.outvars[0].aval.size * p.eqn.outvars[0].aval.dtype.itemsize for p in products)
+        if self.near is None or length * put_out <= FAR * self.near:
+            return None
+        enough = [d for d in divisors(length) if d * max(p.rows for p in products) >= ROWS]
+        size = max(d for d in enough if d == enough[0] or d * put_out <= self.near) if enough else length
+        return size if size < length else None
 
     def _side_by_side(self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence) -> tuple:
         """As :meth:`_one_by_one`, timestep by timestep of all windows at once."""

@@ -7,6 +7,7 @@ each of which a slice is as wide as its readers can see: the past of ``t < 1024`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ FEWEST_BLOCKS = 4
 #: Timesteps. Shorter ones save a tenth of the time at most, and are compiled one by one.
 SMALLEST_SECTION = 256
 SMALLEST_BLOCK = 8
+#: Environments' timesteps in a block of a stage, at least: products of fewer rows take longer than values take to a slower cache.
+ROWS_OF_BLOCK = 256
 #: What acts on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
     series_p,
@@ -121,7 +124,9 @@ def _tiles(members: tuple[Equation, ...], graph: Graph, batch: int, room: Room) 
     largest = sum(bytes_in_all(v, program, batch) for e in members for v in e.outputs)
     if room.tile is None or largest <= room.cache or not any(e.op in PRODUCTS for e in members):
         return None
-    block = divisor_near(length, max(1, int(room.tile * length // largest)))
+    step = largest / length
+    enough = min(room.cache // (2 * step), math.ceil(ROWS_OF_BLOCK / batch))
+    block = divisor_near(length, max(1, int(room.tile // step), int(enough)))
     outputs = _outputs(members, graph, _used(members, graph))
     return Blocked(members, outputs, block, ((0, length),), largest) if block < length else None
 
