@@ -37,6 +37,10 @@ def mish(x):
     return x * jnp.tanh(jax.nn.softplus(x))
 
 
+def at(x, place):
+    return jnp.take_along_axis(x, place[..., None], -1)
+
+
 #: What is computed, of numbers of these shapes.
 CASES: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "cos": (jnp.cos, [(65536,)]),
@@ -45,6 +49,8 @@ CASES: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "softplus": (jax.nn.softplus, [(65536,)]),
     "mish": (mish, [(65536,)]),
     "erf_inv": (lambda x: lax.erf_inv(jnp.tanh(x)), [(65536,), (8192, 8), (10922, 6), (9362, 7), (32, 3, 24, 5, 2)]),
+    "argmax": (lambda x: at(x, jnp.argmax(2.0 * x, -1)), [(2048, 32), (512, 128), (64, 1024)]),
+    "categorical": (lambda x: at(x, jax.random.categorical(KEY, x)), [(2048, 32), (256, 256)]),
     "maxima of 3 x 3": (windows, [(20, 32, 32, 16), (160, 16, 16, 32), (160, 42, 42, 16)]),
 }
 

@@ -15,6 +15,7 @@ What results differs by the order of sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,10 +54,12 @@ def over_rows(eqn: Any, operands: list) -> list | None:
     axes = _leading_axes(eqn)
     if axes is None:
         return None
-    left, right = (x.reshape(-1, *x.shape[axes:]) for x in operands)
-    if not left.ndim == right.ndim == 2 or len(left) < min(left.shape[1], right.shape[1]):
+    rows, free = math.prod(operands[0].shape[:axes]), [x.shape[axes:] for x in operands]
+    left, right = (x.reshape(rows, -1) for x in operands)
+    if rows < min(left.shape[1], right.shape[1]):
+        left, right = (x.reshape(rows, *shape) for x, shape in zip(operands, free, strict=True))
         return J.bind(DOT, eqn.params | {"dimension_numbers": OVER_ROWS}, left, right)
-    return [_over_rows(eqn.params, left, right)]
+    return [_over_rows(eqn.params, left, right).reshape(*free[0], *free[1])]
 
 
 def by_members(eqn: Any, operands: list) -> list | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
+from rlfx.recurrence.cpu.arguments import PLACES, is_of_many, place_of
 from rlfx.recurrence.cpu.normal import NORMAL
 from rlfx.recurrence.cpu.pooling import MAXIMA, maxima, windows_of
 from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
@@ -28,6 +29,8 @@ def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
         return [AT_ONCE[op].bind(*operands, **params)]
     if op is J.CUSTOM_JVP and is_log_add_exp(params):
         return [log_add_exp(*operands)]
+    if op in PLACES and is_of_many(params, operands[0]):
+        return [place_of(op, params, operands[0])]
     if op is MAXIMA and J.platform() == "cpu":
         windows = windows_of(params, operands[0])
         return None if windows is None else [maxima(windows, operands[0])]
@@ -63,6 +66,8 @@ def _is_slow(body: Any) -> bool:
 
 
 def _changes(eqn: Any) -> bool:
+    if eqn.primitive in PLACES:
+        return is_of_many(eqn.params, eqn.invars[0].aval)
     return eqn.primitive in (*AT_ONCE, MAXIMA) or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
 
 
@@ -74,4 +79,4 @@ def _of(eqn: Any, operands: list) -> list | None:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, *_WITH_BODIES), _of)
+ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, *PLACES, *_WITH_BODIES), _of)

@@ -183,9 +183,9 @@ class OwnDerivative:
             return (jax.tree.map(jnp.add, total, found), by_first), by_xs
 
         blocks = [x.reshape(-1, size, *x.shape[1:]) for x in over]
-        one = jax.eval_shape(lambda: block(by_last, [x[0] for x in blocks])[0])
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), one)
-        ((sums, of_products), by_init), by_xs = jax.lax.scan(add, (zeros, by_last), blocks, reverse=not self.backward)
+        zeros = [jnp.zeros_like(consts[i]) for i in ways.to_consts]
+        first = (zeros, [jnp.zeros_like(consts[self.products[i].weight]) for i in ways.to_taps]), list(by_last)
+        ((sums, of_products), by_init), by_xs = jax.lax.scan(add, first, blocks, reverse=not self.backward)
         return sums, by_init, [x.reshape(-1, *x.shape[2:]) for x in by_xs], of_products
 
     def _block_of(self, length: int) -> int | None:
