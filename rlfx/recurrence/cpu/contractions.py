@@ -5,7 +5,7 @@ The gradient of ``x @ w`` with respect to ``w`` is ``x.T @ g``, a contraction ov
 * over t and b, XLA makes a transposed copy of one operand and reads the other across its rows, at a third of the speed of the
   same product over one axis;
 * of ``x.T @ g`` and ``g.T @ x``, that with fewer columns on the left is up to ten times as fast;
-* of several weights at once, ``[rows, members, n]`` with one input, it makes a turned copy: as a matrix, their gradient needs none;
+* of several weights at once, ``[rows, members, n]`` of one input, it makes a turned copy: as a matrix, their gradient needs none;
 * the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache; over up to 160 rows it calls a
   library that is faster than its own code by a quarter;
 * of an ensemble's members, ``[rows, members, n]``, which are a batch of the product, it makes copies that are turned: members
