@@ -82,11 +82,8 @@ def contraction(eqn: Any, operands: list) -> list | None:
 
 
 def _over_rows(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
-    """``left.T @ right``.
-
-    A derivative's is turned once more, which undoes this turn: where both are as wide, weights' gradients are not turned at all.
-    """
-    narrow_first = left.shape[1] < right.shape[1]
+    """``left.T @ right``."""
+    narrow_first = left.shape[1] <= right.shape[1]
     out = _product(params, *((left, right) if narrow_first else (right, left)))
     out = jax.lax.optimization_barrier(out)  # else a transposition of it is folded into the product
     return out if narrow_first else jnp.transpose(out)
