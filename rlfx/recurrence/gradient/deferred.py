@@ -14,7 +14,7 @@ import jax
 
 from rlfx.recurrence.execute.loops import Scan
 from rlfx.recurrence.gradient.directions import without_constants
-from rlfx.recurrence.gradient.own import OwnDerivative, Windows, products_of
+from rlfx.recurrence.gradient.own import OwnDerivative, Truncation, products_of
 from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.language.precision import widened
 
@@ -59,6 +59,6 @@ def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, back
     if not products and all(widened(c) is c for c in consts):
         return None
     few = tuple(p for p in products if p.rows <= by.most_rows or by.window is not None)
-    windows = None if by.window is None else Windows(by.window, by.are)
+    windows = None if by.window is None else Truncation(by.window, by.are)
     loop = OwnDerivative(body, few, split, backward, by.together(xs), windows, by.near)
     return tree.tree_unflatten(tree.tree_structure(outs), loop(list(map(widened, consts)), leaves[:split], leaves[split:]))

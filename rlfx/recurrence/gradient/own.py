@@ -82,7 +82,7 @@ def _product(eqn: Any, weights: dict) -> Product | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class Truncation:
     """Consecutive timesteps, at whose ends no derivative goes back further.
 
     Attributes:
@@ -113,7 +113,7 @@ class OwnDerivative:
     split: int
     backward: bool
     unroll: int
-    windows: Windows | None = None
+    windows: Truncation | None = None
     near: float | None = None
 
     def __call__(self, consts: list, init: list, xs: list) -> list:
