@@ -84,7 +84,7 @@ class Rewrites:
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
       leaving_rows: products with weights of fewer rows leave a loop over time that does not need them, where nothing more is kept
-        for that (``schedule/fission.py``).
+        for that and no blocks, or less memory, are asked for (``schedule/fission.py``).
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store.
       unroll: about so many iterations of a loop over time are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).

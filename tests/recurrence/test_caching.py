@@ -91,15 +91,12 @@ def test_the_same_loss_and_gradient(f, plan):
 
 
 def test_the_learner_does_not_multiply_forward_again():
-    """Forward through both wide layers, then back: two products for the weights, one for the hidden layer.
-
-    No state needs what acting computes, so its products, of few rows, are not in its loop.
-    """
+    """Forward through both wide layers, then back: two products for the weights, one for the hidden layer."""
     counts = [
         products(J.without_dead_code(jax.make_jaxpr(gradient(reinforce, plan=plan))(PARAMS)).jaxpr)
         for plan in (rlfx.Plan("blocks", T), cached(rlfx.Plan("blocks", T)))
     ]
-    acting, learning, backwards = 2, 2, 1
+    acting, learning, backwards = 2 * T, 2, 1
     assert counts == [acting + learning + backwards, acting + backwards]
 
 

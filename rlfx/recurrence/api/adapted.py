@@ -73,7 +73,7 @@ def adapted(
         map(is_counted_loop, program.equations)
     ):
         asked = replace(asked, nested=Leaving(start, room.at_once if room.tile is None else room.cache))
-    if pays.leaving_rows and not memory_first and asked.loops is None:
+    if pays.leaving_rows and not (memory_first or small) and asked.loops is None:
         asked = replace(asked, rows=pays.leaving_rows)
     if pays.inside and room.tile is not None and asked.loops is None and bytes_given(program, own) > room.tile:
         asked = replace(asked, inside=Inside(room.tile, start, own))
