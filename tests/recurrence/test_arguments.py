@@ -47,7 +47,7 @@ def test_under_vmap_and_in_loops():
     np.testing.assert_array_equal(fast(x), jnp.argmax(x, -1))
 
     def loop(x):
-        return jax.lax.scan(lambda n, x: (n + jnp.argmax(x, -1), jnp.argmin(x, -1)), jnp.zeros(4, jnp.int32), x)
+        return jax.lax.scan(lambda n, x: (n + jnp.argmax(x, -1), jnp.argmin(x, -1)), jnp.zeros(4, int), x)
 
     fast = rewritten(loop, ELEMENTS)
     assert not {ARGMAX, ARGMIN} & set(operations(fast, x))

@@ -25,6 +25,7 @@ PARAMS = {
     "wide": jax.random.normal(K[5], (2 * D, H)),
 }
 CARRY = jax.random.normal(K[6], (B, D))
+WEIGHTS = jnp.arange(float(N))  # of copies, so that they count apart
 
 
 def policy(p, x):
@@ -44,13 +45,13 @@ def of_twins(p, x):
     """Two critics of all copies, beside each other."""
     copies = jnp.repeat(x[None], N, 0)
     found = jax.vmap(lambda w: jnp.tanh(copies @ w))(p["twins"])
-    return jnp.sum(found.min(0) * jnp.arange(N, dtype=jnp.float32)[:, None])
+    return jnp.sum(found.min(0) * WEIGHTS[:, None])
 
 
 def put_together(p, x):
     """With another value that is spread alike; their product is, too."""
     both = jnp.concatenate([jnp.broadcast_to(x, (N, D)), jnp.broadcast_to(jnp.sin(x), (N, D))], 1)
-    return jnp.sum(jnp.tanh(both @ p["wide"]) * jnp.arange(N, dtype=jnp.float32)[:, None])
+    return jnp.sum(jnp.tanh(both @ p["wide"]) * WEIGHTS[:, None])
 
 
 def turned(p, x):
@@ -59,14 +60,14 @@ def turned(p, x):
     rows = jnp.transpose(cube, (1, 2, 0)).reshape(N, 2, 2, D // 2).reshape(N, 2, D)
     h = jnp.tanh(jnp.einsum("nkd,dh->hkn", rows, p["in"]))
     first, _ = jnp.split(h, [3], 0)
-    weights = jnp.arange(N, dtype=jnp.float32)[None]
+    weights = WEIGHTS[None]
     return jnp.sum(first * weights[None]) + jnp.sum(h.max(1) * weights)
 
 
 def at_zero(p, x):
     """relu's derivative at 0 is 0."""
     copies = jnp.broadcast_to(jnp.where(jnp.arange(D) < 3, 0.0, x), (N, D))
-    return jnp.sum(jax.nn.relu(copies) @ p["in"] * jnp.arange(N, dtype=jnp.float32)[:, None])
+    return jnp.sum(jax.nn.relu(copies) @ p["in"] * WEIGHTS[:, None])
 
 
 SPREAD = {rollouts: 2, of_twins: 1, put_together: 1, turned: 1, at_zero: 1}
