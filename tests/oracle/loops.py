@@ -89,7 +89,7 @@ def point(fn: Callable) -> Callable:
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max())
+    e = np.exp(x - x.max(initial=-np.inf))  # of nothing it is nothing
     return e / e.sum()
 
 
