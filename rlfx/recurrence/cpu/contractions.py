@@ -56,11 +56,10 @@ def over_rows(eqn: Any, operands: list) -> list | None:
     if axes is None:
         return None
     rows, free = math.prod(operands[0].shape[:axes]), [x.shape[axes:] for x in operands]
-    left, right = (x.reshape(rows, -1) for x in operands)
-    if rows < min(left.shape[1], right.shape[1]):
+    if rows < min(map(math.prod, free)):
         left, right = (x.reshape(rows, *shape) for x, shape in zip(operands, free, strict=True))
         return J.bind(DOT, eqn.params | {"dimension_numbers": OVER_ROWS}, left, right)
-    return [_over_rows(eqn.params, left, right).reshape(*free[0], *free[1])]
+    return [_over_rows(eqn.params, *(x.reshape(rows, -1) for x in operands)).reshape(*free[0], *free[1])]
 
 
 def by_members(eqn: Any, operands: list) -> list | None:

@@ -20,6 +20,7 @@ from rlfx.recurrence.ir.program import Equation, Var
 from rlfx.recurrence.schedule.bands import is_window
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.tiling import ROWS_OF_BLOCK
 from rlfx.recurrence.schedule.truncated import window_of
 
 #: Rows of a product that a CPU computes about as fast as many.
@@ -51,9 +52,6 @@ OF_WORK = 1 / 4
 
 #: The part of a learner's work in loops over time from which on these run forward once, though blocks keep less.
 MOSTLY = 2 / 5
-
-#: Rows that a block multiplies its weights with, at least: each block reads them, and adds to their gradients.
-ROWS_OF_BLOCK = 256
 
 #: How much of the temporaries that are counted exists at a time in one pass, and of all timesteps at once: XLA took 0.35 to 0.73
 #: of them (14 programs).

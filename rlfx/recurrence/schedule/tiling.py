@@ -33,7 +33,7 @@ FEWEST_BLOCKS = 4
 #: Timesteps. Shorter ones save a tenth of the time at most, and are compiled one by one.
 SMALLEST_SECTION = 256
 SMALLEST_BLOCK = 8
-#: Environments' timesteps in a block of a stage, at least: products of fewer rows take longer than values take to a slower cache.
+#: Rows that a block multiplies its weights with, at least: each block reads them, and a learner's adds to their gradients.
 ROWS_OF_BLOCK = 256
 #: What acts on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {

@@ -7,21 +7,28 @@ actor-critics and analytical policy gradients are written so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.active import STOPS, is_float
 from rlfx.recurrence.analysis.timed import Timed
-from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 
 _SELECT = J.primitive("select_n")
 #: Ways, at most, in which the conditions on t of an iteration come out together: each is followed through it.
 _MOST_WAYS = 16
+
+
+class Ending(NamedTuple):
+    """The series that an iteration reads without a derivative, and those that it carries on without one."""
+
+    read: frozenset[Var]
+    carried: frozenset[Var]
 
 
 def window_of(program: Program, loop: Loop, active: AbstractSet[Equation]) -> int | None:
@@ -43,48 +50,47 @@ def window_of(program: Program, loop: Loop, active: AbstractSet[Equation]) -> in
     ways, at = np.unique([np.broadcast_to(x, length) for x in known.values()], axis=1, return_inverse=True)
     if ways.shape[1] > _MOST_WAYS:
         return None
-    found = [_ending(program, loop, active, dict(zip(known, way.tolist(), strict=True))) for way in ways.T]
-    read, carried = zip(*(found[way] for way in at.reshape(-1)), strict=True)  # of each timestep
+    ending = _endings(program, loop, active)
+    found = [ending(dict(zip(known, way.tolist(), strict=True))) for way in ways.T]
+    at_t = [found[way] for way in at.reshape(-1)]
     series = {v for v in registers if is_float(v)}
-    ends = [t > 0 and series <= read[t] | carried[t - 1] for t in range(length)]
+    ends = [t > 0 and series <= at_t[t].read | at_t[t - 1].carried for t in range(length)]
     return next((w for w in range(1, length) if length % w == 0 and all(ends[w::w])), None)
 
 
-def _ending(
-    program: Program, loop: Loop, active: AbstractSet[Equation], chosen: Mapping[Equation, int]
-) -> tuple[frozenset[Var], frozenset[Var]]:
-    """The series that an iteration reads without a derivative, and those that it carries on without one.
-
-    Args:
-      chosen: which case it takes, where a condition is on t alone.
-    """
-    body = frozenset(loop.body)
+def _endings(program: Program, loop: Loop, active: AbstractSet[Equation]) -> Callable[[Mapping[Equation, int]], Ending]:
+    """Of an iteration, by which case it takes where a condition is on t alone."""
+    body, definition = frozenset(loop.body), program.definitions()
+    own = {v for e in loop.body if e not in loop.reads for v in e.outputs}
     read_outside = {v for e in active if e not in body for v in e.inputs if isinstance(v, Var)}
     put_out = {*loop.depth, *program.returned, *(v for v in loop.stacked if v in read_outside)}
+    passing = [e for e in loop.body if e not in loop.reads and e in active and e.op not in STOPS]
 
-    def reached(begin: set[Var]) -> set[Var]:
-        for e in loop.body:
-            if e in loop.reads or e not in active or e.op in STOPS:
-                continue
-            passed = [e.inputs[1 + int(chosen[e])]] if e in chosen else e.inputs
-            if not begin.isdisjoint(v for v in passed if isinstance(v, Var)):
-                begin.update(v for v in e.outputs if is_float(v))
-        return begin
-
-    definition = program.definitions()
-    own = {v for e in loop.body if e not in loop.reads for v in e.outputs}
-
-    def varies(v: Any) -> bool:
+    def varies(v: Atom) -> bool:
         """Whether it has a derivative, of what the iteration is given."""
-        made_by = definition.get(v) if isinstance(v, Var) else None
-        known = isinstance(v, Var) and is_float(v) and v not in own
-        return known and (made_by is None or (made_by in active and made_by.op not in STOPS))
+        if not isinstance(v, Var) or not is_float(v) or v in own:
+            return False
+        made_by = definition.get(v)
+        return made_by is None or (made_by in active and made_by.op not in STOPS)
 
+    given = {v for e in loop.body for v in (*e.inputs, *e.outputs) if varies(v)}
     reads: dict[Var, set[Var]] = {}
     for e in loop.reads:
         reads.setdefault(e.source, set()).update(v for v in e.outputs if is_float(v))
-    anything = reached({v for e in loop.body for v in (*e.inputs, *e.outputs) if varies(v)})
-    return (
-        frozenset(v for v, begin in reads.items() if reached(begin).isdisjoint(put_out)),
-        frozenset(v for v in reads if v not in anything),
-    )
+
+    def reached(begin: AbstractSet[Var], chosen: Mapping[Equation, int]) -> set[Var]:
+        found = set(begin)
+        for e in passing:
+            passed = [e.inputs[1 + int(chosen[e])]] if e in chosen else e.inputs
+            if not found.isdisjoint(v for v in passed if isinstance(v, Var)):
+                found.update(v for v in e.outputs if is_float(v))
+        return found
+
+    def ending(chosen: Mapping[Equation, int]) -> Ending:
+        anything = reached(given, chosen)
+        return Ending(
+            frozenset(v for v, begin in reads.items() if reached(begin, chosen).isdisjoint(put_out)),
+            frozenset(v for v in reads if v not in anything),
+        )
+
+    return ending
