@@ -51,6 +51,8 @@ CASES: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "erf_inv": (lambda x: lax.erf_inv(jnp.tanh(x)), [(65536,), (8192, 8), (10922, 6), (9362, 7), (32, 3, 24, 5, 2)]),
     "argmax": (lambda x: at(x, jnp.argmax(2.0 * x, -1)), [(2048, 32), (512, 128), (64, 1024)]),
     "categorical": (lambda x: at(x, jax.random.categorical(KEY, x)), [(2048, 32), (256, 256)]),
+    "sort": (lambda x: jnp.sort(x, -1) * jnp.arange(float(x.shape[-1])), [(4096, 5), (4096, 25), (1024, 125), (512, 256)]),
+    "argsort": (lambda x: at(x, jnp.argsort(x, -1)[..., 1]), [(4096, 25)]),
     "maxima of 3 x 3": (windows, [(20, 32, 32, 16), (160, 16, 16, 32), (160, 42, 42, 16)]),
 }
 

@@ -87,6 +87,7 @@ from rlfx._jaxpr.kinds import (
 from rlfx._jaxpr.linear import linear_pair
 from rlfx._jaxpr.manual import unchecked, varying, varying_axes
 from rlfx._jaxpr.profiler import stop_trace, waits
+from rlfx._jaxpr.rows import of_rows
 from rlfx._jaxpr.rules import (
     bind,
     bind_again,

@@ -67,6 +67,8 @@ POINTWISE = [
     _map("equal", "iib", "$0 % 3 == $1 % 2", "$0 % 3 == $1 % 2"),
     _map("both", "bbb", "jnp.logical_and($0, ~$1)", "$0 and not $1"),
     _map("above", "ffb", "$0 > $1", "more($0, $1)"),
+    _map("middle", "ffff", "jnp.sort(jnp.stack([$0, 1.1 * $1 + 0.2, $2 - 0.1]))[1]",
+         "ordered(np.array([$0, 1.1 * $1 + 0.2, $2 - 0.1]))[1]"),
 ]
 POINTWISE += [
     Form(

@@ -12,6 +12,7 @@ from rlfx.recurrence.cpu.arguments import PLACES, is_of_many, place_of
 from rlfx.recurrence.cpu.normal import NORMAL
 from rlfx.recurrence.cpu.pooling import MAXIMA, maxima, windows_of
 from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
+from rlfx.recurrence.cpu.sorting import SORT, in_order, is_short
 from rlfx.recurrence.ir.interpret import rewritten_body
 from rlfx.recurrence.ir.program import Equation, Program
 from rlfx.recurrence.language.primitives import whole_p
@@ -31,6 +32,8 @@ def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
         return [log_add_exp(*operands)]
     if op in PLACES and is_of_many(params, operands[0]):
         return [place_of(op, params, operands[0])]
+    if op is SORT and is_short(params, operands):
+        return in_order(params, operands)
     if op is MAXIMA and J.platform() == "cpu":
         windows = windows_of(params, operands[0])
         return None if windows is None else [maxima(windows, operands[0])]
@@ -68,6 +71,8 @@ def _is_slow(body: Any) -> bool:
 def _changes(eqn: Any) -> bool:
     if eqn.primitive in PLACES:
         return is_of_many(eqn.params, eqn.invars[0].aval)
+    if eqn.primitive is SORT:
+        return is_short(eqn.params, [v.aval for v in eqn.invars])
     return eqn.primitive in (*AT_ONCE, MAXIMA) or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
 
 
@@ -79,4 +84,4 @@ def _of(eqn: Any, operands: list) -> list | None:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, *PLACES, *_WITH_BODIES), _of)
+ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, SORT, *PLACES, *_WITH_BODIES), _of)

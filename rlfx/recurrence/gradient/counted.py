@@ -70,12 +70,9 @@ def _is_number(atom: Atom) -> bool:
     return isinstance(atom, Lit) and bool(np.all(np.isfinite(atom.value)) and np.all(atom.value))
 
 
-def if_needed(needed: Any, compute: Callable[[], Any]) -> Any:
-    """``compute()`` if it is needed, else zeros; None: it is."""
-    if needed is None:
-        return compute()
-    shapes = jax.eval_shape(compute)
-    return jax.lax.cond(needed, compute, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+def if_needed(needed: Any, compute: Callable[[], Any], zero: Callable[[], Any]) -> Any:
+    """``compute()`` if it is needed, else ``zero()``; None: it is."""
+    return compute() if needed is None else jax.lax.cond(needed, compute, zero)
 
 
 def any_of(mask: Any, first: Any, count: int) -> Any:

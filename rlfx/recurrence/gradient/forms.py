@@ -213,7 +213,7 @@ def in_blocks(p: Pass, plan: Plan) -> tuple[tuple, Any, list]:
         return p.tile_gradient(part, ends, times, share, plan.environments)
 
     def block(first, count, loaded):
-        return if_needed(any_of(mask, first, count), lambda: computed(first, count, loaded))
+        return if_needed(any_of(mask, first, count), lambda: computed(first, count, loaded), lambda: p.zero)
 
     return returned(acted), *accumulate(block, p.extent.times.shape[0], plan.block, p.zero, fetch if far else None)
 

@@ -192,7 +192,8 @@ class _Blocks:
         if needed is not None:
             needed |= self.extent.over_devices("max", not_zero(later))
         compute = lambda: self._pulled(later, start, first, count, loaded, firsts, begin)  # noqa: E731
-        (value, grads), sooner = if_needed(needed, compute)
+        zero = lambda: jax.tree.map(jnp.zeros_like, (total, later))  # noqa: E731
+        (value, grads), sooner = if_needed(needed, compute, zero)
         return jax.tree.map(jnp.add, total, (value, grads)), sooner
 
     def _pulled(self, later, start, first, count, loaded, firsts, begin) -> tuple:
