@@ -24,6 +24,7 @@ from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.shares import with_shares
 from rlfx.recurrence.rewrite.spread import with_spread_after
 from rlfx.recurrence.rewrite.stopped import with_stops
+from rlfx.recurrence.rewrite.taken import with_taken_first
 from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_given
 from rlfx.recurrence.schedule.plan import Plan
@@ -44,6 +45,8 @@ def adapted(
     program = rewritten(with_shares, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:
         program = rewritten(with_reals, program)
+    if pays.apart:
+        program = rewritten(with_taken_first, program)
     if pays.contracted:
         program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:
