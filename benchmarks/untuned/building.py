@@ -1,0 +1,86 @@
+"""How long the learners of all held-out and sealed sets take to trace and to compile, as rlfx has them and as plain ones.
+
+    python -m benchmarks.untuned.building [--set SET ...] [--only NAME ...] [--rounds 3] [--cores 1] [--json FILE]
+
+CPU seconds, medians of rounds, each with caches cleared and the learner written anew, both in turns in one process. What a
+process imports and starts once (networkx, 0.05 s) is no learner's: tiny ones are built before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.untuned.__main__ import SETS
+
+FORMS = ("rlfx", "plain")
+STAGES = ("trace_s", "compile_s")
+
+
+def parsed(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.untuned.building", description=__doc__.splitlines()[0])
+    parser.add_argument("--set", nargs="+", choices=SETS, default=[name for name in SETS if name != "tuning"])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="parts of the names of workloads")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(argv)
+
+
+def built(make: Callable, sizes: Mapping[str, Any], rounds: int) -> dict[str, dict[str, float]]:
+    """``{form: {stage: seconds}}`` of a workload."""
+    from benchmarks.untuned import measure as m
+
+    found = {form: {stage: [] for stage in STAGES} for form in FORMS}
+    for i in range(rounds):
+        for form in FORMS if i % 2 == 0 else FORMS[::-1]:
+            workload = make(**sizes)
+            _, row = m.build(workload.forms[form], workload.arguments_of(form))
+            for stage in STAGES:
+                found[form][stage].append(row[stage])
+    return {form: {s: round(statistics.median(x), 4) for s, x in stages.items()} for form, stages in found.items()}
+
+
+def mean(rows: list[dict], of: Callable[[dict], float]) -> float:
+    """The geometric mean of rlfx's seconds to plain's."""
+    return float(np.exp(np.mean([np.log(of(row["rlfx"]) / of(row["plain"])) for row in rows])))
+
+
+def main(argv=None):
+    args = parsed(argv)
+    if hasattr(os, "sched_setaffinity"):  # before jax counts the cores
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])
+    from benchmarks import recorded
+
+    rows, warm = [], False
+    for name in args.set:
+        chosen = importlib.import_module(f".{name.replace('-', '_')}", __package__)
+        for workload, (make, sizes) in chosen.CASES.items():
+            if args.only and not any(part in workload for part in args.only):
+                continue
+            if not warm:
+                built(make, chosen.TINY[make], 1)
+                warm = True
+            row = {"set": name, "workload": workload, **built(make, sizes, args.rounds)}
+            rows.append(row)
+            ratio = {s: row["rlfx"][s] / row["plain"][s] for s in STAGES}
+            both = sum(row["rlfx"].values()) / sum(row["plain"].values())
+            print(f"{both:5.2f}  trace {ratio['trace_s']:5.2f}  compile {ratio['compile_s']:5.2f}  {name}: {workload}", flush=True)
+    means = {
+        "trace and compile": mean(rows, lambda form: sum(form.values())),
+        **{stage[:-2]: mean(rows, lambda form, stage=stage: form[stage]) for stage in STAGES},
+    }
+    print(len(rows), {k: round(v, 3) for k, v in means.items()})
+    if args.json:
+        recorded.write(args.json, recorded.about("building") | {"rounds": args.rounds, "means": means, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
