@@ -43,6 +43,13 @@ def memory(name: str) -> str:
     return " and ".join(f"{means_of(name)[f'memory_of_{of}']:.2f}" for of in ("plain", "best"))
 
 
+def building() -> str:
+    """How long all learners of the sets take to trace and to compile."""
+    found = read("building")
+    times = ", ".join(f"{stage} {ratio:.2f}x" for stage, ratio in found["means"].items())
+    return f"{len(found['rows'])} learners, geometric means of plain's: {times}"
+
+
 def built(name: str) -> str:
     """Tracing and compiling, of plain's."""
     return " and ".join(f"{means_of(name)[f'{what}_of_plain']:.2f}x" for what in ("trace", "compile"))
@@ -149,7 +156,7 @@ def dispatched(how: str) -> str:
 #: The sets that were measured once, before anything was mended.
 AT_FIRST = (
     "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth", "sealed_sixth", "sealed_seventh",
-    "sealed_eighth", "sealed_ninth", "sealed_tenth",
+    "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh",
 )  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
@@ -191,6 +198,7 @@ VALUES = {
     "untuned-memory": lambda: memory("tuning"),
     "untuned-after-memory": lambda: memory("tuning_after"),
     "untuned-built": lambda: built("tuning"),
+    "building": building,
     "untuned-after-built": lambda: built("tuning_after"),
     "untuned-after-slower": lambda: slower("tuning_after"),
     "attention-library-time": lambda: dot_product_attention("ms"),
