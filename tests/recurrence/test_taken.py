@@ -143,6 +143,12 @@ def pointwise(p, h, t):
     return jnp.sum(jnp.exp(p["values"][0] * jnp.sum(h))[jnp.array([3, 4])]), h * 0.9
 
 
+def one(p, h, t):
+    """By its number, which has no axis."""
+    far = ((p["keys"][0] - h[None]) ** 2).sum(-1)
+    return jnp.take(far, 3) + far.at[jnp.argmin(far)].get(mode="fill"), h * 0.9
+
+
 def product(p, h, t):
     return jnp.sum((p["keys"][0] @ h)[jnp.array([3, 4])]), h * 0.9
 
@@ -152,7 +158,7 @@ def stopped(p, h, t):
     return jnp.sum(far[jnp.array([3, 4])]) * jnp.sum(h), h * 0.9
 
 
-@pytest.mark.parametrize("fn", [many, given, pointwise, product, stopped], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [many, given, pointwise, one, product, stopped], ids=lambda fn: fn.__name__)
 def test_what_stays(fn):
     program = program_of(fn)
     assert gathers(program)

@@ -143,9 +143,11 @@ def _taken_from(e: Equation) -> _At | None:
     if not isinstance(x, Var) or not jnp.issubdtype(x.dtype, jnp.floating) or len(n.start_index_map) != 1:
         return None
     (axis,), others = map(int, n.start_index_map), len(x.shape) - 1
+    if len(places.shape) != others + 2:
+        return None
     rows = tuple(a for a in range(len(x.shape)) if a != axis)
     batched = tuple(n.operand_batching_dims) == rows and tuple(n.start_indices_batching_dims) == tuple(range(others))
-    single = tuple(n.collapsed_slice_dims) == (axis,) and not n.offset_dims and len(places.shape) == others + 2
+    single = tuple(n.collapsed_slice_dims) == (axis,) and not n.offset_dims
     few = places.shape[-2] * _MORE <= x.shape[axis]
     return _At(x, axis, rows) if batched and single and few and set(e.params["slice_sizes"]) == {1} else None
 
