@@ -72,7 +72,8 @@ def main(argv=None):
             rows.append(row)
             ratio = {s: row["rlfx"][s] / row["plain"][s] for s in STAGES}
             both = sum(row["rlfx"].values()) / sum(row["plain"].values())
-            print(f"{both:5.2f}  trace {ratio['trace_s']:5.2f}  compile {ratio['compile_s']:5.2f}  {name}: {workload}", flush=True)
+            parts = f"trace {ratio['trace_s']:5.2f}  compile {ratio['compile_s']:5.2f}"
+            print(f"{both:5.2f}  {parts}  {name}: {workload}", flush=True)
     means = {
         "trace and compile": mean(rows, lambda form: sum(form.values())),
         **{stage[:-2]: mean(rows, lambda form, stage=stage: form[stage]) for stage in STAGES},
