@@ -132,3 +132,20 @@ def test_rows_of_another_machine_are_not_kept(tmp_path):
     path.write_text(json.dumps({"machine": "a", "workloads": {"x": 1}}))
     assert kept(path, {"machine": "a"}) == {"x": 1}
     assert kept(path, {"machine": "b"}) == {}
+
+
+def test_building_takes_both_forms_and_the_mean_of_their_ratios():
+    """Each learner is written anew for each round, so that nothing is known of it."""
+    building, made = module("building"), []
+
+    def make(**sizes):
+        made.append(sizes)
+        scaled = lambda x, w: jnp.sum(jnp.tanh(x * w) ** 2)  # noqa: E731
+        return module("measure").Workload({"rlfx": jax.grad(scaled), "plain": scaled}, (jnp.ones(3), jnp.ones(3)))
+
+    row = building.built(make, {"n": 1}, 2)
+    assert made == [{"n": 1}] * 4
+    assert {form: set(stages) for form, stages in row.items()} == dict.fromkeys(("rlfx", "plain"), {"trace_s", "compile_s"})
+    assert all(seconds > 0 for stages in row.values() for seconds in stages.values())
+    rows = [{"rlfx": {"s": 2.0}, "plain": {"s": 1.0}}, {"rlfx": {"s": 8.0}, "plain": {"s": 1.0}}]
+    assert np.isclose(building.mean(rows, lambda form: form["s"]), 4.0)

@@ -1,4 +1,4 @@
-"""Reductions of a row by halves: XLA:CPU takes its elements one by one, and vectors of them several times as fast."""
+"""Reductions of a row by halves: in a loop, XLA:CPU takes its elements one by one, and vectors of them several times as fast."""
 
 from __future__ import annotations
 
