@@ -50,6 +50,12 @@ def parsed(argv):
     return parser.parse_args(argv)
 
 
+def keep_to(cores):
+    """The last cores of the machine, before jax counts them."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
+
+
 def about(args):
     import jax
     import jaxlib
@@ -91,8 +97,7 @@ def main(argv=None):
     if args.malloc == "keeps-pages" and not KEEPS_PAGES.items() <= os.environ.items():
         command = [sys.executable, "-m", "benchmarks.untuned", *(sys.argv[1:] if argv is None else argv)]
         os.execve(sys.executable, command, {**os.environ, **KEEPS_PAGES})
-    if hasattr(os, "sched_setaffinity"):  # before jax counts the cores
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])
+    keep_to(args.cores)
 
     from . import measure as m
 

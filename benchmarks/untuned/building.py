@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.untuned.__main__ import SETS
+from benchmarks.untuned.__main__ import SETS, keep_to
 
 FORMS = ("rlfx", "plain")
 STAGES = ("trace_s", "compile_s")
@@ -50,13 +47,12 @@ def built(make: Callable, sizes: Mapping[str, Any], rounds: int) -> dict[str, di
 
 def mean(rows: list[dict], of: Callable[[dict], float]) -> float:
     """The geometric mean of rlfx's seconds to plain's."""
-    return float(np.exp(np.mean([np.log(of(row["rlfx"]) / of(row["plain"])) for row in rows])))
+    return statistics.geometric_mean(of(row["rlfx"]) / of(row["plain"]) for row in rows)
 
 
 def main(argv=None):
     args = parsed(argv)
-    if hasattr(os, "sched_setaffinity"):  # before jax counts the cores
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.cores :])
+    keep_to(args.cores)
     from benchmarks import recorded
 
     rows, warm = [], False

@@ -6,13 +6,11 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax._src import core, dispatch
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad
 
-from rlfx._jaxpr.rules import define_batching, define_jvp, is_zero_tangent, new_primitive, zero_tangent_like
+from rlfx._jaxpr.rules import computed_by, define_batching, define_jvp, is_zero_tangent, zero_tangent_like
 
 
 def linear_pair(
@@ -26,20 +24,12 @@ def linear_pair(
       functions: what they compute.
       widened: the parameters of what has one more leading axis, of a size, in context and ``x``.
     """
-    pair = tuple(new_primitive(name, functools.partial(_typed, fn)) for name, fn in zip(names, functions, strict=True))
-    for one, other, fn in zip(pair, pair[::-1], functions, strict=True):
-        one.def_impl(functools.partial(dispatch.apply_primitive, one))
-        mlir.register_lowering(one, mlir.lower_fun(fn, multiple_results=False))
+    pair = tuple(map(computed_by, names, functions))
+    for one, other in zip(pair, pair[::-1], strict=True):
         define_batching(one, functools.partial(_batched, one, widened))
         define_jvp(one, functools.partial(_moved, one))
         ad.primitive_transposes[one] = functools.partial(_turned, other)
     return pair  # type: ignore[return-value]
-
-
-def _typed(fn: Callable, context: Any, x: Any, **params: Any) -> Any:
-    given = (jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (context, x))
-    found = jax.eval_shape(functools.partial(fn, **params), *given)
-    return core.ShapedArray(found.shape, found.dtype)
 
 
 def _batched(primitive: Primitive, widened: Callable, args: tuple, dims: tuple, **params: Any) -> tuple:

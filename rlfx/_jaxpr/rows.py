@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax._src import core, dispatch
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
-from rlfx._jaxpr.rules import define_batching, define_jvp, new_primitive, zero_tangent_like
+from rlfx._jaxpr.rules import computed_by, define_batching, define_jvp, zero_tangent_like
 
 
 def of_rows(name: str, fn: Callable[[Any], Any]) -> Primitive:
     """A primitive of arrays ``[..., n]``: ``fn``, which takes each row by itself, and gives what does not move with it."""
-
-    def typed(x: Any) -> Any:
-        found = jax.eval_shape(fn, jax.ShapeDtypeStruct(x.shape, x.dtype))
-        return core.ShapedArray(found.shape, found.dtype)
-
-    primitive = new_primitive(name, typed)
-    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
-    mlir.register_lowering(primitive, mlir.lower_fun(fn, multiple_results=False))
+    primitive = computed_by(name, fn)
     define_batching(primitive, lambda args, dims: (primitive.bind(jnp.moveaxis(args[0], dims[0], 0)), 0))
 
     def moved(primals: tuple, _tangents: tuple) -> tuple:

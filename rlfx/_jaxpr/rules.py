@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import core, dtypes, source_info_util
+from jax._src import core, dispatch, dtypes, source_info_util
 from jax._src.interpreters import partial_eval
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -35,6 +36,20 @@ def new_primitive(
 
         primitive.def_impl(refuse)
         mlir.register_lowering(primitive, refuse)
+    return primitive
+
+
+def computed_by(name: str, fn: Callable[..., Any]) -> Primitive:
+    """A primitive of one result, ``fn(*operands, **params)``, without rules of batching and of derivatives yet."""
+
+    def typed(*operands: Any, **params: Any) -> Any:
+        given = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
+        found = jax.eval_shape(functools.partial(fn, **params), *given)
+        return core.ShapedArray(found.shape, found.dtype)
+
+    primitive = new_primitive(name, typed)
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    mlir.register_lowering(primitive, mlir.lower_fun(fn, multiple_results=False))
     return primitive
 
 

@@ -9,6 +9,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
+from benchmarks.untuned.gru import gates
 
 OBS, ACTIONS, SLOTS, WIDTH, GAMMA, LAMBDA = 24, 5, 24, 16, 0.99, 0.95
 
@@ -27,13 +28,6 @@ def params_of(key, hidden):
 def begins(p, batch, hidden):
     """Hidden state, what was read, memory."""
     return jnp.zeros((batch, hidden)), jnp.zeros((batch, WIDTH)), jnp.broadcast_to(p["slots"], (batch, SLOTS, WIDTH))
-
-
-def gates(x, hh, h):
-    xr, xz, xn = jnp.split(x, 3, -1)
-    hr, hz, hn = jnp.split(hh, 3, -1)
-    z = jax.nn.sigmoid(xz + hz)
-    return z * h + (1.0 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
 
 
 def like(memory, key, sharp):

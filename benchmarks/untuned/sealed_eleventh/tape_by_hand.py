@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.untuned import common as c
+from benchmarks.untuned.gru import gates
 from benchmarks.untuned.measure import Workload
 from benchmarks.untuned.sealed_eleventh import tape
 from benchmarks.untuned.sealed_eleventh.tape import (
@@ -16,7 +17,6 @@ from benchmarks.untuned.sealed_eleventh.tape import (
     SLOTS,
     WIDTH,
     begins,
-    gates,
     learnt,
     outputs,
     params_of,

@@ -9,6 +9,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
+from benchmarks.untuned.gru import gates
 
 STATES, ACTIONS, EPISODE, GAMMA, LAMBDA = 10, 5, 10, 0.99, 0.95
 INPUTS = STATES + ACTIONS + 2
@@ -39,13 +40,6 @@ def seen(told):
     rest = jnp.stack([told["reward"], told["done"]], -1)
     hot = jax.nn.one_hot(told["state"], STATES), jax.nn.one_hot(told["action"], ACTIONS)
     return jnp.concatenate([*hot, rest], -1)
-
-
-def gates(x, hh, h):
-    xr, xz, xn = jnp.split(x, 3, -1)
-    hr, hz, hn = jnp.split(hh, 3, -1)
-    z = jax.nn.sigmoid(xz + hz)
-    return z * h + (1.0 - z) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
 
 
 def gru(p, h, x):

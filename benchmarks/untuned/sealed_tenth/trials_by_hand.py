@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 
 from benchmarks.untuned import common as c
+from benchmarks.untuned.gru import gates
 from benchmarks.untuned.measure import drawing
 from benchmarks.untuned.sealed_tenth import trials
 from benchmarks.untuned.sealed_tenth.trials import (
@@ -17,7 +18,6 @@ from benchmarks.untuned.sealed_tenth.trials import (
     INPUTS,
     STATES,
     advantages,
-    gates,
     gru,
     heads,
     learnt,

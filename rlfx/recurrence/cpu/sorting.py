@@ -57,7 +57,7 @@ def _places(x: Any) -> Any:
     key = _key(x)
 
     def counted(total: Any, j: Any, number: Any) -> Any:
-        equal_ones = lax.convert_element_type(lax.gt(number, _whole(number, j)), key.dtype)
+        equal_ones = lax.convert_element_type(lax.gt(number, lax.full_like(number, j)), key.dtype)
         return lax.add(total, lax.convert_element_type(lax.lt(_at(key, j), lax.add(key, equal_ones)), total.dtype))
 
     return _over(counted, lax.full_like(x, 0, np.int32))
@@ -80,7 +80,7 @@ def _picked(place: Any, x: Any) -> Any:
 
 def _spread(place: Any, x: Any) -> Any:
     """What is at the place of each number."""
-    return _gathered(x, lambda j, _: lax.eq(place, _whole(place, j)))
+    return _gathered(x, lambda j, _: lax.eq(place, lax.full_like(place, j)))
 
 
 def _gathered(x: Any, chosen: Callable[[Any, Any], Any]) -> Any:
@@ -95,12 +95,7 @@ def _gathered(x: Any, chosen: Callable[[Any, Any], Any]) -> Any:
 
 def _at(x: Any, j: Any) -> Any:
     """The number of each row at ``j``, at all places of the row."""
-    one = lax.slice_in_dim(x, j, j + 1, axis=-1) if isinstance(j, int) else lax.dynamic_slice_in_dim(x, j, 1, -1)
-    return lax.broadcast_in_dim(one, x.shape, range(x.ndim))
-
-
-def _whole(like: Any, j: Any) -> Any:
-    return lax.full_like(like, j) if isinstance(j, int) else lax.broadcast_in_dim(j, like.shape, ())
+    return lax.broadcast_in_dim(lax.dynamic_slice_in_dim(x, j, 1, -1), x.shape, range(x.ndim))
 
 
 def _over(step: Callable[[Any, Any, Any], Any], start: Any) -> Any:

@@ -117,16 +117,29 @@ def _picked(
 
     All other axes are rows, those of the indices too. Of ``jax.vmap(lambda q, a: q[a])`` the axis stays, with one element.
     """
-    if len(mapped) != 1 or not jnp.issubdtype(x.dtype, jnp.number):
-        return None
-    (axis,), others = mapped, x.ndim - 1
-    if tuple(rows[0]) != tuple(a for a in range(x.ndim) if a != axis) or tuple(rows[1]) != tuple(range(others)):
+    axis, others = axis_of_rows(mapped, rows, x.ndim), x.ndim - 1
+    if axis is None or not jnp.issubdtype(x.dtype, jnp.number):
         return None
     if not left_out and tuple(window) == (others,) and indices.ndim == x.ndim:
         indices = indices[..., None, :]
     elif tuple(left_out) != (axis,) or window or indices.ndim != x.ndim + 1:
         return None
-    return (int(axis), indices) if x.shape[axis] * indices.shape[-2] <= most else None
+    return (axis, indices) if x.shape[axis] * indices.shape[-2] <= most else None
+
+
+def axis_of_rows(mapped: Sequence[int], rows: tuple, ndim: int) -> int | None:
+    """The axis along which elements of every row are read or written; None if another axis is no row, of the indices too.
+
+    Args:
+      mapped: the axes that the indices are of.
+      rows: those that are alike in the array, and in the indices.
+      ndim: how many the array has.
+    """
+    if len(mapped) != 1:
+        return None
+    axis = int(mapped[0])
+    alike = tuple(rows[0]) == tuple(a for a in range(ndim) if a != axis) and tuple(rows[1]) == tuple(range(ndim - 1))
+    return axis if alike else None
 
 
 def _mine(indices: Any, n: int, mode: Any) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from rlfx import _jaxpr as J
 from rlfx._axes import REDUCTIONS, Nest, nest_of, resized
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.rewrite.picks import axis_of_rows
 
 _GATHER, _BROADCAST = map(J.primitive, ("gather", "broadcast_in_dim"))
 _FILLS = jax.lax.GatherScatterMode.FILL_OR_DROP
@@ -102,9 +103,8 @@ class _Chain:
         """The most numbers that are computed of a row's entries."""
         return max(math.prod(at.value.shape) for at in (*self.computed, *self.leaves))
 
-    def taken(self, last: _At, mode: Any, values: Sequence[Any]) -> Any:
-        """What ``last`` is of the entries at ``values[-1]``: ``[*rows, k]``, from the leaves and the other operands."""
-        *given, places = values
+    def taken(self, last: _At, mode: Any, given: Sequence[Any], places: Any) -> Any:
+        """What ``last`` is of the entries at ``places[*rows, k]``; ``given``: the leaves, and the other operands."""
         known: dict[Any, Any] = dict(zip((*self.leaves, *self.others), given, strict=True))
         for at in self.leaves:
             known[at] = _entries(known[at], at, places, mode)
@@ -140,16 +140,14 @@ def _taken_from(e: Equation) -> _At | None:
     if e.op is not _GATHER or e.is_ragged or any(J.symbolic_axes(v.shape) for v in (*e.inputs, *e.outputs)):
         return None
     (x, places), n = e.inputs, e.params["dimension_numbers"]
-    if not isinstance(x, Var) or not jnp.issubdtype(x.dtype, jnp.floating) or len(n.start_index_map) != 1:
+    ndim = len(x.shape)
+    axis = axis_of_rows(n.start_index_map, (n.operand_batching_dims, n.start_indices_batching_dims), ndim)
+    if axis is None or not isinstance(x, Var) or not jnp.issubdtype(x.dtype, jnp.floating):
         return None
-    (axis,), others = map(int, n.start_index_map), len(x.shape) - 1
-    if len(places.shape) != others + 2:
+    single = tuple(n.collapsed_slice_dims) == (axis,) and not n.offset_dims and len(places.shape) == ndim + 1
+    if not single or set(e.params["slice_sizes"]) != {1} or places.shape[-2] * _MORE > x.shape[axis]:
         return None
-    rows = tuple(a for a in range(len(x.shape)) if a != axis)
-    batched = tuple(n.operand_batching_dims) == rows and tuple(n.start_indices_batching_dims) == tuple(range(others))
-    single = tuple(n.collapsed_slice_dims) == (axis,) and not n.offset_dims
-    few = places.shape[-2] * _MORE <= x.shape[axis]
-    return _At(x, axis, rows) if batched and single and few and set(e.params["slice_sizes"]) == {1} else None
+    return _At(x, axis, tuple(a for a in range(ndim) if a != axis))
 
 
 def _moves(chain: _Chain) -> bool:
@@ -163,9 +161,9 @@ def _moves(chain: _Chain) -> bool:
 
 def _computed(chain: _Chain, last: _At, params: dict, *values: Any) -> Any:
     """Of the gather's own output: rows first, then what is taken."""
-    *_, places = values
+    *given, places = values
     places = places[..., 0]
-    found = jnp.moveaxis(chain.taken(last, params["mode"], (*values[:-1], places)), last.axis, -1)
+    found = jnp.moveaxis(chain.taken(last, params["mode"], given, places), last.axis, -1)
     if params["mode"] != _FILLS:
         return found
     fill = jnp.nan if params["fill_value"] is None else params["fill_value"]
