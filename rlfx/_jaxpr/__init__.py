@@ -84,7 +84,7 @@ from rlfx._jaxpr.kinds import (
     primitive,
     short_dtype,
 )
-from rlfx._jaxpr.linear import linear_pair
+from rlfx._jaxpr.linear import bilinear, linear_pair
 from rlfx._jaxpr.manual import unchecked, varying, varying_axes
 from rlfx._jaxpr.profiler import stop_trace, waits
 from rlfx._jaxpr.rows import of_rows

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad
@@ -50,3 +51,36 @@ def _turned(other: Primitive, cotangent: Any, context: Any, x: Any, **params: An
     if is_zero_tangent(cotangent):
         return [None, ad.Zero(x.aval)]
     return [None, other.bind(context, cotangent, **params)]
+
+
+def bilinear(name: str, fn: Callable, of_first: Callable, of_second: Callable) -> Primitive:
+    """A primitive ``fn(x, w, **params)``, linear in each. Axes that ``jax.vmap`` adds to ``x`` alone are the last.
+
+    Args:
+      of_first: the cotangent of ``x``, of that of the result, and ``w``.
+      of_second: the cotangent of ``w``, of that of the result, ``x``, and the type of ``w``.
+    """
+    primitive = computed_by(name, fn)
+
+    def batched(args: tuple, dims: tuple, **params: Any) -> tuple:
+        if dims[1] is not None:
+            return jax.vmap(functools.partial(fn, **params), dims)(*args), 0
+        out = primitive.bind(jnp.moveaxis(args[0], dims[0], -1), args[1], **params)
+        return out, out.ndim - 1
+
+    def moved(primals: tuple, tangents: tuple, **params: Any) -> tuple:
+        (x, w), (dx, dw) = primals, tangents
+        out = primitive.bind(x, w, **params)
+        parts = [primitive.bind(*pair, **params) for pair in ((dx, w), (x, dw)) if not any(map(is_zero_tangent, pair))]
+        return out, functools.reduce(jnp.add, parts) if parts else zero_tangent_like(out)
+
+    def turned(cotangent: Any, x: Any, w: Any, **params: Any) -> list:
+        first = ad.is_undefined_primal(x)
+        if is_zero_tangent(cotangent):
+            return [ad.Zero(x.aval), None] if first else [None, ad.Zero(w.aval)]
+        return [of_first(cotangent, w, **params), None] if first else [None, of_second(cotangent, x, w.aval, **params)]
+
+    define_batching(primitive, batched)
+    define_jvp(primitive, moved)
+    ad.primitive_transposes[primitive] = turned
+    return primitive

@@ -17,6 +17,7 @@ from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.merged import merged
+from rlfx.recurrence.rewrite.narrow import with_narrow
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -51,10 +52,12 @@ def adapted(
         program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:
         program = rewritten(with_fast_elements, rewritten(with_fast_bodies, program))
+    few = 0 if memory_first else FEW
+    if pays.patches and few:
+        program = rewritten(functools.partial(with_narrow, unrolled=pays.unrolled), program, "with_narrow")
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
     if pays.patches:
-        few = 0 if memory_first else FEW
         program = rewritten(functools.partial(with_patches, most=pays.patches, few=few), program, "with_patches")
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
 from rlfx.recurrence.cpu.arguments import PLACES, is_of_many, place_of
+from rlfx.recurrence.cpu.bodies import with_bodies, with_rules_in_bodies
 from rlfx.recurrence.cpu.normal import NORMAL
 from rlfx.recurrence.cpu.pooling import MAXIMA, maxima, windows_of
 from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
 from rlfx.recurrence.cpu.sorting import SORT, in_order, is_short
-from rlfx.recurrence.ir.interpret import rewritten_body
-from rlfx.recurrence.ir.program import Equation, Program
-from rlfx.recurrence.language.primitives import whole_p
+from rlfx.recurrence.ir.program import Program
 
 #: What is bound in the place of jax's primitives.
 AT_ONCE: dict[Any, Any] = ANGLES | NORMAL
-
-#: What has bodies that are changed.
-_WITH_BODIES = (J.SCAN, J.COND, J.WHILE, whole_p)
 
 
 def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
@@ -42,30 +37,7 @@ def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
 
 def with_fast_elements(program: Program) -> Program:
     """The program with such functions in the bodies of its equations; without any it is ``program``. Meaning-preserving."""
-    equations = tuple(map(_fast, program.equations))
-    return program if equations == program.equations else replace(program, equations=equations)
-
-
-def _fast(e: Equation) -> Equation:
-    bodies = _bodies(e.op, e.params)
-    return replace(e, params={**e.params, **bodies}) if bodies else e
-
-
-def _bodies(op: Any, params: Mapping) -> dict[str, Any]:
-    """The parameters with a body in which there is something to change."""
-    if op not in _WITH_BODIES:
-        return {}
-    found = {}
-    for name, value in params.items():
-        several = value if isinstance(value, tuple) else (value,)
-        if any(J.closed(body) and _is_slow(body) for body in several):
-            changed = tuple(rewritten_body(body, ELEMENTS) for body in several)
-            found[name] = changed if isinstance(value, tuple) else changed[0]
-    return found
-
-
-def _is_slow(body: Any) -> bool:
-    return any(map(_changes, J.equations_in({"jaxpr": body})))
+    return with_bodies(program, _changes, ELEMENTS)
 
 
 def _changes(eqn: Any) -> bool:
@@ -77,11 +49,8 @@ def _changes(eqn: Any) -> bool:
 
 
 def _of(eqn: Any, operands: list) -> list | None:
-    bodies = _bodies(eqn.primitive, eqn.params)
-    if bodies:
-        return J.bind(eqn.primitive, {**eqn.params, **bodies}, *operands)
     return at_once(eqn.primitive, eqn.params, operands)
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-ELEMENTS = dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, SORT, *PLACES, *_WITH_BODIES), _of)
+ELEMENTS = with_rules_in_bodies(dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, SORT, *PLACES), _of), _changes)

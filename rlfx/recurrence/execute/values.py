@@ -233,6 +233,8 @@ def meaning(op: Any, params: Mapping, *operands: Any) -> list:
     if op in _MEANING:
         return _MEANING[op](params, *operands)
     arrays = list(map(_arrays, operands))
+    if op in J.ELEMENTWISE and len(arrays) > 1 and all(x.ndim > 2 and x.shape == arrays[0].shape for x in arrays):
+        arrays = J.alike(*arrays)
     return at_once(op, params, arrays) or J.bind(op, dict(params), *arrays)
 
 

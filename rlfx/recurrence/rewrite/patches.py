@@ -4,7 +4,8 @@ XLA:CPU takes for the kernel's gradient of a small convolution many times as lon
 every timestep. As a product of patches with the kernel it has two more products as derivatives. What of its input is no part
 of the recurrence (an image beside a memory, put together) has a product of its own, for all timesteps at once.
 So it is with the first layer of small images, of few features, wherever it is: its value takes 0.6 to 0.95 of the time as a
-product, its derivatives 0.6 to 1.0. Larger ones are level, or better as they are.
+product, its derivatives 0.6 to 1.0. Larger ones are level, or better as they are. (Where its steps are of one it is as in
+``narrow.py``.)
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def with_patches(program: Program, most: int, few: int = FEW) -> Program:
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         if e.op is not CONVOLUTION or not _is_plain(e) or _patches(e) > most:
             return None
-        if not ((_is_small(e, few) and not _is_acted(e, program, definition)) or _depends(e, e, definition)):
+        if not ((_is_small(e, few) and not is_acted(e, program, definition)) or depends(e, e, definition)):
             return None
         parts = _parts(e, definition)
         return functools.partial(_sum, parts, dict(e.params)), [e.inputs[1], *(part.value for part in parts)]
@@ -84,14 +85,14 @@ def _is_small(e: Equation, few: int) -> bool:
     return _patches(e) <= few and math.prod(e.inputs[1].shape[:-1]) <= NARROW
 
 
-def _is_acted(e: Equation, program: Program, definition: Mapping) -> bool:
+def is_acted(e: Equation, program: Program, definition: Mapping) -> bool:
     """Whether what is convolved depends on the carry."""
     whole = definition.get(e.inputs[0])
     behind = () if whole is None else (whole, *ancestors(whole, definition))
     return not {*program.carry}.isdisjoint([e.inputs[0], *(v for one in behind for v in one.inputs)])
 
 
-def _depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
+def depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
     """Whether what an equation computes has a derivative with respect to what another one does, at this or another timestep.
 
     Of an equation and itself: whether the gradient flows through time by it.
@@ -109,7 +110,7 @@ def _parts(e: Equation, definition: Mapping) -> list[_Part]:
         return [_Part(whole, 0, size, True)]
     firsts = itertools.accumulate((v.shape[-1] for v in together.inputs), initial=0)
     parts = [
-        _Part(v, first, v.shape[-1], definition.get(v) is e or _depends(definition.get(v), e, definition))
+        _Part(v, first, v.shape[-1], definition.get(v) is e or depends(definition.get(v), e, definition))
         for v, first in zip(together.inputs, firsts, strict=False)
     ]
     return [_Part(whole, 0, size, True)] if all(part.recurs for part in parts) else parts

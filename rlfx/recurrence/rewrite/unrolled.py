@@ -6,11 +6,16 @@ iterations, and the last one computes what nobody reads. Of few iterations, each
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.ir.build import Builder, substituted
+from rlfx.recurrence.ir.program import Equation, Program, with_equations
 
 
 def with_unrolled(program: Program, most: int) -> Program:
@@ -21,6 +26,41 @@ def with_unrolled(program: Program, most: int) -> Program:
     if not any(_is_short(e, most) for e in program.equations):
         return program
     return replace(program, equations=tuple(_unrolled(e) if _is_short(e, most) else e for e in program.equations))
+
+
+def with_iterations(program: Program, most: int, of: Callable[[Any], bool]) -> Program:
+    """The program with the equations of all iterations of such loops, so that rewrites see what they have in common.
+
+    Without such loops it is ``program``.
+
+    Args:
+      of: whether it is worth it for a loop whose body has such an equation.
+    """
+    build, equations, instead = Builder(program), [], {}
+    for e in program.equations:
+        if _is_short(e, most) and not e.has_effects and any(map(of, J.equations_in({"jaxpr": e.params["jaxpr"]}))):
+            build.equations = []
+            outs = build.calls(_iterations(e.params), e.inputs, e)
+            equations += build.equations
+            instead |= {v: instead.get(out, out) for v, out in zip(e.outputs, outs, strict=True)}
+        equations.append(e)
+    return substituted(with_equations(program, equations), instead) if instead else program
+
+
+def _iterations(params: dict) -> Callable:
+    """All iterations of a loop, one after the other."""
+    body, length, before = params["jaxpr"], params["length"], params["num_consts"] + params["num_carry"]
+
+    def run(*args: Any) -> list:
+        same, carry, each = args[: params["num_consts"]], args[params["num_consts"] : before], args[before:]
+        made: list = [None] * length
+        for i in range(length)[:: -1 if params["reverse"] else 1]:
+            now = [jax.lax.index_in_dim(x, i, 0, keepdims=False) for x in each]
+            out = J.evaluate_again(body, *same, *carry, *now)
+            carry, made[i] = out[: len(carry)], out[len(carry) :]
+        return [*carry, *(jnp.stack(column) for column in zip(*made, strict=True))]
+
+    return run
 
 
 def _is_short(e: Equation, most: int) -> bool:
