@@ -78,12 +78,13 @@ def _convolved(x: Any, w: Any, *, padding: Padding, precision: Any) -> Any:
         return _product(kernel, _neighbours(x, taps, sizes), precision)
     kernel = jnp.moveaxis(w, (0, 1), (-2, -1)).reshape(-1, features)
     parts = _product(kernel, x, precision).reshape(*taps, out, *x.shape[1:])
-    return _added(*(_shifted(parts[offset], offset, sizes) for offset in itertools.product(*map(range, taps))))
+    return _added(parts, tuple(sizes))
 
 
-@J.computed_once  # else XLA adds the results of many convolutions in one function, which takes far longer
-def _added(*parts: Any) -> Any:
-    return functools.reduce(lax.add, parts)
+@functools.partial(J.computed_once, static_argnums=(1,))  # else XLA adds the results of many in one function, for far longer
+def _added(parts: Any, sizes: tuple[int, ...]) -> Any:
+    offsets = itertools.product(*map(range, parts.shape[: len(sizes)]))
+    return functools.reduce(lax.add, (_shifted(parts[offset], offset, sizes) for offset in offsets))
 
 
 def _padded(x: Any, padding: Padding) -> Any:
@@ -128,14 +129,14 @@ def _of_image(g: Any, w: Any, *, padding: Padding, precision: Any) -> Any:
 def _of_kernel(g: Any, x: Any, w: Any, *, padding: Padding, precision: Any) -> Any:
     """The derivative with respect to the kernel; ``w`` is its type."""
     taps, places = w.shape[2:], len(padding)
-    x = _padded(x, padding)
+    x = _padded_once(x, padding)
     if w.shape[1] <= w.shape[0]:
         near = _neighbours(x, taps, _sizes(x, taps))
         found = _over_places(g, near, precision).reshape(w.shape[0], *taps, w.shape[1])
         return jnp.moveaxis(found, -1, 1)
     # The gradient of each place, moved to where its neighbour is: x[p] meets g[p - offset].
     ends = [k - 1 for k in taps]
-    near = _neighbours(_padded(g, tuple((k, k) for k in ends)), taps, x.shape[1 : 1 + places])
+    near = _neighbours(_padded_once(g, tuple((k, k) for k in ends)), taps, x.shape[1 : 1 + places])
     found = _over_places(near, x, precision).reshape(*taps, *w.shape[:2])
     return jnp.flip(jnp.moveaxis(found, (-2, -1), (0, 1)), range(2, w.ndim))
 
