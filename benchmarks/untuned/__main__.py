@@ -2,7 +2,7 @@
 
     python -m benchmarks.untuned [--set tuning|held-out|looked-at|unseen|sealed|sealed-again|sealed-third|sealed-fourth|
                                   sealed-fifth|sealed-sixth|sealed-seventh|sealed-eighth|sealed-ninth|
-                                  sealed-tenth|sealed-eleventh]
+                                  sealed-tenth|sealed-eleventh|sealed-twelfth]
                                  [--only NAME ...] [--rounds 15] [--seconds 20] [--quick] [--malloc default|keeps-pages]
                                  [--cores 1] [--out FILE.json]
 
@@ -32,7 +32,7 @@ from pathlib import Path
 KEEPS_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_ARENA_MAX": "1"}
 SETS = (
     "tuning", "held-out", "looked-at", "unseen", "sealed", "sealed-again", "sealed-third", "sealed-fourth", "sealed-fifth",
-    "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh",
+    "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh", "sealed-twelfth",
 )  # fmt: skip
 RESULTS = Path(__file__).parents[1] / "results"
 
