@@ -449,6 +449,7 @@ IN_PYTHON = [
     (lambda p, c, t: list(range(t)), "asks for t as a Python integer", "t.length"),
     (lambda p, c, t: list(range(t.now)), "asks for a value as a Python integer", "t.length"),
     (lambda p, c, t: [1.0, 2.0][t], "asks for t as a Python integer", "t.now"),
+    (lambda p, c, t: (c, c)[t + 1], "index of an array or of a tuple asks", "of a tuple each one in it"),
     (lambda p, c, t: "ab" * t, "as a Python integer", "t.now"),
     (lambda p, c, t: hex(t), "asks for t as a Python integer", "t.now"),
     (lambda p, c, t: jnp.zeros(t), "asks for t as a Python integer", "x[:t]"),

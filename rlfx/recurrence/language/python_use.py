@@ -14,14 +14,14 @@ CHOOSE = (
     "(t == 2) for `t in (0, 2)`; for `if t % n == 0`, rlfx.every(n, fn, otherwise=v)."
 )
 COUNT = (
-    "Read a series with t, rlfx.series(v)[t], and arrays with t.now; the number of timesteps is t.length; a loop with "
+    "Read a series with t, rlfx.series(v)[t], of a tuple each one in it, and arrays with t.now; the number of timesteps is t.length; a loop with "
     "t rounds is jax.lax.fori_loop(0, t.now, ...), a sum over the past that of a slice, x[:t]."
 )
 
 #: What asks, and what to write.
 NOT_PYTHON = {
     "bool": (f"{TRUTH} ask whether t is true, {ONCE}", CHOOSE),
-    "index": (f"range, a shape, or an index of an array asks for t as a Python integer, {ONCE}", COUNT),
+    "index": (f"range, a shape, or an index of an array or of a tuple asks for t as a Python integer, {ONCE}", COUNT),
     "int": (
         f"int(t), or an operation that counts, asks for t as a Python integer, {ONCE}",
         "In arithmetic t is an int32 already; to count in a program write t.now: jax.lax.fori_loop(0, t.now, ...).",
