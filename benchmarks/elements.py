@@ -1,4 +1,4 @@
-"""Functions of numbers and of windows on one core: as programs of rlfx have them (`recurrence/cpu/`), and jax's own.
+"""Functions of numbers, windows and small matrices on one core: as programs of rlfx have them (`recurrence/cpu/`), and jax's own.
 
     python -m benchmarks.elements [--rounds 15] [--json FILE]
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks import recorded
+from rlfx.recurrence.cpu.contractions import FAST
 from rlfx.recurrence.cpu.elementwise import ELEMENTS
 from rlfx.recurrence.ir.interpret import rewritten
 
@@ -53,6 +54,8 @@ CASES: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "categorical": (lambda x: at(x, jax.random.categorical(KEY, x)), [(2048, 32), (256, 256)]),
     "sort": (lambda x: jnp.sort(x, -1) * jnp.arange(float(x.shape[-1])), [(4096, 5), (4096, 25), (1024, 125), (512, 256)]),
     "argsort": (lambda x: at(x, jnp.argsort(x, -1)[..., 1]), [(4096, 25)]),
+    "matrix products": (lambda x: x @ (2.0 * x), [(128, 2, 2), (512, 6, 6), (512, 8, 8), (512, 16, 16)]),
+    "attention": (lambda x: jnp.einsum("bqhd,bkhd->bhqk", x, 2.0 * x), [(512, 10, 4, 8), (128, 16, 2, 16)]),
     "maxima of 3 x 3": (windows, [(20, 32, 32, 16), (160, 16, 16, 32), (160, 42, 42, 16)]),
 }
 
@@ -81,8 +84,8 @@ def with_gradient(fn: Callable, x: jax.Array) -> tuple:
 def row(name: str, shape: tuple[int, ...], rounds: int) -> dict:
     fn, _ = CASES[name]
     fast, x = rewritten(fn, ELEMENTS), jax.random.normal(KEY, shape)
-    value = compared(fast, fn, x, rounds)
-    gradient = compared(partial(with_gradient, fast), partial(with_gradient, fn), x, rounds)
+    value = compared(rewritten(fast, FAST), fn, x, rounds)
+    gradient = compared(rewritten(partial(with_gradient, fast), FAST), partial(with_gradient, fn), x, rounds)
     print(f"{name:18} {shape!s:22} value {value[0]:5.2f} of {value[2]:8.3f} ms, with gradient {gradient[0]:5.2f} "
           f"of {gradient[2]:8.3f} ms", flush=True)  # fmt: skip
     return {"of": name, "shape": list(shape), "value": value, "gradient": gradient}

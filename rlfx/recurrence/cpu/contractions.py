@@ -9,7 +9,8 @@ The gradient of ``x @ w`` with respect to ``w`` is ``x.T @ g``, a contraction ov
 * the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache; over up to 160 rows it calls a
   library that is faster than its own code by a quarter;
 * of an ensemble's members, ``[rows, members, n]``, which are a batch of the product, it makes copies that are turned: members
-  one by one take 0.9 (two of them) to 0.5 (eight) of the time.
+  one by one take 0.9 (two of them) to 0.5 (eight) of the time;
+* many small matrices are as in ``small_matrices.py``.
 
 What results differs by the order of sums.
 """
@@ -27,6 +28,7 @@ from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.recurrence.analysis.divisors import divisor_up_to
 from rlfx.recurrence.cpu.joined import CONCATENATE, put_together
+from rlfx.recurrence.cpu.small_matrices import DOT, is_of_small_matrices, of_small_matrices
 from rlfx.recurrence.ir.interpret import rewritten, rewritten_body
 
 #: With fewer rows, and a smaller wide operand, there is little to gain.
@@ -37,7 +39,6 @@ OVER_ROWS, _IN_PARTS = (((0,), (0,)), ((), ())), (((1,), (1,)), ((0,), (0,)))
 _PART, _ALIGNED, _WIDE, _MOST_PARTS = 160, 32, 128, 64
 #: So many members, of as many rows and columns, are taken one by one.
 _MEMBERS, _ROWS_OF_MEMBER, _COLUMNS_OF_MEMBER = 16, 256, 256
-DOT = J.primitives.dot_general_p
 
 
 def over_rows(eqn: Any, operands: list) -> list | None:
@@ -77,7 +78,7 @@ def by_members(eqn: Any, operands: list) -> list | None:
 
 def contraction(eqn: Any, operands: list) -> list | None:
     """The rule for all of them."""
-    return by_members(eqn, operands) or over_rows(eqn, operands)
+    return of_small_matrices(eqn, operands) or by_members(eqn, operands) or over_rows(eqn, operands)
 
 
 def _over_rows(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -166,7 +167,11 @@ def has_contractions(jaxpr: Any) -> bool:
         J.call_body(e.primitive, e.params)[0] for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN
     ]
     inside += [branch.jaxpr for e in jaxpr.eqns if e.primitive is J.COND for branch in e.params["branches"]]
-    return any(_has_members(e) or _leading_axes(e) is not None for e in jaxpr.eqns) or any(map(has_contractions, inside))
+    return any(map(_changes, jaxpr.eqns)) or any(map(has_contractions, inside))
+
+
+def _changes(eqn: Any) -> bool:
+    return is_of_small_matrices(eqn) or _has_members(eqn) or _leading_axes(eqn) is not None
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.

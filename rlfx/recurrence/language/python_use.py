@@ -14,8 +14,8 @@ CHOOSE = (
     "(t == 2) for `t in (0, 2)`; for `if t % n == 0`, rlfx.every(n, fn, otherwise=v)."
 )
 COUNT = (
-    "Read a series with t, rlfx.series(v)[t], of a tuple each one in it, and arrays with t.now; the number of timesteps is t.length; a loop with "
-    "t rounds is jax.lax.fori_loop(0, t.now, ...), a sum over the past that of a slice, x[:t]."
+    "Read a series with t, rlfx.series(v)[t], of a tuple each one in it, and arrays with t.now; the number of timesteps is "
+    "t.length; a loop with t rounds is jax.lax.fori_loop(0, t.now, ...), a sum over the past that of a slice, x[:t]."
 )
 
 #: What asks, and what to write.

@@ -53,6 +53,9 @@ OF_WORK = 1 / 4
 #: The part of a learner's work in loops over time from which on these run forward once, though blocks keep less.
 MOSTLY = 2 / 5
 
+#: The part of the work in a learner's loops that acting may differentiate beside it in its own: what is chosen at the ends.
+BESIDE = 1 / 16
+
 #: How much of the temporaries that are counted exists at a time in one pass, and of all timesteps at once: XLA took 0.35 to 0.73
 #: of them (14 programs).
 AT_A_TIME = 3 / 4
@@ -151,7 +154,7 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     write activations and to read them. What acts runs it forward once where two fifths of the work are in its loops (a policy
     with a memory, on a CPU: 0.78 to 0.96 of the time), or blocks of a timestep would move weights that no core's cache holds:
     each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start, or
-    there are no blocks, all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the
+    there are no blocks, all timesteps at once would run it twice, too; if acting differentiates hardly more in its loops than the
     learner, that is a loop more (R2D2 on an H200, compiled: 4,362 launches for 3,639; a policy through learnt dynamics, whose
     gradient flows through returns, on a CPU: 13.1 ms for 10.3). Not if a transform asks for loops of its own, which acting runs,
     or for data on the host, of which blocks are fetched.
@@ -163,7 +166,9 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     acted = {v for loop in learner.acting.loops if multiplies(loop.body) for v in _recurring(loop.body)}
     keeps_little = _keeps_little(learner, batch, target)
     if target.rewrites.starts or not in_blocks:
-        worth = acting & learner.active <= learned and (target.rewrites.starts or keeps_little)
+        work = lambda equations: sum(work_of(e, learner.program) for e in equations)  # noqa: E731
+        no_more = work((acting & learner.active) - learned) <= BESIDE * work(learned)
+        worth = no_more and (target.rewrites.starts or keeps_little)
     else:
         little = keeps_little and (
             _part_in_loops(learner) >= MOSTLY
