@@ -10,7 +10,7 @@ The gradient of ``x @ w`` with respect to ``w`` is ``x.T @ g``, a contraction ov
   library that is faster than its own code by a quarter;
 * of an ensemble's members, ``[rows, members, n]``, which are a batch of the product, it makes copies that are turned: members
   one by one take 0.9 (two of them) to 0.5 (eight) of the time;
-* many small matrices are as in ``small_matrices.py``.
+* many small matrices are as in ``small_matrices.py``, and triangular systems of them as in ``triangles.py``.
 
 What results differs by the order of sums.
 """
@@ -29,10 +29,12 @@ from rlfx._target import Target
 from rlfx.recurrence.analysis.divisors import divisor_up_to
 from rlfx.recurrence.cpu.joined import CONCATENATE, put_together
 from rlfx.recurrence.cpu.small_matrices import DOT, is_of_small_matrices, of_small_matrices
+from rlfx.recurrence.cpu.triangles import SOLVE, is_of_small_systems, of_small_systems
 from rlfx.recurrence.ir.interpret import rewritten, rewritten_body
 
 #: With fewer rows, and a smaller wide operand, there is little to gain.
 _ROWS, _LARGE = 256, 1 << 14
+LINEAR_SOLVE = J.primitive("linear_solve")
 OVER_ROWS, _IN_PARTS = (((0,), (0,)), ((), ())), (((1,), (1,)), ((0,), (0,)))
 #: Rows of a part, the operands for which parts are faster (a multiple of so many columns on the left, at most so many on the
 #: right), and how many parts there are at most (their products are added up at the end).
@@ -156,6 +158,15 @@ def _in_cond(eqn: Any, operands: list) -> list | None:
     return J.bind(J.COND, eqn.params | {"branches": tuple(map(fast_body, branches))}, *operands)
 
 
+def _in_linear_solve(eqn: Any, operands: list) -> list | None:
+    """A ``jnp.linalg.solve`` whose solution has such systems, or whose derivative has."""
+    bodies = eqn.params["jaxprs"]
+    if not any(body is not None and has_contractions(body.jaxpr) for body in bodies):
+        return None
+    fast = type(bodies)(*(body if body is None else fast_body(body) for body in bodies))
+    return J.bind(LINEAR_SOLVE, eqn.params | {"jaxprs": fast}, *operands)
+
+
 def fast_body(body: Any) -> Any:
     """A closed jaxpr with its contractions as a CPU does them best."""
     return rewritten_body(body, FAST)
@@ -167,15 +178,20 @@ def has_contractions(jaxpr: Any) -> bool:
         J.call_body(e.primitive, e.params)[0] for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN
     ]
     inside += [branch.jaxpr for e in jaxpr.eqns if e.primitive is J.COND for branch in e.params["branches"]]
+    inside += [b.jaxpr for e in jaxpr.eqns if e.primitive is LINEAR_SOLVE for b in e.params["jaxprs"] if b is not None]
     return any(map(_changes, jaxpr.eqns)) or any(map(has_contractions, inside))
 
 
 def _changes(eqn: Any) -> bool:
-    return is_of_small_matrices(eqn) or _has_members(eqn) or _leading_axes(eqn) is not None
+    few = is_of_small_matrices(eqn) or is_of_small_systems(eqn)
+    return few or _has_members(eqn) or _leading_axes(eqn) is not None
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-FAST = {DOT: contraction, CONCATENATE: put_together, J.SCAN: _in_scan, J.COND: _in_cond}
+FAST = {
+    DOT: contraction, SOLVE: of_small_systems, CONCATENATE: put_together, J.SCAN: _in_scan, J.COND: _in_cond,
+    LINEAR_SOLVE: _in_linear_solve,
+}  # fmt: skip
 
 
 def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
