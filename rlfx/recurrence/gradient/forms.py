@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from rlfx._target import Target
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.cpu.contractions import FAST, MATRICES
-from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last
+from rlfx.recurrence.cpu.convolution import CONVOLUTION, of_derivative
 from rlfx.recurrence.execute.affine import AffineScan
 from rlfx.recurrence.execute.executor import Execution, execute, prepared
 from rlfx.recurrence.execute.extent import Extent
@@ -35,9 +35,6 @@ from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Iteration, Runner, physical
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
-
-#: Convolutions as XLA:CPU does them best inside loops.
-_CONVOLUTIONS = {CONVOLUTION: lambda eqn, operands: [channels_last(operands[0], operands[1], eqn.params)]}
 
 
 def acting_plan(schedule: Schedule, target: Target, batch: int, runner: Runner | None = None) -> ExecutablePlan:
@@ -146,7 +143,7 @@ class Pass:
         pays = self.target.rewrites
         rules = FAST if pays.contractions else {}
         if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.program.equations):  # kept ones, too
-            rules = rules | _CONVOLUTIONS
+            rules = rules | {CONVOLUTION: of_derivative}
 
         def learn(*args: Any) -> Any:
             with jax.named_scope(LEARNING):
