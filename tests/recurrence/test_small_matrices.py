@@ -9,6 +9,7 @@ import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.contractions import FAST
 from rlfx.recurrence.cpu.small_matrices import is_of_small_matrices
+from rlfx.recurrence.cpu.triangles import is_of_small_systems
 from rlfx.recurrence.ir.interpret import rewritten
 
 PRODUCTS = {
@@ -131,13 +132,29 @@ def test_a_filter_is_as_the_reference_has_it():
     p, state = of_filter()
     found, wanted = (jax.jit(gradient(make))(p, state) for make in (rlfx.compile, rlfx.reference))
     close(found, wanted)
-    assert not any(map(is_of_small_matrices, learnt(gradient(rlfx.compile), p, state)))
+    found = J.equations_in({"jaxpr": jax.make_jaxpr(gradient(rlfx.compile))(p, state)})
+    assert not any(is_of_small_matrices(e) or is_of_small_systems(e) for e in found)
 
 
-def learnt(fn, *args):
-    """The equations of a learner."""
-    found = J.equations_in({"jaxpr": jax.make_jaxpr(fn)(*args)})
-    return [e for e in found if "rlfx.learn" in str(e.source_info.name_stack)]
+def acting(p, state, t):
+    """Attention among eight entities that move: nothing is learnt of what moves them."""
+    h = state
+    q, k = jnp.tanh(h @ p["a"]), h @ p["a"].T
+    weights = jax.nn.softmax(q @ k.T)
+    h = jax.lax.stop_gradient(h + 0.1 * weights @ h)
+    return jnp.sum(jnp.sin(h @ p["a"])), h
+
+
+def test_what_acts_has_them_too():
+    p = {"a": 0.3 * jax.random.normal(jax.random.key(5), (SIZE, SIZE))}
+    state = jax.random.normal(jax.random.key(6), (BATCH, 8, SIZE))
+    both = [
+        jax.value_and_grad(lambda p, f=make(acting, length=LENGTH, batch=BATCH): f(p, state, KEY)[0])
+        for make in (rlfx.compile, rlfx.reference)
+    ]
+    close(*(jax.jit(f)(p) for f in both))
+    found = J.equations_in({"jaxpr": jax.make_jaxpr(both[0])(p)})
+    assert not any(map(is_of_small_matrices, found))
 
 
 def test_a_filter_as_by_hand():

@@ -187,10 +187,12 @@ def _changes(eqn: Any) -> bool:
     return few or _has_members(eqn) or _leading_axes(eqn) is not None
 
 
+#: The rules of many small matrices alone: what has no derivative has no other contractions over rows.
+SMALL = {DOT: of_small_matrices, SOLVE: of_small_systems, LINEAR_SOLVE: _in_linear_solve}
+
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
 FAST = {
-    DOT: contraction, SOLVE: of_small_systems, CONCATENATE: put_together, J.SCAN: _in_scan, J.COND: _in_cond,
-    LINEAR_SOLVE: _in_linear_solve,
+    **SMALL, DOT: contraction, CONCATENATE: put_together, J.SCAN: _in_scan, J.COND: _in_cond,
 }  # fmt: skip
 
 

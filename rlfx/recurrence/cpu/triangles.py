@@ -48,7 +48,7 @@ def of_small_systems(eqn: Any, operands: Sequence[Any]) -> list | None:
     if not is_of_small_systems(eqn):
         return None
     a, b = operands
-    left, lower = eqn.params["left_side"], eqn.params["lower"] is not eqn.params["transpose_a"]
+    left, lower = eqn.params["left_side"], eqn.params["lower"] != eqn.params["transpose_a"]
     if eqn.params["transpose_a"]:
         a = jnp.swapaxes(a, -1, -2)
     if left:
