@@ -15,27 +15,16 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.graph import first_operands, in_order
-from rlfx.recurrence.cpu.contractions import SMALL
 from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.collectives import SPECIAL
 from rlfx.recurrence.execute.extent import Extent, whole_extent
-from rlfx.recurrence.execute.features import run_features_first
 from rlfx.recurrence.execute.held import first_of, held, seen_after_ends
 from rlfx.recurrence.execute.loops import RunningLoop
+from rlfx.recurrence.execute.pointwise import run_pointwise
 from rlfx.recurrence.execute.ragged import evaluate_ragged
 from rlfx.recurrence.execute.strided import run_strided
 from rlfx.recurrence.execute.tiling import run_blocked
-from rlfx.recurrence.execute.values import (
-    NO_RULES,
-    Value,
-    Values,
-    as_made,
-    expand,
-    map_over,
-    of_atom,
-    run_pointwise,
-    zeros,
-)
+from rlfx.recurrence.execute.values import Value, Values, as_made, expand, map_over, of_atom, zeros
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.language.domain import Domain
@@ -298,20 +287,11 @@ class Execution:
         for group_key, group in itertools.groupby(_by_dims(equations, key), key=lambda ke: ke[0]):
             members = [e for _, e in group]
             if isinstance(group_key, frozenset):
-                if self.plan.features_first:
-                    run_features_first(members, env)
-                else:
-                    run_pointwise(members, env, self._rules(members))
+                run_pointwise(members, env, self.plan)
                 continue
             (equation,) = members
             with J.made_at(equation.where, equation.scope or f"rlfx.{equation.op.name}"):
                 self._special(equation, env, t, read)
-
-    def _rules(self, equations: Sequence[Equation]) -> Mapping[Any, Callable]:
-        """Those for what has no derivative: a learner's come after its derivatives have been taken."""
-        pays = self.plan.target.rewrites.contractions and not self.plan.differentiated
-        each = lambda e: all(isinstance(v, Var) and self.program.dims_of(v) for v in e.inputs)  # noqa: E731
-        return SMALL if pays and any(e.op in SMALL and each(e) for e in equations) else NO_RULES
 
     def _dims(self, atom: Atom, env: Mapping[Var, Value], t: Value) -> frozenset:
         if isinstance(atom, Lit):

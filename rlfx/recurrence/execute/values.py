@@ -14,13 +14,11 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.elementwise import at_once
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.ir.derivatives import Custom, with_derivative
-from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Var
 from rlfx.recurrence.language.primitives import aside_p, custom_p, discounted_sum_p, products_p, series_p
 from rlfx.threefry import draw
 
 AXES = ("t", "b")
-NO_RULES: Mapping[Any, Callable] = {}
 
 #: What positions of a slice hold that are not valid: what was computed there, data of other timesteps as they are, or zeros.
 COMPUTED, OTHERS, NOTHING = range(3)
@@ -187,29 +185,6 @@ def of_atom(atom: Atom, env: Mapping[Var, Value]) -> Value:
 def as_made(atom: Atom, env: dict[Var, Value]) -> Value:
     """As :func:`of_atom`, but that t may be behind axes of the point."""
     return of_atom(atom, env) if isinstance(atom, Lit) else dict.__getitem__(env, atom)
-
-
-def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], rules: Mapping[Any, Callable] = NO_RULES) -> None:
-    """Evaluate consecutive equations that vary with the same dims under one map, and add what they give to ``env``.
-
-    Args:
-      rules: for what jax makes of them under the map (``rewritten``).
-    """
-    inputs, outputs = read_by(equations), [v for e in equations for v in e.outputs]
-    dims = frozenset().union(*(env[u].dims for u in inputs)) if inputs else NO_DIMS
-
-    def point(*args):
-        local: dict[Var, Any] = dict(zip(inputs, args, strict=True))
-        for e in equations:
-            operands = [u.value if isinstance(u, Lit) else local[u] for u in e.inputs]
-            with scope_of(e):
-                local.update(zip(e.outputs, evaluate_or_draw(e, operands), strict=True))
-        return [local[v] for v in outputs]
-
-    mapped = map_over(point, dims, [env[u].dims for u in inputs])
-    mapped = rewritten(mapped, rules) if rules else mapped
-    for v, data in zip(outputs, mapped(*(env[u].data for u in inputs)), strict=True):
-        env[v] = Value(data, dims)
 
 
 def read_by(equations: Sequence[Equation]) -> list[Var]:
