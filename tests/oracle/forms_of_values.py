@@ -69,6 +69,11 @@ POINTWISE = [
     _map("above", "ffb", "$0 > $1", "more($0, $1)"),
     _map("middle", "ffff", "jnp.sort(jnp.stack([$0, 1.1 * $1 + 0.2, $2 - 0.1]))[1]",
          "ordered(np.array([$0, 1.1 * $1 + 0.2, $2 - 0.1]))[1]"),
+    _map("matrices", "vvv", "jnp.tanh(jnp.outer($0, $1) @ (0.3 * jnp.outer($1, $0) + jnp.eye(2, dtype=F)))[0]",
+         "np.tanh(np.outer($0, $1) @ (0.3 * np.outer($1, $0) + np.eye(2)))[0]"),
+    _map("solved", "vvv", "jnp.tanh(jnp.linalg.solve(0.1 * jnp.outer($0, $0) + jnp.eye(2, dtype=F), $1))",
+         "np.tanh(np.linalg.solve(0.1 * np.outer($0, $0) + np.eye(2), $1))"),
+    _map("iterated", "vvf", 'iterated(p["W"], $0, $1)', 'iterated(p["W"], $0, $1)'),
 ]
 POINTWISE += [
     Form(

@@ -113,6 +113,15 @@ def chain(x: float, y: float) -> float:
     return x
 
 
+def iterated(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    """A convolution of 2 x 2 places, three times."""
+    s = np.outer(x, y)
+    for _ in range(3):
+        wide = np.pad(s, ((0, 1), (0, 1)))
+        s = np.tanh(0.5 * sum(w[i, j] * wide[i : i + 2, j : j + 2] for i in range(2) for j in range(2)))
+    return 0.3 * s.sum()
+
+
 def inner(q: float, c: float) -> float:
     """A program in a program: three timesteps, each with the sum of what its carry was."""
     total, past = 0.0, []
@@ -218,7 +227,7 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
         T=tree.length, KS=KS, V=lambda x: np.full(2, x), combine=lambda x, y: x + 0.5 * y[0], point=point,
         stop=tape.stop, bent=bent, more=more, largest=largest, argmax=argmax, ordered=ordered, size=size,
         read=read, at_edge=at_edge, span=span, window=window, over=over, recall=recall,
-        softmax=softmax, discounted=discounted, chain=chain, inner=inner,
+        softmax=softmax, discounted=discounted, chain=chain, inner=inner, iterated=iterated,
     )  # fmt: skip
     return names
 

@@ -56,6 +56,12 @@ def inner(q, c, t):
     return jnp.tanh(0.5 * c + q), rlfx.series(c)[: t + 1].sum()
 
 
+def iterated(w, x, y):
+    """A convolution, three times."""
+    step = lambda s, _: (jnp.tanh(jax.lax.conv_general_dilated(s, 0.5 * w[None, None], (1, 1), "SAME")), None)  # noqa: E731
+    return 0.3 * jax.lax.scan(step, jnp.outer(x, y)[None, None], None, length=3)[0].sum()
+
+
 def combine(read):
     return read["x"] + 0.5 * read["y"][0][0]
 
@@ -89,7 +95,7 @@ def program(tree: Tree) -> Callable:
     scope = {
         "jax": jax, "jnp": jnp, "np": np, "rlfx": rlfx, "S": rlfx.series, "F": jnp.dtype(tree.float).type, "B": tree.batch,
         "K": jnp.asarray([0.7, -0.4, 0.2], tree.float), "reversal": reversal, "scaled": scaled, "times": times,
-        "by": by, "inner": inner, "combine": combine, "checkpoint_name": checkpoint_name,
+        "by": by, "inner": inner, "iterated": iterated, "combine": combine, "checkpoint_name": checkpoint_name,
     }  # fmt: skip
     exec(compile(text, name, "exec"), scope)
     return scope["program"]
