@@ -232,6 +232,22 @@ def test_what_iterations_have_in_common_is_convolved_once():
     assert features_of(program) == [1] * 6 + [2]
 
 
+def test_loops_that_give_what_they_were_given_or_constants():
+    def program(p, h, t):
+        def iteration(carry, _):
+            value, same, _ = carry
+            return (convolved(value, p["first"])[:1] * jnp.ones_like(value), same, 2.0), same
+
+        start = rlfx.inputs(p["maps"])[t], p["bias"], jnp.asarray(1.0)
+        (value, same, two), kept = jax.lax.scan(iteration, start, None, length=3)
+        (again, *_), _ = jax.lax.scan(iteration, (value, same, two), None, length=2)
+        return jnp.sum(jnp.sin(again)) * two + jnp.sum(same) + jnp.sum(kept) + h.sum(), 0.9 * h
+
+    traced = with_narrow(rlfx.trace(program, params(), START, length=LENGTH, batch=BATCH), 512)
+    assert not any(e.op is J.SCAN for e in traced.equations)
+    close(gradient(rlfx.compile, program), gradient(rlfx.reference, program), 1e-4)
+
+
 def test_a_long_loop_has_them_inside():
     program = with_narrow(program_of(iterations=80), 512)
     (scan,) = (e for e in program.equations if e.op is J.SCAN)

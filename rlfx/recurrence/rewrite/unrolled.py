@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import Builder, substituted
-from rlfx.recurrence.ir.program import Equation, Program, with_equations
+from rlfx.recurrence.ir.program import Equation, Program, Var, with_equations
 
 
 def with_unrolled(program: Program, most: int) -> Program:
@@ -42,7 +42,8 @@ def with_iterations(program: Program, most: int, of: Callable[[Any], bool]) -> P
             build.equations = []
             outs = build.calls(_iterations(e.params), e.inputs, e)
             equations += build.equations
-            instead |= {v: instead.get(out, out) for v, out in zip(e.outputs, outs, strict=True)}
+            found = (instead.get(out, out) if isinstance(out, Var) else out for out in outs)
+            instead |= dict(zip(e.outputs, found, strict=True))
         equations.append(e)
     return substituted(with_equations(program, equations), instead) if instead else program
 
