@@ -339,6 +339,32 @@ def test_the_activations_of_a_recurrence_over_data_are_kept_while_there_is_memor
         assert plan(draws, rlfx.target(name), drawn, (carry[0], carry[0])) == rlfx.Plan("one pass")
 
 
+def controls(params, x, t):
+    """A plan made from the end, and followed: what the end gives is chosen in acting's loop, and in no loop of the learner's."""
+    p, data = params
+    a, b = p["hidden"][:6, :6], p["in"][:2, :6].T
+    cost = jax.nn.softplus(rlfx.inputs(data)[t] @ p["in"][:, :8])
+
+    def made(value):
+        gain = jnp.linalg.solve(jnp.diag(cost[:2]) + b.T @ value @ b, b.T @ value @ a)
+        return gain, jnp.diag(cost[2:]) + a.T @ value @ (a - b @ gain)
+
+    gain, _ = rlfx.solve(lambda plan: made(plan[t + 1][1]), end=(jnp.zeros((2, 6)), jnp.zeros((6, 6))))
+    u = gain @ x
+    return jnp.sum(u**2), a @ x - b @ u
+
+
+def test_a_plan_from_the_end_is_made_once():
+    """Though acting chooses what the end gives in its loop."""
+    x = jnp.ones((B, 6))
+
+    def plan(target):
+        return rlfx.compile(controls, length=T, batch=B, target=target).plan((PARAMS, X), x, wrt=(True, False))
+
+    assert plan(CPU) == rlfx.Plan("one pass")
+    assert plan(with_room(unmapped=None)) == rlfx.Plan()
+
+
 def wide_head(p, h):
     """Layers that no loop needs."""
     for _ in range(3):

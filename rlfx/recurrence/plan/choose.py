@@ -153,11 +153,11 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     If nothing acts but what draws noise or adds up returns, blocks would run the recurrence twice: that takes longer than to
     write activations and to read them. What acts runs it forward once where two fifths of the work are in its loops (a policy
     with a memory, on a CPU: 0.78 to 0.96 of the time), or blocks of a timestep would move weights that no core's cache holds:
-    each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start, or
-    there are no blocks, all timesteps at once would run it twice, too; if acting differentiates hardly more in its loops than the
-    learner, that is a loop more (R2D2 on an H200, compiled: 4,362 launches for 3,639; a policy through learnt dynamics, whose
-    gradient flows through returns, on a CPU: 13.1 ms for 10.3). Not if a transform asks for loops of its own, which acting runs,
-    or for data on the host, of which blocks are fetched.
+    each reads those of layers in no loop, and adds to their gradients. Where operations are slow to start, or there are no
+    blocks, all timesteps at once would run it twice, too; if acting differentiates no more in its loops than the learner, or
+    hardly more where starting is fast, that is a loop more (R2D2 on an H200, compiled: 4,362 launches for 3,639; a policy
+    through learnt dynamics, whose gradient flows through returns, on a CPU: 13.1 ms for 10.3; differentiable control: 12.3 for
+    9.7). Not if a transform asks for loops of its own, which acting runs, or for data on the host, of which blocks are fetched.
     """
     asked = learner.program.directives
     if asked.loops is not None or asked.offload or not learner.region.loops:
@@ -167,8 +167,8 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
     keeps_little = _keeps_little(learner, batch, target)
     if target.rewrites.starts or not in_blocks:
         work = lambda equations: sum(work_of(e, learner.program) for e in equations)  # noqa: E731
-        no_more = work((acting & learner.active) - learned) <= BESIDE * work(learned)
-        worth = no_more and (target.rewrites.starts or keeps_little)
+        more = (acting & learner.active) - learned
+        worth = not more if target.rewrites.starts else keeps_little and work(more) <= BESIDE * work(learned)
     else:
         little = keeps_little and (
             _part_in_loops(learner) >= MOSTLY
