@@ -50,10 +50,10 @@ def with_iterations(program: Program, most: int, of: Callable[[Any], bool]) -> P
 
 def _iterations(params: dict) -> Callable:
     """All iterations of a loop, one after the other."""
-    body, length, before = params["jaxpr"], params["length"], params["num_consts"] + params["num_carry"]
+    body, length, (consts, carried) = params["jaxpr"], params["length"], J.scan_counts(params)
 
     def run(*args: Any) -> list:
-        same, carry, each = args[: params["num_consts"]], args[params["num_consts"] : before], args[before:]
+        same, carry, each = args[:consts], args[consts : consts + carried], args[consts + carried :]
         made: list = [None] * length
         for i in range(length)[:: -1 if params["reverse"] else 1]:
             now = [jax.lax.index_in_dim(x, i, 0, keepdims=False) for x in each]
