@@ -123,6 +123,13 @@ def test_what_stays_as_it_is(features, how):
     assert not is_narrow(equation_of(x, w, "SAME", LAYOUTS[2], **how)[1].params, x, w)
 
 
+def test_what_is_added_up_in_another_type_stays():
+    x, w = given(2, 4, (5, 6), (3, 3))
+    params = equation_of(x, w, "SAME", LAYOUTS[2], window_strides=(1, 1))[1].params
+    assert is_narrow(params, x, w)
+    assert not is_narrow({**params, "preferred_element_type": np.dtype("float16")}, x, w)
+
+
 def test_large_images_stay_as_they_are():
     x, w = given(2, 4, (64, 64), (3, 3), batch=1)
     assert not is_narrow(equation_of(x, w, "SAME", LAYOUTS[2], window_strides=(1, 1))[1].params, x, w)

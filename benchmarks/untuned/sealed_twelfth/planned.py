@@ -61,19 +61,24 @@ def by_rlfx(length, batch):
 # -- by hand, as usual
 
 
+def controls(p, context, x, unroll=1):
+    """Of one environment, over all timesteps."""
+
+    def backwards(value, cost):
+        made, value = gains(p, cost, value)
+        return value, made
+
+    def forwards(x, made):
+        u = made[0] @ x + made[1]
+        return p["a"] @ x + p["b"] @ u, u
+
+    made = jax.lax.scan(backwards, nothing()[1], cost_of(p["net"], context), reverse=True, unroll=unroll)[1]
+    return jax.lax.scan(forwards, x, made, unroll=unroll)[1]
+
+
 def plain(length, batch):
     def of_one(p, x, data):
-        def backwards(value, cost):
-            made, value = gains(p, cost, value)
-            return value, made
-
-        def forwards(x, made):
-            u = made[0] @ x + made[1]
-            return p["a"] @ x + p["b"] @ u, u
-
-        made = jax.lax.scan(backwards, nothing()[1], cost_of(p["net"], data["context"]), reverse=True)[1]
-        u = jax.lax.scan(forwards, x, made)[1]
-        return ((u - data["control"]) ** 2).sum(-1)
+        return ((controls(p, data["context"], x) - data["control"]) ** 2).sum(-1)
 
     def run(p, x, data):
         over = jax.vmap(of_one, (None, 0, 1))

@@ -14,9 +14,8 @@ from benchmarks.untuned.sealed_twelfth.planned import (
     CONTEXT,
     CONTROL,
     STATE,
+    controls,
     cost_of,
-    gains,
-    nothing,
     params_of,
 )  # fmt: skip
 
@@ -49,19 +48,9 @@ def joined_gains(p, cost, value, solve):
     return gain, worth
 
 
-def separate(p, context, x, solve, unroll):
-    """Controls of one environment over all timesteps."""
-
-    def backwards(value, cost):
-        made, value = gains(p, cost, value)
-        return value, made
-
-    def forwards(x, made):
-        u = made[0] @ x + made[1]
-        return p["a"] @ x + p["b"] @ u, u
-
-    made = jax.lax.scan(backwards, nothing()[1], cost_of(p["net"], context), reverse=True, unroll=unroll)[1]
-    return jax.lax.scan(forwards, x, made, unroll=unroll)[1]
+def separate(p, context, x, _solve, unroll):
+    """Controls of one environment over all timesteps, gains and offsets apart."""
+    return controls(p, context, x, unroll)
 
 
 def joined(p, context, x, solve, unroll):

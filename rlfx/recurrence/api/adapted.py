@@ -52,12 +52,12 @@ def adapted(
         program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:
         program = rewritten(with_fast_elements, rewritten(with_fast_bodies, program))
-    few = 0 if memory_first else FEW
-    if pays.patches and few:
+    if pays.patches and not memory_first:
         program = rewritten(functools.partial(with_narrow, unrolled=pays.unrolled), program, "with_narrow")
     if pays.channels_last:
         program = rewritten(with_channels_last, program)
     if pays.patches:
+        few = 0 if memory_first else FEW
         program = rewritten(functools.partial(with_patches, most=pays.patches, few=few), program, "with_patches")
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
@@ -59,6 +60,14 @@ def with_channels_last(program: Program) -> Program:
         return functools.partial(channels_last, params=dict(equation.params)), equation.inputs
 
     return exchanged(program, instead)
+
+
+def is_plain(params: Mapping, x: Any, w: Any) -> bool:
+    """Whether a convolution of such operands is of all features, without holes, in single precision or better throughout."""
+    ones = params["feature_group_count"] == params["batch_group_count"] == 1
+    spread = {*(params["lhs_dilation"] or ()), *(params["rhs_dilation"] or ())}
+    same = x.dtype == w.dtype and params["preferred_element_type"] in (None, x.dtype)
+    return ones and spread <= {1} and same and jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits >= 32
 
 
 def is_channels_last(equation: Equation) -> bool:

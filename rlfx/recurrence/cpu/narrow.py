@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.cpu.convolution import is_plain
 
 Padding = tuple[tuple[int, int], ...]
 
@@ -33,12 +35,10 @@ def is_narrow(params: Mapping, x: Any, w: Any) -> bool:
     places = [x.shape[axis] for axis in numbers.lhs_spec[2:]]
     if J.platform() != "cpu" or any(map(J.is_symbolic, (*places, out, features, *taps))):
         return False
-    plain = {params["feature_group_count"], params["batch_group_count"], *params["window_strides"]} == {1}
-    plain = plain and {*(params["lhs_dilation"] or ()), *(params["rhs_dilation"] or ())} <= {1}
-    exact = x.dtype == w.dtype and jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits >= 32
     least = min(features, out)
     few = 0 < least <= _FEATURES and least * math.prod(taps) <= _ROWS
-    return plain and exact and few and 0 < least * math.prod(taps) * math.prod(places) <= _NUMBERS
+    fits = few and 0 < least * math.prod(taps) * math.prod(places) <= _NUMBERS
+    return fits and set(params["window_strides"]) <= {1} and is_plain(params, x, w)
 
 
 def narrowly(params: Mapping, x: Any, w: Any) -> Any:
@@ -48,8 +48,7 @@ def narrowly(params: Mapping, x: Any, w: Any) -> Any:
     x = jnp.transpose(x, (features, *places, batch))
     y = narrow_convolution(x, jnp.transpose(w, numbers.rhs_spec), params["padding"], params["precision"])
     back, at, *axes = numbers.out_spec
-    order = (at, *axes, back)
-    return jnp.transpose(y, [order.index(axis) for axis in range(len(order))])
+    return jnp.transpose(y, np.argsort((at, *axes, back)))
 
 
 def narrow_convolution(x: Any, w: Any, padding: Padding, precision: Any = None) -> Any:
@@ -70,7 +69,7 @@ def narrow_convolution(x: Any, w: Any, padding: Padding, precision: Any = None) 
 
 
 def _convolved(x: Any, w: Any, *, padding: Padding, precision: Any) -> Any:
-    x = _padded_once(x, padding)
+    x = _padded(x, padding)
     out, features, taps = w.shape[0], w.shape[1], w.shape[2:]
     sizes = _sizes(x, taps)
     if features <= out or math.prod(taps) == 1:
@@ -87,13 +86,10 @@ def _added(parts: Any, sizes: tuple[int, ...]) -> Any:
     return functools.reduce(lax.add, (_shifted(parts[offset], offset, sizes) for offset in offsets))
 
 
+@functools.partial(J.computed_once, static_argnums=(1,))  # else what makes x is computed for each tap, number by number
 def _padded(x: Any, padding: Padding) -> Any:
     others = [(0, 0, 0)] * (x.ndim - 1 - len(padding))
     return lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0), *((lo, hi, 0) for lo, hi in padding), *others])
-
-
-#: Else what makes x is computed for each tap, and number by number.
-_padded_once = J.computed_once(_padded, (1,))
 
 
 def _sizes(x: Any, taps: Sequence[int]) -> list[int]:
@@ -129,14 +125,14 @@ def _of_image(g: Any, w: Any, *, padding: Padding, precision: Any) -> Any:
 def _of_kernel(g: Any, x: Any, w: Any, *, padding: Padding, precision: Any) -> Any:
     """The derivative with respect to the kernel; ``w`` is its type."""
     taps, places = w.shape[2:], len(padding)
-    x = _padded_once(x, padding)
+    x = _padded(x, padding)
     if w.shape[1] <= w.shape[0]:
         near = _neighbours(x, taps, _sizes(x, taps))
         found = _over_places(g, near, precision).reshape(w.shape[0], *taps, w.shape[1])
         return jnp.moveaxis(found, -1, 1)
     # The gradient of each place, moved to where its neighbour is: x[p] meets g[p - offset].
     ends = [k - 1 for k in taps]
-    near = _neighbours(_padded_once(g, tuple((k, k) for k in ends)), taps, x.shape[1 : 1 + places])
+    near = _neighbours(_padded(g, tuple((k, k) for k in ends)), taps, x.shape[1 : 1 + places])
     found = _over_places(near, x, precision).reshape(*taps, *w.shape[:2])
     return jnp.flip(jnp.moveaxis(found, (-2, -1), (0, 1)), range(2, w.ndim))
 

@@ -16,7 +16,8 @@ from rlfx.recurrence.schedule.physical import ExecutablePlan
 def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], plan: ExecutablePlan) -> None:
     """Evaluate consecutive equations that vary with the same dims under one map, and add what they give to ``env``."""
     if plan.features_first:
-        return run_features_first(equations, env)
+        run_features_first(equations, env)
+        return
     inputs, outputs = read_by(equations), [v for e in equations for v in e.outputs]
     dims = frozenset().union(*(env[u].dims for u in inputs)) if inputs else NO_DIMS
 
@@ -33,7 +34,6 @@ def run_pointwise(equations: Sequence[Equation], env: dict[Var, Value], plan: Ex
     mapped = rewritten(mapped, rules) if rules else mapped
     for v, data in zip(outputs, mapped(*(env[u].data for u in inputs)), strict=True):
         env[v] = Value(data, dims)
-    return None
 
 
 def _rules(equations: Sequence[Equation], plan: ExecutablePlan) -> Mapping[Any, Callable]:

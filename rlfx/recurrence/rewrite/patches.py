@@ -14,34 +14,20 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.active import differentiated
-from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last
+from rlfx.recurrence.cpu.convolution import CONVOLUTION, is_channels_last, is_plain
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program
 from rlfx.recurrence.rewrite.lift import ancestors, reaches
+from rlfx.recurrence.rewrite.put_together import PutTogether, parts_of
 
-_CONCATENATE = J.primitive("concatenate")
 #: Outside of recurrences: numbers of patches at a point, and of one patch, at most.
 FEW, NARROW = 1 << 13, 64
-
-_ONE_MORE_AXIS = (J.primitive("broadcast_in_dim"), J.primitive("reshape"))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Features of the input, which are put together: the first, how many, and whether they are part of the recurrence."""
-
-    value: Atom
-    first: int
-    count: int
-    recurs: bool
 
 
 def with_patches(program: Program, most: int, few: int = FEW) -> Program:
@@ -56,24 +42,24 @@ def with_patches(program: Program, most: int, few: int = FEW) -> Program:
     definition = program.definitions()
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        if e.op is not CONVOLUTION or not _is_plain(e) or _patches(e) > most:
+        if e.op is not CONVOLUTION or not _fits(e) or _patches(e) > most:
             return None
         if not ((_is_small(e, few) and not is_acted(e, program, definition)) or depends(e, e, definition)):
             return None
-        parts = _parts(e, definition)
-        return functools.partial(_sum, parts, dict(e.params)), [e.inputs[1], *(part.value for part in parts)]
+        parts = parts_of(e, definition)
+        made = map(definition.get, parts.values)
+        recur = tuple(one is e or depends(one, e, definition) for one in made)
+        if parts.turned or all(recur):  # the input as it is
+            return (lambda x, kernel: product_of_patches(x, kernel, e.params)), e.inputs
+        return functools.partial(_sum, e.params, parts, recur), [e.inputs[1], *parts.values]
 
     return exchanged(program, instead)
 
 
-def _is_plain(e: Equation) -> bool:
+def _fits(e: Equation) -> bool:
     """Whether it is one in the layout of ``with_channels_last``, of all features, in single precision or better."""
-    p, out = e.params, e.outputs[0]
-    ones = p["feature_group_count"] == p["batch_group_count"] == 1
-    spread = set(p["lhs_dilation"] or ()) | set(p["rhs_dilation"] or ())
-    whole = jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).bits >= 32
-    fits = all(v.dtype == out.dtype for v in e.inputs) and all(n >= 0 for pair in p["padding"] for n in pair)
-    return ones and spread <= {1} and whole and fits and not e.is_ragged and is_channels_last(e)
+    inside = all(n >= 0 for pair in e.params["padding"] for n in pair)
+    return not e.is_ragged and is_plain(e.params, *e.inputs) and inside and is_channels_last(e)
 
 
 def _patches(e: Equation) -> int:
@@ -100,38 +86,10 @@ def depends(e: Equation | None, on: Equation, definition: Mapping) -> bool:
     return e is not None and reaches(e, on, definition, differentiated)
 
 
-def _parts(e: Equation, definition: Mapping) -> list[_Part]:
-    """Neighbours that are alike are one part: if none or all of them recur, the input as it is."""
-    whole = e.inputs[0]
-    size, together = whole.shape[-1], definition.get(whole)
-    if together is not None and together.op in _ONE_MORE_AXIS and whole.shape == (1, *together.inputs[0].shape):  # x[None]
-        together = definition.get(together.inputs[0])
-    if together is None or together.op is not _CONCATENATE or together.params["dimension"] != _last(together):
-        return [_Part(whole, 0, size, True)]
-    firsts = itertools.accumulate((v.shape[-1] for v in together.inputs), initial=0)
-    parts = [
-        _Part(v, first, v.shape[-1], definition.get(v) is e or depends(definition.get(v), e, definition))
-        for v, first in zip(together.inputs, firsts, strict=False)
-    ]
-    return [_Part(whole, 0, size, True)] if all(part.recurs for part in parts) else parts
-
-
-def _last(e: Equation) -> int:
-    return len(e.outputs[0].shape) - 1
-
-
-def _sum(parts: Sequence[_Part], params: dict, kernel: Any, *values: Any) -> Any:
+def _sum(params: Mapping, parts: PutTogether, recur: Sequence[bool], kernel: Any, *values: Any) -> Any:
     """The convolution at one point: of what recurs, and of the rest."""
-    groups: dict[bool, list[tuple[Any, Any]]] = {}
-    for part, x in zip(parts, values, strict=True):
-        x = x if x.ndim == kernel.ndim else x[None]
-        cut = jax.lax.slice_in_dim(kernel, part.first, part.first + part.count, axis=kernel.ndim - 2)
-        groups.setdefault(part.recurs, []).append((x, cut))
-    found = []
-    for group in groups.values():
-        x, w = (jnp.concatenate(both, axis) for both, axis in zip(zip(*group, strict=True), (-1, -2), strict=True))
-        found.append(product_of_patches(x, w, params))
-    return functools.reduce(jnp.add, found)
+    terms = (product_of_patches(x, w, params) for x, w in parts.by_kind(recur, params, kernel, values))
+    return functools.reduce(jnp.add, terms)
 
 
 def product_of_patches(x: Any, w: Any, params: Mapping) -> Any:
