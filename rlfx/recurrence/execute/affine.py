@@ -56,6 +56,9 @@ class AffineScan:
     def in_windows(self, timesteps: int, are: Any) -> Iteration:
         return self
 
+    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Iteration:
+        return self
+
     def __str__(self) -> str:
         return "associative scan"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import jax
@@ -53,6 +53,9 @@ class Scan:
         return replace(self, unroll=1)
 
     def in_windows(self, timesteps: int, are: Any) -> Self:
+        return self
+
+    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Self:
         return self
 
     def __str__(self) -> str:
@@ -172,6 +175,9 @@ class RunningLoop:
             iteration = iteration.rolled()
         if self.node.window is not None:
             iteration = iteration.in_windows(self.node.window, jnp.asarray(self.run.t0) == 0)
+        elif self.node.burn_in is not None:
+            agreed = partial(self.run.extent.over_devices, "max")
+            iteration = iteration.after_burn_in(self.node.burn_in, jnp.asarray(self.run.t0) == 0, agreed)
         return iteration(self.step, list(state), (times, list(slices)), backward, self.going())
 
     def by(self, runner: Any) -> RunningLoop:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.timed import Timed
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Var
 from rlfx.recurrence.schedule.learner import Learner
 
@@ -44,6 +45,16 @@ def conditions(learner: Learner) -> frozenset[Condition]:
         if found is not None:
             where[out] = found
     return where.get(program.loss, frozenset())
+
+
+def first_counted(learner: Learner) -> int:
+    """The first timestep at which the loss may be other than 0, of a program that begins at ``t0 = 0``."""
+    timed, length = Timed(learner.program), learner.program.domain.length
+    known = [(timed.of(v), which) for v, which in conditions(learner)]
+    if not known or any(numbers is None for numbers, _ in known):
+        return 0
+    counted = np.any([np.broadcast_to(numbers == which, length) for numbers, which in known], axis=0)
+    return int(np.argmax(counted)) if counted.any() else length
 
 
 def _where(e: Equation, where: dict, timed: set[Var]) -> frozenset[Condition] | None:

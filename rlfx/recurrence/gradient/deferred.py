@@ -14,7 +14,7 @@ import jax
 
 from rlfx.recurrence.execute.loops import Scan
 from rlfx.recurrence.gradient.directions import without_constants
-from rlfx.recurrence.gradient.own import OwnDerivative, Truncation, products_of
+from rlfx.recurrence.gradient.own import BurnIn, OwnDerivative, Truncation, products_of
 from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.language.precision import widened
 
@@ -32,15 +32,20 @@ class Deferring(Scan):
       most_rows: a timestep, at most, for which a contraction at the end is faster.
       near: bytes that a core has near it: the way back goes through blocks of timesteps that fit; None: through all.
       window: timesteps after which no derivative goes back further, where these ``are`` such windows; or None.
+      burn_in: the timesteps that no derivative enters from those after them, or None.
     """
 
     most_rows: int = 0
     near: float | None = None
     window: int | None = None
     are: Any = None
+    burn_in: BurnIn | None = None
 
     def in_windows(self, timesteps: int, are: Any) -> Self:
         return replace(self, window=timesteps, are=are)
+
+    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Self:
+        return replace(self, burn_in=BurnIn(timesteps, is_one, agreed))
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
         found = _with_own_derivative(self, step, init, xs, backward)
@@ -60,5 +65,5 @@ def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, back
         return None
     few = tuple(p for p in products if p.rows <= by.most_rows or by.window is not None)
     windows = None if by.window is None else Truncation(by.window, by.are)
-    loop = OwnDerivative(body, few, split, backward, by.together(xs), windows, by.near)
+    loop = OwnDerivative(body, few, split, backward, by.together(xs), windows, by.near, by.burn_in)
     return tree.tree_unflatten(tree.tree_structure(outs), loop(list(map(widened, consts)), leaves[:split], leaves[split:]))

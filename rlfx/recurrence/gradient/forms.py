@@ -24,7 +24,7 @@ from rlfx.recurrence.execute.host import fetched, fetched_times
 from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.execute.outputs import Objective, returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand
-from rlfx.recurrence.gradient.counted import any_of, conditions, if_needed
+from rlfx.recurrence.gradient.counted import any_of, conditions, first_counted, if_needed
 from rlfx.recurrence.gradient.deferred import Deferring
 from rlfx.recurrence.gradient.following import behind, find_following, reads_of_next
 from rlfx.recurrence.ir.interpret import rewritten
@@ -50,11 +50,16 @@ def learning_plan(
     batch: int = 1,
     steps: int | None = None,
     acting: Schedule | None = None,
+    counted: int = 0,
 ) -> ExecutablePlan:
-    """How a schedule runs that is differentiated; its stages are counted on from those of ``acting``."""
+    """How a schedule runs that is differentiated; its stages are counted on from those of ``acting``.
+
+    Args:
+      counted: the first timestep at which the loss may be other than 0, if ``t0`` is 0.
+    """
     iteration = _on(target, Deferring(target.rewrites.unroll, most_rows=target.rewrites.deferred_rows, near=target.room.tile))
     first = 1 if acting is None else 1 + len(acting.stages)
-    return physical(schedule, target, iteration, runner, batch=batch, steps=steps, first=first)
+    return physical(schedule, target, iteration, runner, batch=batch, steps=steps, first=first, counted=counted)
 
 
 def _on(target: Target, iteration: Iteration) -> Iteration:
@@ -124,7 +129,7 @@ class Pass:
         """The execution of the learner's region on a part of the domain, not run yet."""
         steps, acting = part.times.shape[0], self.learner.acting
         region = self.learner.region_of(steps, part.batch)
-        plan = learning_plan(region, self.target, runner, part.batch, steps, acting)
+        plan = learning_plan(region, self.target, runner, part.batch, steps, acting, first_counted(self.learner))
         return prepared(plan, env, self.t0, beyond, part)
 
     def counted(self) -> Any:

@@ -16,6 +16,7 @@ from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.executor import execute
 from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value
+from rlfx.recurrence.gradient.counted import first_counted
 from rlfx.recurrence.gradient.forms import Pass, learning_plan
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import widened
@@ -54,7 +55,8 @@ def one_pass_of(learner: Learner) -> Schedule:
 
 def one_pass(p: Pass, plan: Plan) -> tuple:
     """``(what a call returns, loss on this device, gradient)``, of acting and learning at once."""
-    run_by = learning_plan(one_pass_of(p.learner), p.target, batch=p.extent.batch)
+    counted = first_counted(p.learner)
+    run_by = learning_plan(one_pass_of(p.learner), p.target, batch=p.extent.batch, counted=counted)
 
     def loss(leaves: Sequence) -> Any:
         own = {**p.env, **{v: Value(x, p.env[v].dims) for v, x in zip(p.order, leaves, strict=True)}}

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.divisors import divisors
+from rlfx.recurrence.gradient.counted import if_needed, not_zero
 from rlfx.recurrence.gradient.directions import Body, Directions, directions
 from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.language.precision import narrowed, wide, widened
@@ -95,6 +96,30 @@ class Truncation:
 
 
 @dataclass(frozen=True, eq=False)
+class BurnIn:
+    """The first timesteps, which no derivative enters from those after them: none is left where the loss has nothing of them.
+
+    Attributes:
+      timesteps: how many.
+      is_one: whether it is so, bool: a call knows, at which time it begins.
+      agreed: a condition, on whichever device it holds.
+    """
+
+    timesteps: int
+    is_one: Any
+    agreed: Callable
+
+    def skipped(self, is_one: Any, by_ys: Sequence) -> Any:
+        """Whether their way back is left out; ``by_ys``: the cotangents of what the iterations put out."""
+        return is_one & ~self.agreed(not_zero([x[: self.timesteps] for x in by_ys]))
+
+    def block_of(self, length: int, most: int, fewest: int) -> int | None:
+        """Timesteps of a block, at most so many, one or several for a contraction of ``fewest``; None: all."""
+        fitting = [d for d in divisors(length) if fewest <= d <= min(most, length // 2)]
+        return max((d for d in fitting if self.timesteps % d == 0), default=fitting[0] if fitting else None)
+
+
+@dataclass(frozen=True, eq=False)
 class OwnDerivative:
     """A loop, in reverse mode with a derivative of its own.
 
@@ -106,6 +131,7 @@ class OwnDerivative:
       unroll: how many iterations are one of the program's.
       windows: of a loop forward in time; or None.
       near: bytes that a core has near it, or None.
+      burn_in: of a loop forward in time, whose way back leaves it out block by block; or None.
     """
 
     body: Body
@@ -115,14 +141,16 @@ class OwnDerivative:
     unroll: int
     windows: Truncation | None = None
     near: float | None = None
+    burn_in: BurnIn | None = None
 
     def __call__(self, consts: list, init: list, xs: list) -> list:
         """``[*state, *ys]``; ``consts`` may be wider than the body's, which is in what their gradients are added up."""
         run = jax.custom_vjp(self._run)
         run.defvjp(self._forward, self._back)
-        return run(consts, init, xs, None if self.windows is None else self.windows.are)
+        known = None if self.windows is None else self.windows.are
+        return run(consts, init, xs, known if self.burn_in is None else self.burn_in.is_one)
 
-    def _run(self, consts: Sequence, init: list, xs: list, in_windows: Any) -> list:
+    def _run(self, consts: Sequence, init: list, xs: list, known: Any) -> list:
         state, ys = self._scan(self.body, self._narrowed(consts), init, xs)
         return [*state, *ys]
 
@@ -138,21 +166,22 @@ class OwnDerivative:
     def _narrowed(self, consts: Sequence) -> list:
         return [narrowed(c, v.aval.dtype) for c, v in zip(consts, self.body.constvars, strict=True)]
 
-    def _forward(self, consts: Sequence, init: list, xs: list, in_windows: Any) -> tuple[list, tuple]:
+    def _forward(self, consts: Sequence, init: list, xs: list, known: Any) -> tuple[list, tuple]:
         ways, constants = self._ways
         outside = evaluate(ways.before, constants, consts)
         state, stacks = self._scan(ways.forward, outside, init, xs)
-        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept], in_windows)
+        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept], known)
 
     def _back(self, residuals: tuple, cotangents: Sequence) -> tuple:
-        (ways, constants), (consts, xs, kept, in_windows) = self._ways, residuals
+        (ways, constants), (consts, xs, kept, known) = self._ways, residuals
         outside, moving = evaluate(ways.before, constants, consts), len(ways.to_state)
         by = [x for x, v in zip(cotangents, self.body.outvars, strict=True) if J.is_inexact(v.aval)]
         given = consts, outside, by[:moving], [*xs, *kept, *by[moving:]]
         if self.windows is None:
-            found = self._one_by_one(*given)
+            skips = None if self.burn_in is None else self.burn_in.skipped(known, by[moving:])
+            found = self._one_by_one(*given, skips)
         else:
-            found = jax.lax.cond(in_windows, self._side_by_side, self._one_by_one, *given)
+            found = jax.lax.cond(known, self._side_by_side, self._one_by_one, *given)
         sums, by_init, by_xs, of_products = found
         grads = dict(zip(ways.to_consts, sums, strict=True))
         for number, gradient in zip(ways.to_taps, of_products, strict=True):
@@ -161,10 +190,13 @@ class OwnDerivative:
         to_state, to_xs = dict(zip(ways.to_state, by_init, strict=True)), dict(zip(ways.to_xs, by_xs, strict=True))
         return _listed(grads, consts), _listed(to_state, cotangents[: self.split]), _listed(to_xs, xs), None
 
-    def _one_by_one(self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence) -> tuple:
+    def _one_by_one(
+        self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence, skips: Any = None
+    ) -> tuple:
         """The way back, timestep by timestep: ``(sums, by_init, by_xs, gradients of products)``.
 
-        Cotangents of products are put out for a block of timesteps, and contracted while they are near.
+        Cotangents of products are put out for a block of timesteps, and contracted while they are near. Where it ``skips`` the
+        burn-in, its blocks are not computed.
         """
         back, (ways, _) = functools.partial(self._iteration_back, outside), self._ways
 
@@ -177,21 +209,29 @@ class OwnDerivative:
             (sums, of_products), by_init, by_xs = block(by_last, over)
             return sums, by_init, by_xs, of_products
 
-        def add(carry, over):
-            total, by_last = carry
-            found, by_first, by_xs = block(by_last, over)
+        def add(carry, at):
+            (total, by_last), (begin, over) = carry, at
+            compute = lambda: block(by_last, over)  # noqa: E731
+            zero = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))  # noqa: E731
+            needed = None if skips is None else ~skips | (begin + size > self.burn_in.timesteps)
+            found, by_first, by_xs = if_needed(needed, compute, zero)
             return (jax.tree.map(jnp.add, total, found), by_first), by_xs
 
         blocks = [x.reshape(-1, size, *x.shape[1:]) for x in over]
         zeros = [jnp.zeros_like(consts[i]) for i in ways.to_consts]
         first = (zeros, [jnp.zeros_like(consts[self.products[i].weight]) for i in ways.to_taps]), list(by_last)
-        ((sums, of_products), by_init), by_xs = jax.lax.scan(add, first, blocks, reverse=not self.backward)
+        begins = jnp.arange(len(blocks[0]), dtype=jnp.int32) * size
+        ((sums, of_products), by_init), by_xs = jax.lax.scan(add, first, (begins, blocks), reverse=not self.backward)
         return sums, by_init, [x.reshape(-1, *x.shape[2:]) for x in by_xs], of_products
 
     def _block_of(self, length: int) -> int | None:
         """Timesteps whose cotangents of products fit near a core, or of which a contraction has rows enough; None: all."""
         products = [self.products[i] for i in self._ways[0].to_taps]
         put_out = sum(p.eqn.outvars[0].aval.size * p.eqn.outvars[0].aval.dtype.itemsize for p in products)
+        if self.burn_in is not None:
+            fewest = -(-ROWS // max((p.rows for p in products), default=ROWS))
+            most = length if self.near is None else max(fewest, int(self.near // max(1, put_out)))
+            return self.burn_in.block_of(length, most, fewest)
         if self.near is None or length * put_out <= FAR * self.near:
             return None
         enough = [d for d in divisors(length) if d * max(p.rows for p in products) >= ROWS]

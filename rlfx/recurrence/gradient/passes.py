@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlfx._target import Target
+from rlfx.recurrence.gradient.counted import first_counted
 from rlfx.recurrence.gradient.forms import learning_plan
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.schedule.learner import Learner
@@ -41,6 +42,6 @@ def passes(learner: Learner, plan: Plan, target: Target, batch: int) -> Passes:
     acting = FORMS[plan.form].acting(learner, plan, target, batch)
     count = plan.environments or batch
     learning = learning_plan(
-        learner.region_of(plan.block, count), target, None, count, plan.block, learner.acting
+        learner.region_of(plan.block, count), target, None, count, plan.block, learner.acting, first_counted(learner)
     )
     return Passes(acting, learning if learning.nodes and not acting.differentiated else None)

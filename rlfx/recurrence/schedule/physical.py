@@ -21,7 +21,7 @@ from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
 from rlfx.recurrence.schedule.strided import Strided, strided
 from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
-from rlfx.recurrence.schedule.truncated import window_of
+from rlfx.recurrence.schedule.truncated import burn_in_of, window_of
 
 
 class Iteration(Protocol):
@@ -46,6 +46,10 @@ class Iteration(Protocol):
 
     def in_windows(self, timesteps: int, are: Any) -> Iteration:
         """Where it ``are`` windows of ``timesteps`` at whose ends no derivative leaves for the one before."""
+        ...
+
+    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Iteration:
+        """Where it ``is_one`` that no derivative enters the first ``timesteps``; ``agreed``: a condition on all devices."""
         ...
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple: ...
@@ -122,6 +126,7 @@ class Repeated:
       sections: these, as (first, end).
       said: what the runner that was asked for says of it.
       window: timesteps after which no derivative goes back further (``truncated.py``), or None.
+      burn_in: timesteps at whose end no derivative goes back further, or None.
     """
 
     loop: Loop
@@ -132,6 +137,7 @@ class Repeated:
     sections: tuple[tuple[int, int], ...] = ()
     said: str | None = None
     window: int | None = None
+    burn_in: int | None = None
 
     @property
     def kind(self) -> str:
@@ -162,6 +168,8 @@ class Repeated:
             found.append(f"{', '.join(read)}: {count}, each reads only the past that is there")
         if self.window is not None:
             found.append(f"no derivative leaves windows of {self.window} timesteps: they are differentiated side by side")
+        elif self.burn_in is not None:
+            found.append(f"no derivative goes back beyond t = {self.burn_in}: the loss counts nothing before")
         return (*found, *map(str, self.joined))
 
     def __str__(self) -> str:
@@ -208,6 +216,7 @@ def physical(
     batch: int = 1,
     steps: int | None = None,
     first: int = 1,
+    counted: int = 0,
 ) -> ExecutablePlan:
     """Decide how a schedule runs.
 
@@ -217,6 +226,7 @@ def physical(
       batch: environments of the execution.
       steps: its timesteps; None: all. Blocks and sections are for all of them.
       first: the number of its first stage.
+      counted: the first timestep that is in the loss, if ``t0`` is 0.
     """
     graph = schedule.graph
     whole = steps is None or steps == graph.program.domain.length
@@ -224,7 +234,7 @@ def physical(
 
     def node(stage: Any) -> Node:
         if isinstance(stage, Loop):
-            return _repeated(stage, schedule, target, iteration, runner, whole)
+            return _repeated(stage, schedule, target, iteration, runner, whole, counted)
         parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room)
@@ -239,9 +249,15 @@ def physical(
 
 
 def _repeated(
-    loop: Loop, schedule: Schedule, target: Target, iteration: Iteration, runner: Runner | None, whole: bool
+    loop: Loop,
+    schedule: Schedule,
+    target: Target,
+    iteration: Iteration,
+    runner: Runner | None,
+    whole: bool,
+    counted: int,
 ) -> Repeated:
-    program, window = schedule.graph.program, None
+    program, window, burn_in = schedule.graph.program, None, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
     if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
@@ -249,5 +265,8 @@ def _repeated(
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
     if whole and iteration.differentiable and mine is None:
-        window = window_of(program, loop, schedule.differentiated or frozenset(schedule.equations))
-    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, window)
+        active = schedule.differentiated or frozenset(schedule.equations)
+        burn_in = burn_in_of(program, loop, active, counted) if counted and target.rewrites.branches else None
+        window = None if burn_in is not None and 2 * burn_in >= program.domain.length else window_of(program, loop, active)
+        burn_in = burn_in if window is None else None
+    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, window, burn_in)

@@ -2,7 +2,8 @@
 
 What lies between two such timesteps is a window. No derivative leaves it for the one before, so once the states are known all
 windows can be differentiated side by side, as rows (``gradient/own.py``). Truncated backpropagation through time, short-horizon
-actor-critics and analytical policy gradients are written so.
+actor-critics and analytical policy gradients are written so. What comes before the last of them is a burn-in, as of stored
+sequences: ``where(t == 40, stop_gradient(state), state)``. Where the loss counts nothing of it, its way back is skipped.
 """
 
 from __future__ import annotations
@@ -39,23 +40,39 @@ def window_of(program: Program, loop: Loop, active: AbstractSet[Equation]) -> in
 
     It is of a program that begins at ``t0 = 0``, which only a call knows.
     """
+    length, ends = program.domain.length, ends_of(program, loop, active)
+    return next((w for w in range(1, length) if length % w == 0 and all(ends[w::w])), None) if any(ends) else None
+
+
+def burn_in_of(program: Program, loop: Loop, active: AbstractSet[Equation], counted: int) -> int | None:
+    """The last timestep at which no derivative leaves for the one before, with nothing in the loss before it; None: no such.
+
+    Args:
+      active: as of :func:`window_of`.
+      counted: the first timestep that is in the loss.
+    """
+    ends = ends_of(program, loop, active)
+    return max((t for t in range(counted + 1) if t < len(ends) and ends[t]), default=None)
+
+
+def ends_of(program: Program, loop: Loop, active: AbstractSet[Equation]) -> list[bool]:
+    """At which timesteps no derivative leaves for the one before, if ``t0`` is 0; empty: nothing is known."""
     length, registers = program.domain.length, {e.source for e in loop.reads}
     if loop.direction != "forward" or program.domain.until or any(loop.depth[v] != REGISTER for v in registers):
-        return None
+        return []
     selects = [e for e in loop.body if e.op is _SELECT and e in active]
     timed = Timed(program)
     known = {e: x for e in selects if (x := timed.of(e.inputs[0])) is not None}
     if not known:
-        return None
+        return []
     ways, at = np.unique([np.broadcast_to(x, length) for x in known.values()], axis=1, return_inverse=True)
     if ways.shape[1] > _MOST_WAYS:
-        return None
+        return []
     ending = _endings(program, loop, active)
     found = [ending(dict(zip(known, way.tolist(), strict=True))) for way in ways.T]
     at_t = [found[way] for way in at.reshape(-1)]
     series = {v for v in registers if is_float(v)}
-    ends = [t > 0 and series <= at_t[t].read | at_t[t - 1].carried for t in range(length)]
-    return next((w for w in range(1, length) if length % w == 0 and all(ends[w::w])), None)
+    return [t > 0 and series <= at_t[t].read | at_t[t - 1].carried for t in range(length)]
 
 
 def _endings(program: Program, loop: Loop, active: AbstractSet[Equation]) -> Callable[[Mapping[Equation, int]], Ending]:
