@@ -16,6 +16,7 @@ from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.contracted import with_contractions
+from rlfx.recurrence.rewrite.distances import with_distances
 from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.narrow import with_narrow
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
@@ -66,6 +67,7 @@ def adapted(
     if pays.picks:  # of products of rows, too
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.pairs:
+        program = rewritten(functools.partial(with_distances, fewest=pays.pairs), program, "with_distances")
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     program = rewritten(with_stops, merged(program))  # what is merged has the same types: nothing to verify
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +38,40 @@ class Pairs:
       total: the sum.
       inside: the equations between, in order; each gives a value of the shape of all pairs.
       spread: those that spread an operand over all pairs.
-      axis: the one to loop over.
+      along: the axes of all pairs along which the numbers of each operand differ.
     """
 
     total: Equation
     inside: tuple[Equation, ...]
     spread: tuple[Equation, ...]
-    axis: int
+    along: Mapping[Atom, tuple[int, ...]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all pairs."""
+        return self.total.inputs[0].shape
 
     @property
     def operands(self) -> tuple[Atom, ...]:
         """What the sum is a function of."""
         made = {v for e in (*self.spread, *self.inside) for v in e.outputs}
         return tuple(dict.fromkeys(v for e in (*self.spread, *self.inside) for v in e.inputs if v not in made))
+
+    def expanded(self, values: Sequence[Any]) -> dict[Atom, Any]:
+        """What the equations inside read: each operand, with all axes of the pairs, of one number where it is spread."""
+        given = dict(zip(self.operands, values, strict=True))
+        for e in self.spread:
+            along = e.params["broadcast_dimensions"]
+            others = [d for d in range(len(self.shape)) if d not in along]
+            given[e.outputs[0]] = jnp.expand_dims(given[e.inputs[0]], others)
+        return {v: x for v, x in given.items() if x.ndim in (0, len(self.shape))}
+
+    def of_one(self, given: Mapping[Atom, Any], rest: tuple[int, ...]) -> Any:
+        """What is added up, of one number of an axis; ``rest``: the other axes."""
+        one = {v: jnp.broadcast_to(x, rest) if v.shape else x for v, x in given.items()}
+        for e in self.inside:
+            one[e.outputs[0]] = e.op.bind(*(one[v] for v in e.inputs), **e.params)
+        return one[self.total.inputs[0]]
 
 
 def with_loops_over_pairs(program: Program, fewest: int) -> Program:
@@ -62,16 +83,30 @@ def with_loops_over_pairs(program: Program, fewest: int) -> Program:
     definition, users = program.definitions(), program.users
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        pairs = _pairs(e, definition, users, fewest) if e.op is _SUM else None
-        if pairs is None or "t" not in program.dims_of(e.outputs[0]) or reaches(e, e, definition):
+        pairs = pairs_of(e, definition, users, fewest)
+        axis = None if pairs is None or len(pairs.inside) < _FEWEST else _axis(pairs)
+        if axis is None or "t" not in program.dims_of(e.outputs[0]) or reaches(e, e, definition):
             return None
-        return functools.partial(_evaluated, pairs), pairs.operands
+        return functools.partial(_evaluated, pairs, axis), pairs.operands
 
     return exchanged(program, instead)
 
 
-def _pairs(total: Equation, definition: Mapping, users: Mapping, fewest: int) -> Pairs | None:
-    """The pairs that a sum adds up; None if it is no such sum."""
+def pairs_of(
+    total: Equation,
+    definition: Mapping,
+    users: Mapping,
+    fewest: int,
+    is_spread: Callable[[Atom], bool] = lambda v: False,
+) -> Pairs | None:
+    """The pairs that a sum adds up; None if it is no such sum.
+
+    Args:
+      fewest: pairs.
+      is_spread: whether a value that nothing computes, of the shape of all pairs, is one of those that are spread.
+    """
+    if total.op is not _SUM:
+        return None
     (whole,) = total.inputs
     shape = whole.shape
     if not isinstance(whole, Var) or J.symbolic_axes(shape) or math.prod(shape) < fewest:
@@ -89,7 +124,10 @@ def _pairs(total: Equation, definition: Mapping, users: Mapping, fewest: int) ->
             continue
         e = definition.get(v)
         if e is None:
-            return None
+            if not is_spread(v):
+                return None
+            operands[v] = _along(v)
+            continue
         if e.op is _BROADCAST and len(e.inputs) == 1 and math.prod(e.inputs[0].shape) < math.prod(shape):
             spread[e] = None
             operands[e.inputs[0]] = _along(e.inputs[0], e)
@@ -100,11 +138,10 @@ def _pairs(total: Equation, definition: Mapping, users: Mapping, fewest: int) ->
             return None
     kept = {total, *inside}
     alone = all(u in kept for e in inside for v in e.outputs for u in users.get(v, ()))
-    axis = _axis(total, operands.values())
-    if axis is None or not alone or len(inside) < _FEWEST:
+    if not alone or not inside:
         return None
     order = {v: i for i, v in enumerate(definition)}
-    return Pairs(total, tuple(sorted(inside, key=lambda e: order[e.outputs[0]])), tuple(spread), axis)
+    return Pairs(total, tuple(sorted(inside, key=lambda e: order[e.outputs[0]])), tuple(spread), operands)
 
 
 def _along(v: Atom, spread: Equation | None = None) -> tuple[int, ...]:
@@ -113,35 +150,25 @@ def _along(v: Atom, spread: Equation | None = None) -> tuple[int, ...]:
     return tuple(d for d, n in zip(names, v.shape, strict=True) if n > 1)
 
 
-def _axis(total: Equation, varies: Iterable[Sequence[int]]) -> int | None:
+def _axis(pairs: Pairs) -> int | None:
     """Which axis to loop over: the shortest of those that are added up and along which some operands differ, others do not."""
-    shape, varies = total.inputs[0].shape, [axes for axes in varies if axes]
-    both = [a for a in total.params["axes"] if any(a in v for v in varies) and any(a not in v for v in varies)]
+    shape, varies = pairs.shape, [axes for axes in pairs.along.values() if axes]
+    both = [a for a in pairs.total.params["axes"] if any(a in v for v in varies) and any(a not in v for v in varies)]
     fitting = [a for a in both if min(shape[a], math.prod(shape) // shape[a]) >= _FEW]
     return min(fitting, key=shape.__getitem__, default=None)
 
 
-def _evaluated(pairs: Pairs, *values: Any) -> Any:
+def _evaluated(pairs: Pairs, axis: int, *values: Any) -> Any:
     """The sum, of the operands at one point."""
-    (whole,), axis = pairs.total.inputs, pairs.axis
-    rest = whole.shape[:axis] + whole.shape[axis + 1 :]
-    given = dict(zip(pairs.operands, values, strict=True))
-    for e in pairs.spread:
-        along = e.params["broadcast_dimensions"]
-        others = [d for d in range(len(whole.shape)) if d not in along]
-        given[e.outputs[0]] = jnp.expand_dims(given[e.inputs[0]], others)
-    first = {v: jnp.moveaxis(x, axis, 0) if x.shape else x for v, x in given.items() if x.ndim in (0, len(whole.shape))}
+    (whole,), rest = pairs.total.inputs, pairs.shape[:axis] + pairs.shape[axis + 1 :]
+    first = {v: jnp.moveaxis(x, axis, 0) if x.shape else x for v, x in pairs.expanded(values).items()}
     moving = {v: x for v, x in first.items() if x.shape and x.shape[0] > 1}
     still = {v: x[0] if x.shape else x for v, x in first.items() if v not in moving}
 
     # Computed again for the derivative: that is less than to write it and to read it.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def of_one(*values: Any) -> Any:
-        one = dict(zip((*still, *moving), values, strict=True))
-        one = {v: jnp.broadcast_to(x, rest) if v.shape else x for v, x in one.items()}
-        for e in pairs.inside:
-            one[e.outputs[0]] = e.op.bind(*(one[v] for v in e.inputs), **e.params)
-        return one[whole]
+        return pairs.of_one(dict(zip((*still, *moving), values, strict=True)), rest)
 
     add = lambda total, parts: (total + of_one(*still.values(), *parts), None)  # noqa: E731
     total, _ = jax.lax.scan(add, jnp.zeros(rest, whole.dtype), list(moving.values()), unroll=_UNROLL)

@@ -1,0 +1,61 @@
+"""Distances that nobody differentiates, number by number: ``sum((x[:, None] - y[None, :]) ** 2, -1)`` for all pairs at once.
+
+Which entries of a memory are near, how far a state is from others (novelty, entropy of particles): distances in a few dimensions
+of many pairs, which choose, or reward, and have no derivative. XLA:CPU adds up the dimensions of one pair after the other, 1 ns a
+number. Here each dimension is an array of all pairs, and their sum is one function of them: a quarter of the time (of 16), a
+tenth (8), a half (32). Those that are differentiated stay: the derivative would add up all pairs for each dimension.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from rlfx.recurrence.analysis.active import active_equations, is_float
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.rewrite.pairs import Pairs, pairs_of
+
+#: Dimensions, at most: each is a few equations.
+_MOST = 32
+#: Pairs of a point, at least: of fewer, numbers of all points are no long rows.
+_FEWEST = 8
+
+
+def with_distances(program: Program, fewest: int) -> Program:
+    """The program with such sums over ``fewest`` numbers or more; without any it is ``program``.
+
+    Meaning-preserving up to the order of sums.
+    """
+    definition, users = program.definitions(), program.users
+    given = frozenset(v for v in (*program.params, *program.consts, *program.carry) if is_float(v))
+    active = active_equations(program, given, (program.loss, *program.next_carry))
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        is_spread = lambda v: isinstance(v, Var) and not program.dims_of(v)  # over all points  # noqa: E731
+        pairs = None if e in active else pairs_of(e, definition, users, fewest, is_spread)
+        if pairs is None or not program.dims_of(e.outputs[0]) or not _is_short(pairs):
+            return None
+        return functools.partial(_added, pairs), pairs.operands
+
+    return exchanged(program, instead)
+
+
+def _is_short(pairs: Pairs) -> bool:
+    """Whether it adds up the last axis alone, along which all that varies does."""
+    shape, last = pairs.shape, len(pairs.shape) - 1
+    varying = [axes for axes in pairs.along.values() if axes]
+    fitting = tuple(pairs.total.params["axes"]) == (last,) and 1 < shape[-1] <= _MOST and len(pairs.inside) > 1
+    return fitting and math.prod(shape[:-1]) >= _FEWEST and len(varying) > 1 and all(last in axes for axes in varying)
+
+
+def _added(pairs: Pairs, *values: Any) -> Any:
+    """The sum, of the operands at one point."""
+    *rest, count = pairs.shape
+    first = {v: jnp.moveaxis(x, -1, 0) if x.shape else x for v, x in pairs.expanded(values).items()}
+    at = lambda i: {v: x[i] if x.shape and len(x) > 1 else x[0] if x.shape else x for v, x in first.items()}  # noqa: E731
+    return functools.reduce(jnp.add, (pairs.of_one(at(i), tuple(rest)) for i in range(count)))
