@@ -140,6 +140,14 @@ def test_values_and_gradients_are_those_of_the_reference(f):
         close(found, expected)
 
 
+@pytest.mark.parametrize("f", [sequences, of_all])
+def test_on_two_devices(f):
+    """Each has its environments' cotangents; the loop may have what all of them share."""
+    mesh = jax.make_mesh((2,), ("b",), devices=jax.devices()[:2])
+    for plan in PLANS[:2]:
+        close(gradient(rlfx.compile, f, mesh=mesh, plan=plan), gradient(rlfx.reference, f))
+
+
 @pytest.mark.parametrize("t0", [1, K, 3])
 def test_calls_that_begin_later(t0):
     """The state ends, and the loss begins, at a time that is not the call's."""
