@@ -26,6 +26,10 @@ def peer() -> str:
     )
 
 
+#: Of learners that were measured again on another machine.
+OF_ANOTHER = {"best": "of_best", "there": "of_best_there", "plain": "of_plain", "memory": "memory_of_best"}
+
+
 @functools.cache
 def means_of(name: str) -> dict:
     return summary(read(f"untuned_{name}")["workloads"])
@@ -48,6 +52,12 @@ def building() -> str:
     found = read("building")
     times = ", ".join(f"{stage} {ratio:.2f}x" for stage, ratio in found["means"].items())
     return f"{len(found['rows'])} learners, geometric means of plain's: {times}"
+
+
+def another_machine(ratio: str) -> str:
+    """A geometric mean over some learners on another machine."""
+    found = read("another_machine")["means"]
+    return f"{found[ratio]:.2f}"
 
 
 def built(name: str) -> str:
@@ -199,6 +209,8 @@ VALUES = {
     "untuned-after-memory": lambda: memory("tuning_after"),
     "untuned-built": lambda: built("tuning"),
     "building": building,
+    "another-machine-learners": lambda: str(len(read("another_machine")["workloads"])),
+    **{f"another-machine-{key}": functools.partial(another_machine, ratio) for key, ratio in OF_ANOTHER.items()},
     "untuned-after-built": lambda: built("tuning_after"),
     "untuned-after-slower": lambda: slower("tuning_after"),
     "attention-library-time": lambda: dot_product_attention("ms"),

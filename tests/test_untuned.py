@@ -149,3 +149,28 @@ def test_building_takes_both_forms_and_the_mean_of_their_ratios():
     assert all(seconds > 0 for stages in row.values() for seconds in stages.values())
     rows = [{"rlfx": {"s": 2.0}, "plain": {"s": 1.0}}, {"rlfx": {"s": 8.0}, "plain": {"s": 1.0}}]
     assert np.isclose(building.mean(rows, lambda form: form["s"]), 4.0)
+
+
+def test_again_takes_the_forms_that_were_fastest():
+    again, m = module("again"), module("measure")
+    forms = {"rlfx": jnp.sum, "plain": lambda x: x @ jnp.ones(3), "slow": lambda x: x[0] + x[1] + x[2], "fast": lambda x: x.sum()}
+    there = {"rlfx": 3.0, "plain": 4.0, "slow": 3.5, "fast": 2.0}
+    row = {"best": "fast", "forms": {name: {"cpu_ms": ms} for name, ms in there.items()}}
+    args = again.parsed(["--forms", "1", "--rounds", "5", "--seconds", "0.1"])
+    found = again.measured(lambda: m.Workload(forms, (jnp.arange(3.0),)), {}, row, args)
+    assert set(found["ms"]) == {"rlfx", "plain", "fast"}
+    assert found["of_best_there"] == 1.5
+    assert found["best"] in ("plain", "fast")
+    assert found["of_best"] > 0
+
+
+def test_again_knows_all_that_is_recorded():
+    again = module("again")
+    cases = list(again.chosen(again.parsed([])))
+    assert {workload for _, workload, _, _ in cases} <= set(again.recorded())
+    assert list(again.chosen(again.parsed(["--every", "3"]))) == cases[::3]
+    (only,) = again.chosen(again.parsed(["--only", "R2D2"]))
+    assert only[:2] == ("held-out", "R2D2 T=120 B=32")
+    after = json.loads((ROOT / "benchmarks/results/untuned_sealed_eleventh_after.json").read_text())["workloads"]
+    name, row = next(iter(after.items()))
+    assert again.recorded()[name] == row

@@ -118,6 +118,20 @@ def test_no_sum_of_pairs_is_left():
     assert not rlfx.target("h200").rewrites.pairs
 
 
+def test_what_all_points_share_is_made_once():
+    """Entries of length one: they are made of the weights before, not of each point's numbers."""
+
+    def loss(p, s, t):
+        keys = p["keys"] / jnp.sqrt(jnp.square(p["keys"]).sum(-1, keepdims=True))
+        return p["w"][0, 0] * stop_gradient(squares(keys, s * p["keys"][0, 0]).min()), 0.9 * s
+
+    found = with_distances(rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T), 1)
+    (made,) = (e for e in found.equations if e.op is J.primitive("div"))
+    assert made.outputs[0].shape == (2, N, D)
+    assert not found.dims_of(made.outputs[0])
+    assert [e.inputs[0].shape for e in found.equations if e.op is SUM and found.dims_of(e.outputs[0])] == []
+
+
 def test_other_sums_stay():
     pairs = (2, N, D)
     assert left(lambda p, s, t: (squares(p["keys"], s * p["keys"][0, 0]).min(), s)) == [pairs]  # differentiated

@@ -103,7 +103,7 @@ def pairs_of(
 
     Args:
       fewest: pairs.
-      is_spread: whether a value that nothing computes, of the shape of all pairs, is one of those that are spread.
+      is_spread: whether a value of the shape of all pairs is one of those that are spread, over all points.
     """
     if total.op is not _SUM:
         return None
@@ -123,11 +123,11 @@ def pairs_of(
             operands[v] = _along(v)
             continue
         e = definition.get(v)
-        if e is None:
-            if not is_spread(v):
-                return None
+        if is_spread(v):
             operands[v] = _along(v)
             continue
+        if e is None:
+            return None
         if e.op is _BROADCAST and len(e.inputs) == 1 and math.prod(e.inputs[0].shape) < math.prod(shape):
             spread[e] = None
             operands[e.inputs[0]] = _along(e.inputs[0], e)
