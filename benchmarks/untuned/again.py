@@ -1,4 +1,4 @@
-"""Learners of the held-out and sealed sets on another machine, against the forms by hand that were fastest where they were recorded.
+"""Learners of the held-out and sealed sets on another machine, against those forms by hand that were fastest on the first.
 
     python -m benchmarks.untuned.again [--only NAME ...] [--every N] [--forms 3] [--rounds 7] [--seconds 8] [--cores 1]
                                        [--json FILE]
@@ -73,7 +73,8 @@ def measured(make: Any, sizes: Mapping[str, Any], row: Mapping[str, Any], args: 
     return {
         "of_best": ratio["best"], "of_plain": ratio["plain"], "memory_of_best": m.memory_ratio(found, "best"), "best": best,
         "of_best_there": there["rlfx"]["cpu_ms"] / there[row["best"]]["cpu_ms"], "best_there": row["best"],
-        "ms": {form: here[form]["cpu_ms"] for form in few.forms}, "ms_there": {f: there[f]["cpu_ms"] for f in few.forms if f in there},
+        "ms": {form: here[form]["cpu_ms"] for form in few.forms},
+        "ms_there": {form: there[form]["cpu_ms"] for form in few.forms if form in there},
     }  # fmt: skip
 
 
