@@ -11,10 +11,10 @@ from jax.lax import stop_gradient
 import rlfx
 from rlfx.recurrence.gradient import own
 from rlfx.recurrence.gradient.counted import first_counted
-from rlfx.recurrence.gradient.own import BurnIn
+from rlfx.recurrence.gradient.own import Truncation
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
-from rlfx.recurrence.schedule.truncated import burn_in_of
+from rlfx.recurrence.schedule.truncated import BurnIn, truncated
 
 T, B, K = 12, 4, 8
 P = {"w": 0.6 * jax.random.normal(jax.random.key(0), (3, 3)), "b": jnp.asarray([0.1, -0.2, 0.3])}
@@ -110,7 +110,8 @@ def found_in(f):
     rule = GradientRule(program, rlfx.target("cpu"), Options())
     learner = rule.learner(frozenset(v for v in program.params if v.shape in ((3, 3), (3,))))
     counted = first_counted(learner)
-    return counted, [burn_in_of(program, loop, learner.active, counted) for loop in learner.region.loops]
+    found = [truncated(program, loop, learner.active, counted) for loop in learner.region.loops]
+    return counted, [at.timesteps if isinstance(at, BurnIn) else None for at in found]
 
 
 def test_burn_ins_are_found():
@@ -242,4 +243,4 @@ def test_second_derivatives_and_populations():
     [(40, 120, 30, 8, 20), (40, 120, 8, 8, 8), (7, 12, 12, 4, 4), (8, 12, 6, 1, 4), (5, 7, 7, 2, None), (8, 12, 12, 9, None)],
 )
 def test_blocks_end_with_a_burn_in_where_they_can(burn_in, length, most, fewest, size):
-    assert BurnIn(burn_in, True, lambda x: x).block_of(length, most, fewest) == size
+    assert Truncation(BurnIn(burn_in), True, lambda x: x).block_of(length, most, fewest) == size

@@ -14,7 +14,7 @@ from rlfx.recurrence.analysis.timed import Timed
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule import physical
-from rlfx.recurrence.schedule.truncated import window_of
+from rlfx.recurrence.schedule.truncated import InWindows, truncated
 from tests.oracle import driver, grow
 
 T, B, W = 12, 2, 4
@@ -131,7 +131,8 @@ def windows(f, length=T):
     program = fn.trace(P, carry_of(f), KEY)
     rule = GradientRule(program, rlfx.target("cpu"), Options())
     learner = rule.learner(frozenset(program.params))
-    return [window_of(program, loop, learner.active) for loop in learner.region.loops]
+    found = [truncated(program, loop, learner.active) for loop in learner.region.loops]
+    return [at.timesteps if isinstance(at, InWindows) else None for at in found]
 
 
 @pytest.mark.parametrize("f", ENDING)
@@ -240,7 +241,7 @@ def test_numbers_of_what_follows_from_t():
 def test_generated_programs(seed, monkeypatch):
     """Those whose carry ends at every second timestep, in calls that begin at 0."""
     found = []
-    monkeypatch.setattr(physical, "window_of", lambda *of: found.append(window_of(*of)) or found[-1])
+    monkeypatch.setattr(physical, "truncated", lambda *of: found.append(truncated(*of)) or found[-1])
     verdict = driver.check(grow.grow(seed, 2, length=8, t0=0, until=None), plans=1, reference=True)
     assert not verdict.wrong, verdict.wrong
-    assert {1, 2} & set(found)
+    assert {1, 2} & {at.timesteps for at in found if isinstance(at, InWindows)}

@@ -33,6 +33,7 @@ from rlfx.recurrence.schedule.affine import (
 )
 from rlfx.recurrence.schedule.physical import Iteration
 from rlfx.recurrence.schedule.schedule import Loop
+from rlfx.recurrence.schedule.truncated import Truncated
 
 tree = jax.tree_util
 
@@ -53,10 +54,7 @@ class AffineScan:
     def rolled(self) -> Iteration:
         return replace(self, other=self.other.rolled())
 
-    def in_windows(self, timesteps: int, are: Any) -> Iteration:
-        return self
-
-    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Iteration:
+    def truncated(self, at: Truncated, holds: Any, agreed: Callable) -> Iteration:
         return self
 
     def __str__(self) -> str:

@@ -24,6 +24,7 @@ from rlfx.recurrence.language.index import Lookup, Point, Slice
 from rlfx.recurrence.language.primitives import reduce_p
 from rlfx.recurrence.schedule.physical import Repeated
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
+from rlfx.recurrence.schedule.truncated import Truncated
 
 #: Equations, at most, of all iterations that are one of a program's: more take long to compile.
 _MOST = 1024
@@ -52,10 +53,7 @@ class Scan:
     def rolled(self) -> Self:
         return replace(self, unroll=1)
 
-    def in_windows(self, timesteps: int, are: Any) -> Self:
-        return self
-
-    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Self:
+    def truncated(self, at: Truncated, holds: Any, agreed: Callable) -> Self:
         return self
 
     def __str__(self) -> str:
@@ -173,11 +171,9 @@ class RunningLoop:
         iteration, backward = self.node.iteration, self.loop.direction == "backward"
         if any(v in self.run.on_host for v in self.loop.stacked):  # what goes to the host is not put together before
             iteration = iteration.rolled()
-        if self.node.window is not None:
-            iteration = iteration.in_windows(self.node.window, jnp.asarray(self.run.t0) == 0)
-        elif self.node.burn_in is not None:
+        if self.node.truncated is not None:
             agreed = partial(self.run.extent.over_devices, "max")
-            iteration = iteration.after_burn_in(self.node.burn_in, jnp.asarray(self.run.t0) == 0, agreed)
+            iteration = iteration.truncated(self.node.truncated, jnp.asarray(self.run.t0) == 0, agreed)
         return iteration(self.step, list(state), (times, list(slices)), backward, self.going())
 
     def by(self, runner: Any) -> RunningLoop:

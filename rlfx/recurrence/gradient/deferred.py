@@ -14,9 +14,10 @@ import jax
 
 from rlfx.recurrence.execute.loops import Scan
 from rlfx.recurrence.gradient.directions import without_constants
-from rlfx.recurrence.gradient.own import BurnIn, OwnDerivative, Truncation, products_of
+from rlfx.recurrence.gradient.own import OwnDerivative, Truncation, products_of
 from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.language.precision import widened
+from rlfx.recurrence.schedule.truncated import InWindows, Truncated
 
 tree = jax.tree_util
 
@@ -31,21 +32,15 @@ class Deferring(Scan):
     Attributes:
       most_rows: a timestep, at most, for which a contraction at the end is faster.
       near: bytes that a core has near it: the way back goes through blocks of timesteps that fit; None: through all.
-      window: timesteps after which no derivative goes back further, where these ``are`` such windows; or None.
-      burn_in: the timesteps that no derivative enters from those after them, or None.
+      truncation: where no derivative goes back further, or None.
     """
 
     most_rows: int = 0
     near: float | None = None
-    window: int | None = None
-    are: Any = None
-    burn_in: BurnIn | None = None
+    truncation: Truncation | None = None
 
-    def in_windows(self, timesteps: int, are: Any) -> Self:
-        return replace(self, window=timesteps, are=are)
-
-    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Self:
-        return replace(self, burn_in=BurnIn(timesteps, is_one, agreed))
+    def truncated(self, at: Truncated, holds: Any, agreed: Callable) -> Self:
+        return replace(self, truncation=Truncation(at, holds, agreed))
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple[Any, Any]:
         found = _with_own_derivative(self, step, init, xs, backward)
@@ -63,7 +58,7 @@ def _with_own_derivative(by: Deferring, step: Callable, init: Any, xs: Any, back
     products = products_of(body)
     if not products and all(widened(c) is c for c in consts):
         return None
-    few = tuple(p for p in products if p.rows <= by.most_rows or by.window is not None)
-    windows = None if by.window is None else Truncation(by.window, by.are)
-    loop = OwnDerivative(body, few, split, backward, by.together(xs), windows, by.near, by.burn_in)
+    in_windows = by.truncation is not None and isinstance(by.truncation.at, InWindows)
+    few = tuple(p for p in products if p.rows <= by.most_rows or in_windows)
+    loop = OwnDerivative(body, few, split, backward, by.together(xs), by.truncation, by.near)
     return tree.tree_unflatten(tree.tree_structure(outs), loop(list(map(widened, consts)), leaves[:split], leaves[split:]))

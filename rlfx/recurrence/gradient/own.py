@@ -25,6 +25,7 @@ from rlfx.recurrence.gradient.counted import if_needed, not_zero
 from rlfx.recurrence.gradient.directions import Body, Directions, directions
 from rlfx.recurrence.ir.interpret import evaluate
 from rlfx.recurrence.language.precision import narrowed, wide, widened
+from rlfx.recurrence.schedule.truncated import BurnIn, InWindows, Truncated
 
 _DOT = J.primitive("dot_general")
 
@@ -84,39 +85,26 @@ def _product(eqn: Any, weights: dict) -> Product | None:
 
 @dataclass(frozen=True, eq=False)
 class Truncation:
-    """Consecutive timesteps, at whose ends no derivative goes back further.
+    """Timesteps at whose ends no derivative goes back further: windows, or a burn-in.
 
     Attributes:
-      timesteps: of each.
-      are: whether it is so, bool: a call knows, at which time it begins.
-    """
-
-    timesteps: int
-    are: Any
-
-
-@dataclass(frozen=True, eq=False)
-class BurnIn:
-    """The first timesteps, which no derivative enters from those after them: none is left where the loss has nothing of them.
-
-    Attributes:
-      timesteps: how many.
-      is_one: whether it is so, bool: a call knows, at which time it begins.
+      at: which.
+      holds: whether it is so, bool: a call knows, at which time it begins.
       agreed: a condition, on whichever device it holds.
     """
 
-    timesteps: int
-    is_one: Any
+    at: Truncated
+    holds: Any
     agreed: Callable
 
-    def skipped(self, is_one: Any, by_ys: Sequence) -> Any:
-        """Whether their way back is left out; ``by_ys``: the cotangents of what the iterations put out."""
-        return is_one & ~self.agreed(not_zero([x[: self.timesteps] for x in by_ys]))
+    def skipped(self, holds: Any, by_ys: Sequence) -> Any:
+        """Whether a burn-in's way back is left out; ``by_ys``: the cotangents of what the iterations put out."""
+        return holds & ~self.agreed(not_zero([x[: self.at.timesteps] for x in by_ys]))
 
     def block_of(self, length: int, most: int, fewest: int) -> int | None:
-        """Timesteps of a block, at most so many, one or several for a contraction of ``fewest``; None: all."""
+        """Timesteps of a block, of which a burn-in is some if it can be; ``fewest``: for a contraction; None: all."""
         fitting = [d for d in divisors(length) if fewest <= d <= min(most, length // 2)]
-        return max((d for d in fitting if self.timesteps % d == 0), default=fitting[0] if fitting else None)
+        return max((d for d in fitting if self.at.timesteps % d == 0), default=fitting[0] if fitting else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +117,8 @@ class OwnDerivative:
       split: how many inputs are state.
       backward: whether the loop goes from the last timestep to the first.
       unroll: how many iterations are one of the program's.
-      windows: of a loop forward in time; or None.
+      truncation: of a loop forward in time, whose windows go back side by side, or whose burn-in is left out block by block.
       near: bytes that a core has near it, or None.
-      burn_in: of a loop forward in time, whose way back leaves it out block by block; or None.
     """
 
     body: Body
@@ -139,18 +126,16 @@ class OwnDerivative:
     split: int
     backward: bool
     unroll: int
-    windows: Truncation | None = None
+    truncation: Truncation | None = None
     near: float | None = None
-    burn_in: BurnIn | None = None
 
     def __call__(self, consts: list, init: list, xs: list) -> list:
         """``[*state, *ys]``; ``consts`` may be wider than the body's, which is in what their gradients are added up."""
         run = jax.custom_vjp(self._run)
         run.defvjp(self._forward, self._back)
-        known = None if self.windows is None else self.windows.are
-        return run(consts, init, xs, known if self.burn_in is None else self.burn_in.is_one)
+        return run(consts, init, xs, None if self.truncation is None else self.truncation.holds)
 
-    def _run(self, consts: Sequence, init: list, xs: list, known: Any) -> list:
+    def _run(self, consts: Sequence, init: list, xs: list, holds: Any) -> list:
         state, ys = self._scan(self.body, self._narrowed(consts), init, xs)
         return [*state, *ys]
 
@@ -166,22 +151,24 @@ class OwnDerivative:
     def _narrowed(self, consts: Sequence) -> list:
         return [narrowed(c, v.aval.dtype) for c, v in zip(consts, self.body.constvars, strict=True)]
 
-    def _forward(self, consts: Sequence, init: list, xs: list, known: Any) -> tuple[list, tuple]:
+    def _forward(self, consts: Sequence, init: list, xs: list, holds: Any) -> tuple[list, tuple]:
         ways, constants = self._ways
         outside = evaluate(ways.before, constants, consts)
         state, stacks = self._scan(ways.forward, outside, init, xs)
-        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept], known)
+        return [*state, *(stacks[i] for i in ways.ys)], (consts, xs, [stacks[i] for i in ways.kept], holds)
 
     def _back(self, residuals: tuple, cotangents: Sequence) -> tuple:
-        (ways, constants), (consts, xs, kept, known) = self._ways, residuals
+        (ways, constants), (consts, xs, kept, holds) = self._ways, residuals
         outside, moving = evaluate(ways.before, constants, consts), len(ways.to_state)
         by = [x for x, v in zip(cotangents, self.body.outvars, strict=True) if J.is_inexact(v.aval)]
         given = consts, outside, by[:moving], [*xs, *kept, *by[moving:]]
-        if self.windows is None:
-            skips = None if self.burn_in is None else self.burn_in.skipped(known, by[moving:])
-            found = self._one_by_one(*given, skips)
-        else:
-            found = jax.lax.cond(known, self._side_by_side, self._one_by_one, *given)
+        match self.truncation:
+            case None:
+                found = self._one_by_one(*given)
+            case Truncation(BurnIn()) as burn_in:
+                found = self._one_by_one(*given, burn_in.skipped(holds, by[moving:]))
+            case Truncation(InWindows()):
+                found = jax.lax.cond(holds, self._side_by_side, self._one_by_one, *given)
         sums, by_init, by_xs, of_products = found
         grads = dict(zip(ways.to_consts, sums, strict=True))
         for number, gradient in zip(ways.to_taps, of_products, strict=True):
@@ -213,7 +200,7 @@ class OwnDerivative:
             (total, by_last), (begin, over) = carry, at
             compute = lambda: block(by_last, over)  # noqa: E731
             zero = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(compute))  # noqa: E731
-            needed = None if skips is None else ~skips | (begin + size > self.burn_in.timesteps)
+            needed = None if skips is None else ~skips | (begin + size > self.truncation.at.timesteps)
             found, by_first, by_xs = if_needed(needed, compute, zero)
             return (jax.tree.map(jnp.add, total, found), by_first), by_xs
 
@@ -228,10 +215,10 @@ class OwnDerivative:
         """Timesteps whose cotangents of products fit near a core, or of which a contraction has rows enough; None: all."""
         products = [self.products[i] for i in self._ways[0].to_taps]
         put_out = sum(p.eqn.outvars[0].aval.size * p.eqn.outvars[0].aval.dtype.itemsize for p in products)
-        if self.burn_in is not None:
+        if self.truncation is not None and isinstance(self.truncation.at, BurnIn):
             fewest = -(-ROWS // max((p.rows for p in products), default=ROWS))
             most = length if self.near is None else max(fewest, int(self.near // max(1, put_out)))
-            return self.burn_in.block_of(length, most, fewest)
+            return self.truncation.block_of(length, most, fewest)
         if self.near is None or length * put_out <= FAR * self.near:
             return None
         enough = [d for d in divisors(length) if d * max(p.rows for p in products) >= ROWS]
@@ -240,7 +227,7 @@ class OwnDerivative:
 
     def _side_by_side(self, consts: Sequence, outside: Sequence, by_last: Sequence, over: Sequence) -> tuple:
         """As :meth:`_one_by_one`, timestep by timestep of all windows at once."""
-        size, ways = self.windows.timesteps, self._ways[0]
+        size, ways = self.truncation.at.timesteps, self._ways[0]
         cut = lambda x: jnp.swapaxes(x.reshape(-1, size, *x.shape[1:]), 0, 1)  # noqa: E731
         over = list(map(cut, over))
         count = over[0].shape[1]

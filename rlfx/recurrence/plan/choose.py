@@ -21,7 +21,7 @@ from rlfx.recurrence.schedule.bands import is_window
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.tiling import ROWS_OF_BLOCK
-from rlfx.recurrence.schedule.truncated import window_of
+from rlfx.recurrence.schedule.truncated import truncated
 
 #: Rows of a product that a CPU computes about as fast as many.
 ROWS = 64
@@ -173,7 +173,7 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
         little = keeps_little and (
             _part_in_loops(learner) >= MOSTLY
             or _spares_weights(learner, batch, target)
-            or any(window_of(learner.program, loop, learner.active) for loop in learner.region.loops)
+            or any(truncated(learner.program, loop, learner.active) for loop in learner.region.loops)
         )
         runs_twice = acted.isdisjoint({*learner.stored, *learner.beyond})
         worth = little or (runs_twice and _roomy(Plan("one pass"), learner, batch, target, AT_A_TIME))

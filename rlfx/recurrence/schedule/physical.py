@@ -21,7 +21,7 @@ from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
 from rlfx.recurrence.schedule.strided import Strided, strided
 from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
-from rlfx.recurrence.schedule.truncated import burn_in_of, window_of
+from rlfx.recurrence.schedule.truncated import Truncated, truncated
 
 
 class Iteration(Protocol):
@@ -44,12 +44,8 @@ class Iteration(Protocol):
         """One iteration of the program for each of the loop."""
         ...
 
-    def in_windows(self, timesteps: int, are: Any) -> Iteration:
-        """Where it ``are`` windows of ``timesteps`` at whose ends no derivative leaves for the one before."""
-        ...
-
-    def after_burn_in(self, timesteps: int, is_one: Any, agreed: Callable) -> Iteration:
-        """Where it ``is_one`` that no derivative enters the first ``timesteps``; ``agreed``: a condition on all devices."""
+    def truncated(self, at: Truncated, holds: Any, agreed: Callable) -> Iteration:
+        """Where it ``holds`` that no derivative goes back further; ``agreed``: a condition, on whichever device it holds."""
         ...
 
     def __call__(self, step: Callable, init: Any, xs: Any, backward: bool, going: Callable | None) -> tuple: ...
@@ -125,8 +121,7 @@ class Repeated:
         it does not.
       sections: these, as (first, end).
       said: what the runner that was asked for says of it.
-      window: timesteps after which no derivative goes back further (``truncated.py``), or None.
-      burn_in: timesteps at whose end no derivative goes back further, or None.
+      truncated: where no derivative goes back further, or None.
     """
 
     loop: Loop
@@ -136,8 +131,7 @@ class Repeated:
     tiled: Mapping[Var, int] = field(default_factory=dict)
     sections: tuple[tuple[int, int], ...] = ()
     said: str | None = None
-    window: int | None = None
-    burn_in: int | None = None
+    truncated: Truncated | None = None
 
     @property
     def kind(self) -> str:
@@ -166,10 +160,8 @@ class Repeated:
             size = self.sections[0][1] - self.sections[0][0]
             count = f"{len(self.sections)} sections of {size} timesteps"
             found.append(f"{', '.join(read)}: {count}, each reads only the past that is there")
-        if self.window is not None:
-            found.append(f"no derivative leaves windows of {self.window} timesteps: they are differentiated side by side")
-        elif self.burn_in is not None:
-            found.append(f"no derivative goes back beyond t = {self.burn_in}: the loss counts nothing before")
+        if self.truncated is not None:
+            found.append(str(self.truncated))
         return (*found, *map(str, self.joined))
 
     def __str__(self) -> str:
@@ -257,7 +249,7 @@ def _repeated(
     whole: bool,
     counted: int,
 ) -> Repeated:
-    program, window, burn_in = schedule.graph.program, None, None
+    program, ending = schedule.graph.program, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
     if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
@@ -266,7 +258,5 @@ def _repeated(
     sections = sections_of(program.domain.length) if tiled else ()
     if whole and iteration.differentiable and mine is None:
         active = schedule.differentiated or frozenset(schedule.equations)
-        burn_in = burn_in_of(program, loop, active, counted) if counted and target.rewrites.branches else None
-        window = None if burn_in is not None and 2 * burn_in >= program.domain.length else window_of(program, loop, active)
-        burn_in = burn_in if window is None else None
-    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, window, burn_in)
+        ending = truncated(program, loop, active, counted if target.rewrites.branches else 0)
+    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,30 +33,57 @@ class Ending(NamedTuple):
     carried: frozenset[Var]
 
 
-def window_of(program: Program, loop: Loop, active: AbstractSet[Equation]) -> int | None:
-    """Timesteps of a window: a divisor of T, at whose multiples no derivative leaves for the timestep before; None: no such.
+@dataclass(frozen=True)
+class InWindows:
+    """No derivative goes back further than to the beginning of a window. Prints as text.
+
+    Attributes:
+      timesteps: of each, a divisor of T.
+    """
+
+    timesteps: int
+
+    def __str__(self) -> str:
+        return f"no derivative leaves windows of {self.timesteps} timesteps: they are differentiated side by side"
+
+
+@dataclass(frozen=True)
+class BurnIn:
+    """No derivative goes back further than to the end of a burn-in. Prints as text.
+
+    Attributes:
+      timesteps: of it, none of which is in the loss.
+    """
+
+    timesteps: int
+
+    def __str__(self) -> str:
+        return f"no derivative goes back beyond t = {self.timesteps}: the loss counts nothing before"
+
+
+Truncated = InWindows | BurnIn
+
+
+def truncated(program: Program, loop: Loop, active: AbstractSet[Equation], counted: int = 0) -> Truncated | None:
+    """Where no derivative leaves a timestep of a loop for the one before; None: no such windows, and no burn-in.
 
     Args:
       active: the equations that a derivative goes through.
+      counted: the first timestep that is in the loss. A burn-in of half of all timesteps and more comes before windows.
 
     It is of a program that begins at ``t0 = 0``, which only a call knows.
     """
-    length, ends = program.domain.length, ends_of(program, loop, active)
-    return next((w for w in range(1, length) if length % w == 0 and all(ends[w::w])), None) if any(ends) else None
+    length, ends = program.domain.length, _ends(program, loop, active)
+    if not any(ends):
+        return None
+    burn_in = max((t for t in range(min(counted + 1, length)) if ends[t]), default=0)
+    windows = (w for w in range(1, length) if length % w == 0 and all(ends[w::w]))
+    if 2 * burn_in < length and (window := next(windows, None)) is not None:
+        return InWindows(window)
+    return BurnIn(burn_in) if burn_in else None
 
 
-def burn_in_of(program: Program, loop: Loop, active: AbstractSet[Equation], counted: int) -> int | None:
-    """The last timestep at which no derivative leaves for the one before, with nothing in the loss before it; None: no such.
-
-    Args:
-      active: as of :func:`window_of`.
-      counted: the first timestep that is in the loss.
-    """
-    ends = ends_of(program, loop, active)
-    return max((t for t in range(counted + 1) if t < len(ends) and ends[t]), default=None)
-
-
-def ends_of(program: Program, loop: Loop, active: AbstractSet[Equation]) -> list[bool]:
+def _ends(program: Program, loop: Loop, active: AbstractSet[Equation]) -> list[bool]:
     """At which timesteps no derivative leaves for the one before, if ``t0`` is 0; empty: nothing is known."""
     length, registers = program.domain.length, {e.source for e in loop.reads}
     if loop.direction != "forward" or program.domain.until or any(loop.depth[v] != REGISTER for v in registers):
