@@ -34,6 +34,8 @@ SETS = (
     "tuning", "held-out", "looked-at", "unseen", "sealed", "sealed-again", "sealed-third", "sealed-fourth", "sealed-fifth",
     "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh", "sealed-twelfth",
 )  # fmt: skip
+#: Those that nothing was tuned on when they were written.
+UNTUNED = tuple(name for name in SETS if name != "tuning")
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -48,6 +50,19 @@ def parsed(argv):
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)
+
+
+def module_of(name):
+    """What has the workloads of a set."""
+    return importlib.import_module(f".{name.replace('-', '_')}", __package__)
+
+
+def cases_of(names, only=None):
+    """``(set, workload, make, sizes)`` of those workloads of some sets whose names have one of the parts ``only``; None: all."""
+    for name in names:
+        for workload, case in module_of(name).CASES.items():
+            if not only or any(part in workload for part in only):
+                yield name, workload, *case
 
 
 def keep_to(cores):
@@ -101,9 +116,8 @@ def main(argv=None):
 
     from . import measure as m
 
-    chosen = importlib.import_module(f".{args.set.replace('-', '_')}", __package__)
-    CASES, TINY = chosen.CASES, chosen.TINY
-    cases = {n: case for n, case in CASES.items() if not args.only or any(part in n for part in args.only)}
+    CASES, TINY = module_of(args.set).CASES, module_of(args.set).TINY
+    cases = {workload: case for _, workload, *case in cases_of((args.set,), args.only)}
     if args.quick:
         cases = {f"{make.__module__.split('.')[-1]}.{make.__name__}": (make, TINY[make]) for make, _ in cases.values()}
     malloc = "" if args.malloc == "default" else "_pages_kept"

@@ -11,7 +11,6 @@ something was done for it: that). A form that would be the best here alone, and 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import statistics
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.untuned.__main__ import RESULTS, SETS, keep_to, machine
+from benchmarks.untuned.__main__ import RESULTS, SETS, UNTUNED, cases_of, keep_to, machine
 
 LEVEL = 1.05
 
@@ -48,13 +47,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 def chosen(args: argparse.Namespace) -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
     """``(set, workload, make, sizes)`` of those that were asked for."""
-    cases = []
-    for name in SETS[SETS.index("tuning") + 1 :]:
-        module = importlib.import_module(f".{name.replace('-', '_')}", __package__)
-        cases += [(name, workload, *case) for workload, case in module.CASES.items()]
-    if args.only:
-        cases = [case for case in cases if any(part in case[1] for part in args.only)]
-    yield from cases[:: args.every]
+    yield from list(cases_of(UNTUNED, args.only))[:: args.every]
 
 
 def measured(make: Any, sizes: Mapping[str, Any], row: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -68,10 +61,9 @@ def measured(make: Any, sizes: Mapping[str, Any], row: Mapping[str, Any], args: 
     few = replace(workload, forms={form: workload.forms[form] for form in ("rlfx", "plain", *by_hand)})
     found = m.measure(few, args.rounds, args.seconds)
     here, best = found["forms"], found["best"]
-    ratio = {to: statistics.median(a / b for a, b in zip(*(found["cpu_s"][f] for f in ("rlfx", form)), strict=True))
-             for to, form in (("best", best), ("plain", "plain"))}  # fmt: skip
+    ratio = lambda to: statistics.median(m.ratios(found, to).tolist())  # noqa: E731
     return {
-        "of_best": ratio["best"], "of_plain": ratio["plain"], "memory_of_best": m.memory_ratio(found, "best"), "best": best,
+        "of_best": ratio("best"), "of_plain": ratio("plain"), "memory_of_best": m.memory_ratio(found, "best"), "best": best,
         "of_best_there": there["rlfx"]["cpu_ms"] / there[row["best"]]["cpu_ms"], "best_there": row["best"],
         "ms": {form: here[form]["cpu_ms"] for form in few.forms},
         "ms_there": {form: there[form]["cpu_ms"] for form in few.forms if form in there},

@@ -9,13 +9,12 @@ process imports and starts once (networkx, 0.05 s) is no learner's: tiny ones ar
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.untuned.__main__ import SETS, keep_to
+from benchmarks.untuned.__main__ import SETS, UNTUNED, cases_of, keep_to, module_of
 
 FORMS = ("rlfx", "plain")
 STAGES = ("trace_s", "compile_s")
@@ -23,7 +22,7 @@ STAGES = ("trace_s", "compile_s")
 
 def parsed(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.untuned.building", description=__doc__.splitlines()[0])
-    parser.add_argument("--set", nargs="+", choices=SETS, default=[name for name in SETS if name != "tuning"])
+    parser.add_argument("--set", nargs="+", choices=SETS, default=UNTUNED)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts of the names of workloads")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=1)
@@ -56,20 +55,16 @@ def main(argv=None):
     from benchmarks import recorded
 
     rows, warm = [], False
-    for name in args.set:
-        chosen = importlib.import_module(f".{name.replace('-', '_')}", __package__)
-        for workload, (make, sizes) in chosen.CASES.items():
-            if args.only and not any(part in workload for part in args.only):
-                continue
-            if not warm:
-                built(make, chosen.TINY[make], 1)
-                warm = True
-            row = {"set": name, "workload": workload, **built(make, sizes, args.rounds)}
-            rows.append(row)
-            ratio = {s: row["rlfx"][s] / row["plain"][s] for s in STAGES}
-            both = sum(row["rlfx"].values()) / sum(row["plain"].values())
-            parts = f"trace {ratio['trace_s']:5.2f}  compile {ratio['compile_s']:5.2f}"
-            print(f"{both:5.2f}  {parts}  {name}: {workload}", flush=True)
+    for name, workload, make, sizes in cases_of(args.set, args.only):
+        if not warm:
+            built(make, module_of(name).TINY[make], 1)
+            warm = True
+        row = {"set": name, "workload": workload, **built(make, sizes, args.rounds)}
+        rows.append(row)
+        ratio = {s: row["rlfx"][s] / row["plain"][s] for s in STAGES}
+        both = sum(row["rlfx"].values()) / sum(row["plain"].values())
+        parts = f"trace {ratio['trace_s']:5.2f}  compile {ratio['compile_s']:5.2f}"
+        print(f"{both:5.2f}  {parts}  {name}: {workload}", flush=True)
     means = {
         "trace and compile": mean(rows, lambda form: sum(form.values())),
         **{stage[:-2]: mean(rows, lambda form, stage=stage: form[stage]) for stage in STAGES},
