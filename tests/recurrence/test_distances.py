@@ -67,7 +67,7 @@ def particles(p, x, scale):
 def masked(p, x, scale):
     """Of which some numbers count."""
     h = stop_gradient(jnp.tanh(x @ p["w"]))
-    far = jnp.where(p["keys"][0] > h, jnp.float32(2.0).astype(x.dtype) * (p["keys"][0] - h), 0.0).sum(-1)
+    far = jnp.where(p["keys"][0] > h, 2.0 * (p["keys"][0] - h), 0.0).sum(-1)
     return p["values"][0, jnp.argmin(far)] * scale
 
 
@@ -100,7 +100,7 @@ def test_what_is_chosen_is_numpy_s():
 
 def left(loss, fewest=1):
     """Axes of the sums that are left, of more than one axis."""
-    traced = rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T)
+    traced = rlfx.trace(loss, PARAMS, jnp.ones(()), length=T)
     found = with_distances(traced, fewest)
     assert with_distances(found, fewest) is found
     return [e.inputs[0].shape for e in found.equations if e.op is SUM and len(e.inputs[0].shape) > 1]
@@ -125,7 +125,7 @@ def test_what_all_points_share_is_made_once():
         keys = p["keys"] / jnp.sqrt(jnp.square(p["keys"]).sum(-1, keepdims=True))
         return p["w"][0, 0] * stop_gradient(squares(keys, s * p["keys"][0, 0]).min()), 0.9 * s
 
-    found = with_distances(rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T), 1)
+    found = with_distances(rlfx.trace(loss, PARAMS, jnp.ones(()), length=T), 1)
     (made,) = (e for e in found.equations if e.op is J.primitive("div"))
     assert made.outputs[0].shape == (2, N, D)
     assert not found.dims_of(made.outputs[0])
