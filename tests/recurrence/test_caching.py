@@ -63,6 +63,10 @@ def cached(plan):
     return rlfx.Plan(plan.form, plan.block, plan.environments, cached=True)
 
 
+def wide_in(program):
+    return frozenset(e for e in program.equations if is_wide(e, program))
+
+
 def gradient(f, **options):
     fn = rlfx.compile(f, length=T, batch=B, **options)
     return jax.jit(jax.value_and_grad(lambda p: fn(p, STATE, KEY)[0]))
@@ -100,12 +104,39 @@ def test_the_learner_does_not_multiply_forward_again():
     assert counts == [acting + learning + backwards, acting + backwards]
 
 
+def two_nets(params, state, t):
+    """What acts is the target network; of the one that learns, acting needs nothing."""
+    by = lambda p: jnp.tanh(jnp.tanh(state @ p["in"]) @ p["hidden"]) @ p["out"]  # noqa: E731
+    old = jax.lax.stop_gradient(by(params["target"]))
+    action = jax.random.categorical(t.key_for("action"), old)
+    v = by(params["v"])[0]
+    value = rlfx.series(v, end=0.0)
+    reward = rlfx.series(state[0] * (action.astype(jnp.float32) - 1.0))
+    ahead = rlfx.discounted_sum(reward[t:], 0.9) + value[t + 1]
+    gain = jax.lax.stop_gradient(ahead - v)
+    loss = -jax.nn.log_softmax(by(params["pi"]))[action] * gain + (v - jax.lax.stop_gradient(ahead)) ** 2
+    return loss, jax.lax.stop_gradient(jnp.roll(state, 1) * 0.9 + 0.1)
+
+
+def test_acting_evaluates_nothing_for_the_learner_alone():
+    """The critic, whose values acting needs, is kept; the policy, which learns alone, is evaluated in the learner, once."""
+    params = {name: init(jax.random.fold_in(KEY, i)) for i, name in enumerate(("target", "v", "pi"))}
+    plan = rlfx.Plan("blocks", T)
+    fns = {kept: rlfx.compile(two_nets, length=T, batch=B, plan=cached(plan) if kept else plan) for kept in (False, True)}
+    of = {kept: jax.value_and_grad(lambda p, fn=fn: fn(p, STATE, KEY)[0]) for kept, fn in fns.items()}
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5), of[True](params), of[False](params))
+    counts = [products(J.without_dead_code(jax.make_jaxpr(of[k])(params)).jaxpr) for k in (False, True)]
+    acting, policy, critic, backwards = 4 * T, 2, 2, 2  # two wide layers a net, of which one passes a derivative on
+    assert counts == [acting + policy + critic + backwards, acting + policy + backwards]
+
+
 def test_narrow_programs_stay_as_they_are():
     program = rlfx.trace(lambda w, x, t: (jnp.tanh(x @ w).sum(), x), jnp.ones((64, 64)), jnp.ones(64), length=T)
-    assert with_caching(program) is program
+    assert with_caching(program, wide_in(program)) is program
     wide = rlfx.trace(reinforce, PARAMS, STATE, KEY, length=T, batch=B)
-    assert sum(is_wide(e, wide) for e in wide.equations) == 3  # the last layer has 131 operations an output, too
-    again = with_caching(with_caching(wide))
+    assert len(wide_in(wide)) == 3  # the last layer has 131 operations an output, too
+    once = with_caching(wide, wide_in(wide))
+    again = with_caching(once, wide_in(once))
     state = jax.jit(jax.value_and_grad(lambda p: rlfx.lower(again)(p, STATE, KEY)[0]))(PARAMS)
     expected = gradient(reinforce)(PARAMS)
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-5), state, expected)

@@ -106,8 +106,8 @@ def test_cached_plans_have_fewer_products():
     program = rlfx.trace(reinforce, PARAMS, STATE, KEY, length=T, batch=B)
     order = [v for v in program.params if is_float(v)]
     plan, same = rlfx.Plan("blocks", 2, cached=True), rlfx.Plan("blocks", 2)
-    cached = GradientRule(program, Options(), CPU).caching(plan)
-    learner = cached.learner(frozenset(order))
+    rule = GradientRule(program, Options(), CPU)
+    learner = rule.caching(plan, rule.learner(frozenset(order))).learner(frozenset(order))
     plain, _ = learner_of(reinforce)
     cpu = CPU
     assert predict(learner, plan, B, cpu).flops < predict(plain, same, B, cpu).flops

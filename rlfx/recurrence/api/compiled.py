@@ -184,7 +184,7 @@ class Compiled:
         evaluator = evaluator_of(rule, order, (), None if forward else learner)
         if measure:
             evaluator.measured(plan)
-        shown = rule.caching(plan) if plan.cached else rule
+        shown = rule.caching(plan, learner) if plan.cached else rule
         note = data_note(rule.program, order) if wrt is None and rule.program.loss is not None else None
         own = self._learner(shown, params, wrt)
         alone = rule.forward if forward else None
@@ -207,8 +207,8 @@ class Compiled:
           1  forward scan: 3 equations
           2  all t: 1 equations
         """
-        rule, _, plan = self._planned(params, carry, key, wrt)
-        shown = rule.caching(plan) if plan.cached else rule
+        rule, order, plan = self._planned(params, carry, key, wrt)
+        shown = rule.caching(plan, rule.learner(frozenset(order))) if plan.cached else rule
         return passes(self._learner(shown, params, wrt), plan, rule.target, rule.split.batch)
 
     @_in_its_names

@@ -86,7 +86,7 @@ def _explained(call: Call, axes: tuple[Added, ...], measure: bool, verbose: bool
     evaluator = evaluator_of(rule, order, axes, None if values else learner)
     if measure:
         evaluator.measured(plan)
-    shown = rule.caching(plan) if plan.cached else rule
+    shown = rule.caching(plan, learner) if plan.cached else rule
     budget = rule.planner.memory_budget if isinstance(rule.planner, Options) else None
     return Explanation(
         shown.program, shown.learner(perturbed), plan, evaluator, budget, free_on(rule), None, forward, verbose

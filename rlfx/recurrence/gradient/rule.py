@@ -139,13 +139,15 @@ class GradientRule:
         """The plan of a gradient; ``axes``: those that ``jax.vmap`` adds around it."""
         return self.planner(self, learner, order, self.split.batch, axes)
 
-    def caching(self, plan: Plan) -> GradientRule:
-        """This program with wide products that are kept, under the rest of the plan."""
-        fixed = Fixed(replace(plan, cached=False))
-        make = lambda: GradientRule(  # noqa: E731
-            rewritten(with_caching, self.program), fixed, self.target, self.sharding
-        )
-        return self.once(("caching", plan), make)
+    def caching(self, plan: Plan, learner: Learner) -> GradientRule:
+        """This program with the wide products that a learner evaluates twice kept, under the rest of the plan."""
+        fixed, wide = Fixed(replace(plan, cached=False)), learner.twice
+
+        def make() -> GradientRule:
+            program = rewritten(functools.partial(with_caching, wide=wide), self.program, "with_caching")
+            return GradientRule(program, fixed, self.target, self.sharding)
+
+        return self.once(("caching", plan, wide), make)
 
     def under(self, plan: Plan) -> GradientRule:
         """This program under a plan, with what does not depend on the plan."""
@@ -308,7 +310,7 @@ class GradientRule:
             (loss, *outputs), grads = known
             return tuple(outputs), loss, grads
         if plan.cached:
-            other = self.caching(plan)
+            other = self.caching(plan, learner)
             same = dict(zip(outputs_of(self.program), outputs_of(other.program), strict=True))
             given = None if cotangents is None else {same[v]: c for v, c in cotangents.items()}
             return other._gradient(perturbed, flat, t0, given, ())

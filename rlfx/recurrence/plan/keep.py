@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from rlfx._target import Target
 from rlfx.recurrence.plan.choose import AT_A_TIME
-from rlfx.recurrence.rewrite.caching import is_wide, sums_that_know
+from rlfx.recurrence.rewrite.caching import sums_that_know
 from rlfx.recurrence.schedule.learner import Learner, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 
@@ -27,10 +27,8 @@ def keeping(plan: Plan, learner: Learner, batch: int, target: Target) -> Plan:
     room, program = target.room.unmapped, learner.program
     if room is None or plan.form == "one pass":  # which evaluates nothing twice
         return plan
-    acted = frozenset(learner.acting.equations)
-    recurrent = frozenset(learner.region.in_loops)
-    wide = frozenset(e for e in learner.active if e in acted and is_wide(e, program))
-    if wide <= recurrent:
+    wide = learner.twice
+    if wide <= frozenset(learner.region.in_loops):
         return plan
     found = plan
     if plan.environments is not None and learner.region.loops:

@@ -12,7 +12,6 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.choose import why_not, why_not_environments
 from rlfx.recurrence.plan.evaluator import PlanEvaluator
 from rlfx.recurrence.plan.predict import predict
-from rlfx.recurrence.rewrite.caching import is_wide
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.plan import Plan
 
@@ -49,7 +48,7 @@ def tune(
 
 def neighbours(learner: Learner, order: Sequence[Var], best: Plan, batch: int) -> Iterator[Plan]:
     """Plans like ``best``: larger and smaller tiles, other forms, wide products kept."""
-    length, program = learner.program.domain.length, learner.program
+    length = learner.program.domain.length
     found = [best]
     if why_not("blocks", learner) is None:
         sizes = {best.block or length} | {
@@ -68,5 +67,5 @@ def neighbours(learner: Learner, order: Sequence[Var], best: Plan, batch: int) -
     if why_not("one pass", learner) is None:
         yield Plan("one pass")
     yield from found
-    if any(is_wide(e, program) for e in learner.active):
+    if learner.twice:
         yield from (replace(plan, cached=True) for plan in found)

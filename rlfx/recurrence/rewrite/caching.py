@@ -3,7 +3,7 @@
 ``y = x @ w`` becomes ``y = known(x, w, stop_gradient(x @ w))``, whose value is its last operand and whose derivative is that
 of the product. The product itself is then no longer on a differentiable path, so that the learner's cut may store it: bytes
 against operations, as for everything else. Only outputs of layers are ever kept, or sums of them (``sums.py``), never all
-residuals of a backward pass.
+residuals of a backward pass; and only what is evaluated twice otherwise (``Learner.twice``): acting must evaluate what it keeps.
 """
 
 from __future__ import annotations
@@ -30,12 +30,9 @@ def is_wide(equation: Equation, program: Program) -> bool:
     return flops_of(equation, program.domain) >= WIDE * math.prod(out.shape)
 
 
-def with_caching(program: Program) -> Program:
-    """The program with wide products that know their values. Meaning-preserving.
-
-    Without wide products, it is ``program``.
-    """
-    known = sums_that_know(program, frozenset(e for e in program.equations if is_wide(e, program)))
+def with_caching(program: Program, wide: frozenset[Equation]) -> Program:
+    """The program with wide products that know their values; without any ``program``. Meaning-preserving."""
+    known = sums_that_know(program, wide)
     return with_sums(program, known) if known else program
 
 

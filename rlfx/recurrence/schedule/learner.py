@@ -17,6 +17,7 @@ from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
 from rlfx.recurrence.language.primitives import across_p, aside_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.rewrite.caching import is_wide
 from rlfx.recurrence.schedule.fusion import bytes_given
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.positions import followed
@@ -68,6 +69,12 @@ class Learner:
     def coupled(self) -> Equation | None:
         """What in the region needs all environments; None if some can be learned from at a time."""
         return next((e for e in self.region.equations if _couples(e)), None)
+
+    @cached_property
+    def twice(self) -> frozenset[Equation]:
+        """The wide products with a derivative that acting evaluates, and the learner again; or the learner twice, in a loop."""
+        evaluated = {*self.acting.equations, *self.region.in_loops}
+        return frozenset(e for e in self.active if e in evaluated and is_wide(e, self.program))
 
     @cached_property
     def products(self) -> frozenset[Equation]:
