@@ -88,8 +88,8 @@ class Rewrites:
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store.
       unroll: about so many iterations of a loop over time are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
-      branches: blocks of timesteps that a loss does not count are skipped: a branch costs next to nothing
-        (``gradient/counted.py``).
+      branches: blocks of timesteps that a loss does not count are skipped, and what is chosen at every n-th timestep is computed
+        there: a branch costs next to nothing (``gradient/counted.py``, ``rewrite/now_and_then.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep

@@ -80,6 +80,10 @@ POINTWISE += [
         "every2", "f", "ff", "rlfx.every(2, lambda: jnp.sin($0), otherwise=$1)", "np.sin($0) if now(t) % 2 == 0 else $1"
     ),
     Form("every3", "f", "ff", "rlfx.every(3, lambda: $0, otherwise=0.5 * $1)", "$0 if now(t) % 3 == 0 else 0.5 * $1"),
+    Form("now2", "v", "vv", 'jnp.where((t.now + 1) % 2 == 0, jnp.tanh(p["W"] @ $0), $1)',
+         'np.tanh(p["W"] @ $0) if (now(t) + 1) % 2 == 0 else $1'),
+    Form("now3", "f", "vf", 'jnp.where(t.now % 3 != 1, $1, (p["W"] @ $0).sum())',
+         '$1 if now(t) % 3 != 1 else (p["W"] @ $0).sum()'),
     Form("inner", "f", "ff", "rlfx.unroll(inner, length=3)($1, $0)[1].sum() * 0.3", "inner($1, $0) * 0.3"),
     Form("empty", "f", "f", '$0 + S(carry["zero"])[:t + 1].sum()', "$0"),
     Form("empty_tree", "f", "f", 'S({"x": $0, "e": {}, "n": ()})[t]["x"]', "$0"),

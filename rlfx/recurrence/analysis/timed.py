@@ -1,7 +1,8 @@
-"""What follows from t alone, by numbers: at which timesteps a condition holds."""
+"""What follows from t alone, by numbers: at which timesteps a condition holds, and whether these are every n-th."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,15 +28,22 @@ _NUMBERS: Mapping[Any, Callable] = {
         "select_n": lambda which, *cases: np.choose(which, cases), "copy": lambda x: x,
     }.items()
 }  # fmt: skip
-_CONVERTED = J.primitive("convert_element_type")
+_CONVERTED, _REM, _BROADCAST, _ADD, _SUB = map(J.primitive, ("convert_element_type", "rem", "broadcast_in_dim", "add", "sub"))
+_SHIFTS = (_ADD, _SUB)
+#: Longer periods are no periods: hardly any program has so many timesteps.
+_LONGEST = 1 << 12
 
 
 class Timed:
-    """The numbers of a program's equations at all timesteps, where these follow from t alone, which begins at 0."""
+    """The numbers of a program's equations at some times, where these follow from t alone.
 
-    def __init__(self, program: Program) -> None:
+    Args:
+      times: by default all timesteps, of which the first is at 0.
+    """
+
+    def __init__(self, program: Program, times: np.ndarray | None = None) -> None:
         self._definition = program.definitions()
-        self._known: dict[Var, np.ndarray | None] = {program.now: program.domain.times()}
+        self._known: dict[Var, np.ndarray | None] = {program.now: program.domain.times() if times is None else times}
 
     def of(self, atom: Atom) -> np.ndarray | None:
         """An integer, or a condition, [T] or a scalar; None of anything else."""
@@ -55,3 +63,64 @@ class Timed:
             return None
         operands = [self.of(a) for a in e.inputs]
         return None if any(x is None for x in operands) else np.asarray(fn(*operands)).astype(dtype)
+
+
+def every_nth(condition: Atom, program: Program, holds: bool = True) -> tuple[int, int] | None:
+    """``(n, k)`` of a condition that holds (or does not) where ``(t0 + t) % n == k`` alone, whatever t0 is; None of any other."""
+    period = _period(condition, program)
+    if period is None:
+        return None
+    n, moved = period
+    times = np.arange(1 - n - moved, n + moved)  # remainders are negative where times are
+    numbers = Timed(program, times).of(condition)
+    there = None if numbers is None else (numbers != 0) == holds
+    if there is None or there[-n:].sum() != 1:
+        return None
+    at = int(times[-n:][there[-n:]][0]) % n
+    return (n, at) if np.array_equal(there, (times - at) % n == 0) else None
+
+
+def _period(condition: Atom, program: Program) -> tuple[int, int] | None:
+    """After how many timesteps a condition is the same again, one of remainders of t alone, and how far these are from t's own;
+    None of any other."""
+    definition, timed, n, most = program.definitions(), Timed(program), 1, 0
+    todo, seen = [condition], set()
+    while todo:
+        v = todo.pop()
+        if not isinstance(v, Var) or v in seen:
+            continue
+        seen.add(v)
+        e = definition.get(v)
+        if e is None or v.shape:  # t itself, too
+            return None
+        moved = _moved(e.inputs[0], program, timed) if e.op is _REM else None
+        if moved is None:
+            todo += e.inputs
+            continue
+        divisor = timed.of(e.inputs[1])
+        n = 0 if divisor is None or divisor.ndim else math.lcm(n, max(int(divisor), 0))
+        most = max(most, abs(moved))
+        if not 0 < n <= _LONGEST or most > _LONGEST:
+            return None
+    return (n, most) if n > 1 else None
+
+
+def _moved(atom: Atom, program: Program, timed: Timed) -> int | None:
+    """k of ``t + k``; None of anything else."""
+    if atom is program.now:
+        return 0
+    e = program.definitions().get(atom) if isinstance(atom, Var) else None
+    if e is None or e.op not in _SHIFTS or program.now not in e.inputs:
+        return None
+    first, second = e.inputs
+    if first is not program.now and e.op is not _ADD:
+        return None
+    by = timed.of(second if first is program.now else first)
+    return None if by is None or by.ndim else int(by) if e.op is _ADD else -int(by)
+
+
+def of_one(condition: Atom, program: Program) -> Atom:
+    """The one condition that was spread over all elements of a value; or the condition itself."""
+    e = program.definitions().get(condition) if isinstance(condition, Var) else None
+    spread = e is not None and e.op is _BROADCAST and not e.inputs[0].shape
+    return e.inputs[0] if spread else condition  # type: ignore[union-attr]

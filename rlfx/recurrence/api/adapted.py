@@ -19,6 +19,7 @@ from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.distances import with_distances
 from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.narrow import with_narrow
+from rlfx.recurrence.rewrite.now_and_then import with_now_and_then
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -45,6 +46,8 @@ def adapted(
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
     program = rewritten(with_shares, program)
+    if pays.branches:
+        program = rewritten(with_now_and_then, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:
         program = rewritten(with_reals, program)
     if pays.apart:

@@ -89,7 +89,7 @@ class Execution:
         e = part.equation
         with J.made_at(e.where, e.scope or f"rlfx.{e.op.name}"):
             operands = [of_atom(a, self.env) for a in e.inputs[1:]]
-            outs = run_strided(e, part.n, operands, self.t0 + self.times.data)
+            outs = run_strided(e, part.n, part.at, operands, self.t0 + self.times.data)
         self.env.update(zip(e.outputs, outs, strict=True))
 
     def _part(self, times: Any, domain: Domain, env: Mapping[Var, Value]) -> Execution:

@@ -13,8 +13,8 @@ from rlfx.recurrence.execute.values import Value, map_over
 from rlfx.recurrence.ir.program import Equation
 
 
-def run_strided(equation: Equation, n: int, operands: Sequence[Value], times: Any) -> list[Value]:
-    """The outputs of a ``cond`` whose second branch is taken at the absolute times that n divides.
+def run_strided(equation: Equation, n: int, at: int, operands: Sequence[Value], times: Any) -> list[Value]:
+    """The outputs of a ``cond`` whose second branch is taken at the absolute times t with ``t % n == at``.
 
     Args:
       operands: those of its branches, for all timesteps of the execution; one of them varies with t.
@@ -22,7 +22,7 @@ def run_strided(equation: Equation, n: int, operands: Sequence[Value], times: An
     """
     size = times.shape[0]
     blocks = -(-size // n)
-    first = -times[0] % n  # of each n rows, the one that takes the branch
+    first = (at - times[0]) % n  # of each n rows, the one that takes the branch
     dims = frozenset().union(*(x.dims for x in operands))
     others, taken = (_branch(b, dims, operands) for b in equation.params["branches"])
     row_of = lambda data: jax.lax.dynamic_index_in_dim(_by(data, n, blocks), first, 1, keepdims=False)  # noqa: E731

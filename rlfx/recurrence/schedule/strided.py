@@ -1,4 +1,7 @@
-"""What ``rlfx.every(n, fn)`` computes in a stage of all timesteps: at every n-th of them, and not at all to choose afterwards."""
+"""What ``rlfx.every(n, fn)`` computes in a stage of all timesteps: at every n-th of them, and not at all to choose afterwards.
+
+So is what ``jnp.where(t % n == k, fn(), x)`` becomes (``rewrite/now_and_then.py``).
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,13 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import FUSED, flops_of_jaxpr_equation
-from rlfx.recurrence.ir.program import Equation, Lit, Program, Var
-
-_CONVERT, _EQ, _REM = (J.primitive(name) for name in ("convert_element_type", "eq", "rem"))
+from rlfx.recurrence.analysis.timed import every_nth
+from rlfx.recurrence.ir.program import Equation, Program
 
 
 @dataclass(frozen=True, eq=False)
 class Strided:
-    """A branch that is taken where ``(t0 + t) % n == 0``: the equation runs at those timesteps alone.
+    """A branch that is taken where ``(t0 + t) % n == at``: the equation runs at those timesteps alone.
 
     Attributes:
       equation: a ``cond``; its first branch is what there is at the other timesteps.
@@ -25,9 +27,10 @@ class Strided:
 
     equation: Equation
     n: int
+    at: int
 
     def __str__(self) -> str:
-        return f"rlfx.every({self.n}, fn): of {self.n} timesteps one computes fn"
+        return f"of {self.n} timesteps one computes what is needed where t % {self.n} == {self.at}"
 
 
 def strided(equations: Sequence[Equation], program: Program) -> list[tuple[Equation, ...] | Strided]:
@@ -35,17 +38,17 @@ def strided(equations: Sequence[Equation], program: Program) -> list[tuple[Equat
     parts: list[tuple[Equation, ...] | Strided] = []
     before: list[Equation] = []
     for e in equations:
-        n = period(e, program)
-        if n is None or not _pays(e, program):
+        period = _period(e, program)
+        if period is None or not _pays(e, program):
             before.append(e)
             continue
-        parts += [tuple(before), Strided(e, n)] if before else [Strided(e, n)]
+        parts += [tuple(before), Strided(e, *period)] if before else [Strided(e, *period)]
         before = []
     return [*parts, tuple(before)] if before else parts
 
 
-def period(equation: Equation, program: Program) -> int | None:
-    """n of a branch that is taken at every n-th timestep (``rlfx.every``); None of any other equation.
+def _period(equation: Equation, program: Program) -> tuple[int, int] | None:
+    """``(n, k)`` of a branch that is taken where ``t % n == k``; None of any other equation.
 
     A branch at every timestep, or with effects, is none: of these each timestep has its own.
     """
@@ -53,24 +56,7 @@ def period(equation: Equation, program: Program) -> int | None:
         return None
     if J.contains(equation.op, dict(equation.params), J.CALLBACKS):
         return None
-    at = equation.inputs[0]
-    for op in (_CONVERT, _EQ):
-        at = _argument(at, op, program)
-    definition = program.definitions().get(at) if isinstance(at, Var) else None
-    if definition is None or definition.op is not _REM or definition.inputs[0] is not program.now:
-        return None
-    divisor = definition.inputs[1]
-    n = int(np.asarray(divisor.value)) if isinstance(divisor, Lit) else 0
-    return n if n > 1 else None
-
-
-def _argument(atom: object, op: object, program: Program) -> object:
-    """What an equation of one argument (beside zeros) has been given, None if it is another."""
-    definition = program.definitions().get(atom) if isinstance(atom, Var) else None
-    if definition is None or definition.op is not op:
-        return None
-    rest = definition.inputs[1:]
-    return definition.inputs[0] if all(isinstance(r, Lit) and not np.any(r.value) for r in rest) else None
+    return every_nth(equation.inputs[0], program)
 
 
 def _pays(equation: Equation, program: Program) -> bool:
