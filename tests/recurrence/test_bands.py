@@ -142,6 +142,49 @@ def test_a_band_has_what_each_of_its_timesteps_sees():
     assert band.base == TIME // 4 * 4 - 3
 
 
+SCALES = jnp.linspace(1.0, 3.0, 3)
+
+
+def scored(params, carry, t):
+    """How likely each of a few aims is, by a network of what the timesteps ahead are, and where the aim is from there."""
+    w, data = params
+    seen = rlfx.inputs(data)
+    x, ahead = seen[t], seen[t : t + 3]
+
+    def likely(aim):
+        h = jnp.tanh(jnp.concatenate([ahead, (x + aim)[None] - ahead], -1) @ jnp.concatenate([w[0], w[1]]))
+        return -((jnp.tanh(h @ w[2]) - ahead) ** 2).sum()
+
+    best = jnp.argmax(jax.lax.stop_gradient(jax.vmap(likely)(jnp.stack([x, 0.5 * x, -x]))))
+    return jnp.sum((jnp.tanh(x @ w[0]) * SCALES[best]) ** 2), carry
+
+
+def test_layers_are_of_the_rows_that_each_timestep_sees(always):
+    """A block's rows would be multiplied with weights for timesteps that mask them."""
+    args = arguments(length := 11)
+    fn = rlfx.compile(scored, length=length, batch=BATCH)
+    text = str(fn.physical(args, None))
+    assert "x[t:t + 3]: blocks of" in text
+    assert "rows" not in text
+    with_scores = by_rlfx(WINDOWS["ahead"][0], length)
+    assert "that each see" in str(with_scores.physical(args, None))
+    found = jax.value_and_grad(lambda w: fn((w, args[1]), None)[0])(args[0])
+    expected = jax.value_and_grad(lambda w: _scored_by_loops(w, args[1]))(args[0])
+    assert_equal(found, expected)
+
+
+def _scored_by_loops(w, data):
+    total = 0.0
+    for b in range(BATCH):
+        for t, x in enumerate(data[:, b]):
+            ahead, scores = data[t : t + 3, b], []
+            for aim in (x, 0.5 * x, -x):
+                h = jnp.tanh(ahead @ w[0] + ((x + aim)[None] - ahead) @ w[1])
+                scores.append(-((jnp.tanh(h @ w[2]) - ahead) ** 2).sum())
+            total += jnp.sum((jnp.tanh(x @ w[0]) * SCALES[jnp.argmax(jnp.stack(scores))]) ** 2)
+    return total / (len(data) * BATCH)
+
+
 @functools.cache
 def _measured(length, window):
     def program(params, carry, t):

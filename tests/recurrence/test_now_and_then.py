@@ -146,3 +146,21 @@ def test_numbers_are_drawn_as_before():
     key = jax.random.key(5)
     found, wanted = (make(program, length=T, batch=B)(W, CARRY, key)[0] for make in (rlfx.compile, rlfx.reference))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_what_is_read_elsewhere_is_there_for_all_timesteps():
+    """Of data, of other timesteps, of the product of a series."""
+    data = jnp.cos(jnp.arange(T * B * N, dtype=W["low"].dtype)).reshape(T, B, N)
+
+    def program(params, carry, t):
+        w, xs = params
+        state, goal = carry
+        x = rlfx.inputs(xs)[t]
+        seen = rlfx.series(x @ w["low"], start=0.0)
+        value = jnp.tanh((seen[t - 1] + x) @ w["high"]).sum() + jnp.tanh(x @ w["high"]).sum()
+        total = jnp.where((t.now + 1) % 2 == 0, value, 0.0)
+        return total + jnp.where(t.now % 3 != 1, state.sum(), (x @ w["high"]).sum()), (jnp.tanh(state), goal)
+
+    fns = (make(program, length=T, batch=B) for make in (rlfx.compile, rlfx.reference))
+    found, wanted = (jax.value_and_grad(lambda w, fn=fn: fn((w, data), CARRY)[0])(W) for fn in fns)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, wanted)

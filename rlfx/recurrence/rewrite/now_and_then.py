@@ -21,8 +21,10 @@ from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.analysis.timed import every_nth, of_one
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.language.primitives import ACCESS_PRIMITIVES, aside_p, attend_p, custom_p, products_p
 
 _SELECT = J.primitive("select_n")
+_APART = J.RANDOM | ACCESS_PRIMITIVES | {aside_p, attend_p, custom_p, products_p}
 
 
 class _Case(NamedTuple):
@@ -78,8 +80,11 @@ def _case(select: Equation, value: Atom, program: Program) -> _Case | None:
 
 
 def _moves(e: Equation) -> bool:
-    """Whether an equation may be evaluated in a branch: numbers are drawn where they are drawn for all timesteps."""
-    apart = e.has_effects or e.is_ragged or e.calls or e.op in J.RANDOM
+    """Whether an equation may be evaluated in a branch: it is of this timestep alone, and draws no numbers.
+
+    What is read elsewhere, at other timesteps say, is there for all of them.
+    """
+    apart = e.has_effects or e.is_ragged or e.calls or e.op in _APART
     return e.is_pointwise and not apart and not J.contains(e.op, dict(e.params), J.CALLBACKS)
 
 

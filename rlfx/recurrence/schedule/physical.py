@@ -227,7 +227,7 @@ def physical(
     def node(stage: Any) -> Node:
         if isinstance(stage, Loop):
             return _repeated(stage, schedule, target, iteration, runner, whole, counted)
-        parts = divide(stage.equations, graph, batch, target.room, wide) if whole else [stage.equations]
+        parts = divide(stage.equations, graph, batch, target.room, wide, schedule.differentiated) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room)
         program = graph.program

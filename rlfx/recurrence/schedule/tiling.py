@@ -79,7 +79,12 @@ class Blocked:
 
 
 def divide(
-    equations: Sequence[Equation], graph: Graph, batch: int, room: Room, wide: frozenset[Equation]
+    equations: Sequence[Equation],
+    graph: Graph,
+    batch: int,
+    room: Room,
+    wide: frozenset[Equation],
+    differentiated: AbstractSet[Equation] = frozenset(),
 ) -> list[tuple | Blocked]:
     """The equations of a stage, in an order in which those that run in blocks stand together.
 
@@ -91,7 +96,7 @@ def divide(
     parts: list[tuple | Blocked] = []
     for level in sorted(set(levels.values())):
         members = tuple(e for e in equations if levels[e] == level)
-        parts.append(members if level % 2 == 0 else _blocked(members, equations, graph, batch, room) or members)
+        parts.append(members if level % 2 == 0 else _blocked(members, differentiated, graph, batch, room) or members)
     if not any(isinstance(p, Blocked) for p in parts):
         return [tuple(equations)]
     return parts
@@ -205,16 +210,18 @@ def _is_slice(equation: Equation) -> bool:
 
 
 def _blocked(
-    members: tuple[Equation, ...], stage: Sequence[Equation], graph: Graph, batch: int, room: Room
+    members: tuple[Equation, ...], differentiated: AbstractSet[Equation], graph: Graph, batch: int, room: Room
 ) -> Blocked | None:
     """How equations run in blocks; None if there is no need to."""
     program, length = graph.program, graph.program.domain.length
     own = {v for e in members for v in e.outputs}
     used = _used(members, graph)
     outputs = _outputs(members, graph, used)
-    windows = [e for e in members if e.is_read and is_window(e, program.domain)]
-    filled = [e for e in members if e.is_read and isinstance(e.access, Window)]
     shared = _shared(members, program)
+    windows = [e for e in members if e.is_read and is_window(e, program.domain)]
+    if windows and differentiated.isdisjoint(windows) and _has_layers(members, shared, program):
+        windows = []
+    filled = [e for e in members if e.is_read and isinstance(e.access, Window)]
     copied = max((bytes_in_all(e.outputs[0], program, batch) for e in (*windows, *filled)), default=0)
     wide = [v for v in own - shared if "t" in program.dims_of(v)]
     sizes = (bytes_in_all(v, program, batch) for v in wide)
@@ -242,6 +249,19 @@ def _blocked(
     whole = program.domain.until or all(e in bands for e in members if _is_slice(e))
     sections = ((0, length),) if whole else _sections(length, block)
     return Blocked(members, outputs, block, sections, max(largest, copied), bands, last)
+
+
+def _has_layers(members: Iterable[Equation], shared: AbstractSet[Var], program: Program) -> bool:
+    """Whether weights multiply what each timestep makes of the rows that it sees: they would of all that its block sees.
+
+    Networks of a state and a goal, of the timesteps before one; scores of keys are products of two that vary with t.
+    """
+
+    def is_layer(e: Equation) -> bool:
+        moving = [v for v in e.inputs if isinstance(v, Var) and "t" in program.dims_of(v)]
+        return e.op in PRODUCTS and e.is_ragged and len(moving) == 1 and moving[0] not in shared
+
+    return any(map(is_layer, members))
 
 
 def _shared(equations: Iterable[Equation], program: Program) -> set[Var]:
