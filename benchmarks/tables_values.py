@@ -166,7 +166,7 @@ def dispatched(how: str) -> str:
 #: The sets that were measured once, before anything was mended.
 AT_FIRST = (
     "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth", "sealed_sixth", "sealed_seventh",
-    "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth",
+    "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth", "sealed_thirteenth",
 )  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {

@@ -217,10 +217,10 @@ def is_legal(fn: Callable, x: Any, d: Any, weights: Any) -> bool:
     return True
 
 
-CHUNK = 10
+CHUNK = 5
 
 
-@pytest.mark.parametrize("chunk", spread(range(200), 3))
+@pytest.mark.parametrize("chunk", spread(range(400), 3))
 def test_stacks(chunk: int):
     legal = [check(stack(seed)) for seed in range(CHUNK * chunk, CHUNK * (chunk + 1))]
     assert sum(legal) > CHUNK // 4
