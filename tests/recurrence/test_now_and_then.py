@@ -138,7 +138,7 @@ def test_numbers_are_drawn_as_before():
 
     def program(w, carry, t):
         state, goal = carry
-        noise = 0.1 * jax.random.normal(t.key_for("goal"), (N,))
+        noise = 0.1 * jax.random.normal(t.key_for("goal"), (N,), state.dtype)
         goal = jnp.where(t.now % 4 == 0, jnp.tanh(state @ w["high"]) + noise, goal)
         after = jnp.tanh(0.9 * state + (0.2 * goal) @ w["low"])
         return jnp.sum(after**2), (after, goal)
