@@ -65,19 +65,21 @@ class Timed:
         return None if any(x is None for x in operands) else np.asarray(fn(*operands)).astype(dtype)
 
 
-def every_nth(condition: Atom, program: Program, holds: bool = True) -> tuple[int, int] | None:
-    """``(n, k)`` of a condition that holds (or does not) where ``(t0 + t) % n == k`` alone, whatever t0 is; None of any other."""
+def every_nth(condition: Atom, program: Program) -> dict[bool, tuple[int, int]]:
+    """What a condition is where ``(t0 + t) % n == k`` alone, whatever t0 is: ``(n, k)`` by whether it holds there."""
     period = _period(condition, program)
     if period is None:
-        return None
+        return {}
     n, moved = period
     times = np.arange(1 - n - moved, n + moved)  # remainders are negative where times are
     numbers = Timed(program, times).of(condition)
-    there = None if numbers is None else (numbers != 0) == holds
-    if there is None or there[-n:].sum() != 1:
-        return None
-    at = int(times[-n:][there[-n:]][0]) % n
-    return (n, at) if np.array_equal(there, (times - at) % n == 0) else None
+    found: dict[bool, tuple[int, int]] = {}
+    for holds in () if numbers is None else (False, True):
+        there = (numbers != 0) == holds
+        first = int(times[-n:][np.argmax(there[-n:])]) % n
+        if np.array_equal(there, (times - first) % n == 0):
+            found[holds] = n, first
+    return found
 
 
 def _period(condition: Atom, program: Program) -> tuple[int, int] | None:

@@ -48,11 +48,10 @@ def with_now_and_then(program: Program) -> Program:
         if e.op is not _SELECT or len(e.inputs) != 3 or e.is_ragged:
             return None
         condition, *cases = of_one(e.inputs[0], program), *e.inputs[1:]
-        for at, holds in enumerate((False, True)):
-            rarely = every_nth(condition, program, holds) is not None
-            case = _case(e, cases[at], program) if rarely else None
+        for holds in every_nth(condition, program):
+            case = _case(e, cases[holds], program)
             if case is not None:
-                return functools.partial(_branched, case, holds), [condition, cases[1 - at], *case.given]
+                return functools.partial(_branched, case, holds), [condition, cases[not holds], *case.given]
         return None
 
     return exchanged(program, instead)

@@ -56,7 +56,7 @@ def _period(equation: Equation, program: Program) -> tuple[int, int] | None:
         return None
     if J.contains(equation.op, dict(equation.params), J.CALLBACKS):
         return None
-    return every_nth(equation.inputs[0], program)
+    return every_nth(equation.inputs[0], program).get(True)
 
 
 def _pays(equation: Equation, program: Program) -> bool:

@@ -84,11 +84,11 @@ def divide(
     batch: int,
     room: Room,
     wide: frozenset[Equation],
-    differentiated: AbstractSet[Equation] = frozenset(),
+    differentiated: AbstractSet[Equation],
 ) -> list[tuple | Blocked]:
     """The equations of a stage, in an order in which those that run in blocks stand together.
 
-    ``wide``: the program's (``wide_equations``).
+    ``wide``: the program's (``wide_equations``); ``differentiated``: those with a derivative.
     """
     if wide.isdisjoint(equations):
         return [tuple(equations)]
