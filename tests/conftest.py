@@ -52,6 +52,14 @@ def pytest_unconfigure():
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
+def pytest_ignore_collect(collection_path):
+    """The lane ``optimised`` imports those files alone that name the mark: most have no such test, and many compile at once."""
+    of_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    if os.environ.get("RLFX_TESTS") == "optimised" and of_tests and "mark.optimised" not in collection_path.read_text("utf-8"):
+        return True
+    return None  # as pytest has it
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out what the lane does not run; the profiler first: a capture holds every program of its process.
 
