@@ -277,13 +277,14 @@ def test_the_last_carry_of_environments_that_end_apart(f):
         return pulled if make is rlfx.reference else jax.jit(pulled)
 
     x, aux = jnp.asarray([1.0, -2.0, 3.0, 0.5]), jnp.cos(jnp.arange(24.0)).reshape(6, 4)
+    reference = {some: gradient(rlfx.reference, some) for some in (False, True)}
+    plans = rlfx.Plan(), rlfx.Plan("blocks", 1), rlfx.Plan("blocks", 4), rlfx.Plan("blocks", 2, 2)
+    planned = {plan: gradient(rlfx.compile, plan.environments is not None, plan=plan) for plan in plans}
     for cotangents in ((1.0, 0 * x, 0.0, 0 * aux), (0.0, x, 0.0, 0 * aux), (0.3, x, 2.0, aux)):
         given = jax.tree.map(jnp.float32, cotangents)
-        expected = {some: gradient(rlfx.reference, some)(*given) for some in (False, True)}
-        for plan in (rlfx.Plan(), rlfx.Plan("blocks", 1), rlfx.Plan("blocks", 4), rlfx.Plan("blocks", 2, 2)):
-            some = plan.environments is not None
-            got = gradient(rlfx.compile, some, plan=plan)(*given)
-            for g, e in zip(got, expected[some], strict=True):
+        expected = {some: pulled(*given) for some, pulled in reference.items()}
+        for plan, pulled in planned.items():
+            for g, e in zip(pulled(*given), expected[plan.environments is not None], strict=True):
                 np.testing.assert_allclose(g, e, rtol=2e-5, atol=1e-6, err_msg=f"{plan} {cotangents[:3]}")
 
 
