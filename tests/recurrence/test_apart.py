@@ -216,6 +216,62 @@ def test_parts_of_slices_that_depend_on_t(f):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
 
 
+def aims_from_a_window(p, x, rows):
+    """A network of each timestep of a window, and of where each of many aims is from there."""
+    near = lambda aim: jnp.concatenate([rows, (x + aim)[None] - rows], 1)  # noqa: E731
+    return jax.vmap(lambda aim: (jnp.tanh(near(aim) @ p["w"][: 2 * X]) @ p["v"]).sum())(p["many"]).sum()
+
+
+def the_past_from_here(p, x, rows):
+    """What is spread along the slice itself, beside it."""
+    both = jnp.concatenate([jnp.broadcast_to(x, rows.shape), jnp.sin(rows)], 1)
+    return (jnp.tanh(both @ p["w"][: 2 * X]) @ p["v"]).sum()
+
+
+def of_columns(p, x, rows):
+    """``w.T @ columns``, of the past and of what is the same at all timesteps."""
+    same = jnp.broadcast_to(p["task"][:, None], (5, rows.shape[0]))
+    return (p["v"] @ jnp.tanh(p["w"][: X + 5].T @ jnp.concatenate([rows.T, same]))).sum()
+
+
+def picked_by_a_slice(p, x, rows):
+    """Embeddings of tokens so far: there are fewer tokens than points."""
+    tokens = jnp.argmax(rows[:, :3], 1)
+    return (jnp.tanh(p["many"][tokens] @ p["w"][:X]) @ p["v"]).sum()
+
+
+SLICES = {
+    "window": (lambda series, t: series[t : t + 3], lambda xs, t: xs[t : t + 3]),
+    "future, at last empty": (lambda series, t: series[t + 1 :], lambda xs, t: xs[t + 1 :]),
+}
+
+
+@pytest.mark.parametrize("f", [aims_from_a_window, the_past_from_here, of_columns, picked_by_a_slice])
+@pytest.mark.parametrize("read", SLICES)
+def test_products_of_slices_fall_apart_too(f, read):
+    """Their rows are as many as t says; values and gradients are those of plain loops."""
+    sliced, plain = SLICES[read]
+
+    def program(p, z, t):
+        x = rlfx.inputs(p["x"])[t]
+        return f(p, x, sliced(rlfx.series(jnp.sin(x)), t)), z
+
+    def by_loops(p):
+        x = p["x"]
+        return sum(f(p, x[t, b], plain(jnp.sin(x[:, b]), t)) for t in range(T) for b in range(B)) / (T * B)
+
+    traced = rlfx.trace(program, PARAMS, CARRY, length=T, batch=B)
+    apart = with_parts_apart(traced)
+    assert apart is not traced
+    assert with_parts_apart(apart) is apart
+    expected = jax.value_and_grad(by_loops)(PARAMS)
+    in_blocks = dataclasses.replace(ALWAYS, room=dataclasses.replace(CPU.room, at_once=0, in_block=1, tile=1 << 10))
+    for target in (ALWAYS, in_blocks):
+        fn = rlfx.compile(program, length=T, batch=B, target=target)
+        found = jax.jit(jax.value_and_grad(lambda p, fn=fn: fn(p, CARRY)[0]))(PARAMS)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
 @pytest.mark.parametrize("f", [of_a_row, of_the_last_row, of_a_row_by_a_gather])
 def test_the_product_of_rows_that_are_picked_is_computed_once_for_each_row(f):
     _, apart, _ = products(f)

@@ -164,13 +164,25 @@ def test_layers_are_of_the_rows_that_each_timestep_sees(always):
     args = arguments(length := 11)
     fn = rlfx.compile(scored, length=length, batch=BATCH)
     text = str(fn.physical(args, None))
-    assert "x[t:t + 3]: blocks of" in text
+    assert "x[t:t + 3]: blocks of 11 timesteps" in text  # all of them have room in the cache
     assert "rows" not in text
     with_scores = by_rlfx(WINDOWS["ahead"][0], length)
     assert "that each see" in str(with_scores.physical(args, None))
     found = jax.value_and_grad(lambda w: fn((w, args[1]), None)[0])(args[0])
     expected = jax.value_and_grad(lambda w: _scored_by_loops(w, args[1]))(args[0])
     assert_equal(found, expected)
+
+
+def test_what_layers_make_of_windows_stays_in_the_cache(always):
+    """As many timesteps a block as the widest values of have room there: three rows for each of three aims."""
+    args, small = arguments(12), rlfx.target("cpu")
+    expected = jax.value_and_grad(lambda w: _scored_by_loops(w, args[1]))(args[0])
+    for steps in (1, 4, 5):
+        tile = steps * BATCH * 3 * 3 * WIDTH * 4
+        target = replace(small, room=replace(small.room, at_once=0, in_block=1 << 10, tile=tile))
+        fn = rlfx.compile(scored, length=12, batch=BATCH, target=target)
+        assert f"x[t:t + 3]: blocks of {min(steps, 4)} timestep" in str(fn.physical(args, None))
+        assert_equal(jax.value_and_grad(lambda w, fn=fn: fn((w, args[1]), None)[0])(args[0]), expected)
 
 
 def _scored_by_loops(w, data):

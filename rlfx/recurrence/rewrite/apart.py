@@ -6,6 +6,7 @@ product is computed once for each z, and that of what is the same at every times
 graph: ``concatenate([nodes[to], nodes[of]], 1) @ w`` is ``(nodes @ w[:n])[to] + (nodes @ w[n:])[of]``, a product for each node.
 So of one row, put together with others or not: ``embedding[token] @ w`` is ``(embedding @ w)[token]`` where there are fewer
 tokens than points, and what a decoder tells of the city that it is at, and began at, is computed once for each city.
+Rows may be timesteps of a slice, as many as t says: a network of what the next timesteps were, told many goals.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import points
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.language.domain import Domain, widest
 
 _DOT, _CONCATENATE, _BROADCAST = map(J.primitive, ("dot_general", "concatenate", "broadcast_in_dim"))
 _GATHER, _SLICE, _SQUEEZE = map(J.primitive, ("gather", "dynamic_slice", "squeeze"))
@@ -61,10 +63,9 @@ class Operand:
         picked = None if self.picks is None else (self.picks.inputs[1], self.operand.shape[0])
         return self.axes, self.points, picked
 
-    @property
-    def work(self) -> float:
+    def work(self, domain: Domain) -> float:
         """Its elements, over the domain."""
-        return math.prod(self.operand.shape) * self.points
+        return math.prod(widest(domain, n) for n in self.operand.shape) * self.points
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def with_parts_apart(program: Program) -> Program:
 
 def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | None:
     """How a product falls apart; None if it does not, or if nothing is gained by it."""
-    if product.op is not _DOT or J.symbolic_axes(product.outputs[0].shape):
+    if product.op is not _DOT:
         return None
     out = product.outputs[0]
     if not jnp.issubdtype(out.dtype, jnp.floating) or jnp.finfo(out.dtype).bits < 32:
@@ -109,14 +110,14 @@ def _apart(product: Equation, program: Program, definition: Mapping) -> Apart | 
         if e is None:
             continue
         together = e.inputs if e.op is _CONCATENATE and e.params["dimension"] == axis else [whole]
-        if any(J.symbolic_axes(v.shape) for v in (whole, *together)):
+        if any(J.is_symbolic(v.shape[axis]) for v in together):
             continue  # slices beside each other: where one ends depends on t
-        rows = math.prod(n for a, n in enumerate(whole.shape) if a != axis)
+        rows = math.prod(widest(program.domain, n) for a, n in enumerate(whole.shape) if a != axis)
         often = points(program.dims_of(whole), program.domain) * rows
         groups: dict[tuple, list[Operand]] = {}
         weights = program.dims_of(product.inputs[1 - side])
         for v, part in zip(together, _parts(together, axis, weights, program, definition), strict=True):
-            if part.work <= _WORTH * often * part.count:
+            if part.work(program.domain) <= _WORTH * often * part.count:
                 groups.setdefault(part.beside, []).append(part)
             else:
                 groups.setdefault((), []).append(replace(part, operand=v, axes=tuple(range(len(v.shape))), picks=None))

@@ -219,7 +219,8 @@ def _blocked(
     outputs = _outputs(members, graph, used)
     shared = _shared(members, program)
     windows = [e for e in members if e.is_read and is_window(e, program.domain)]
-    if windows and differentiated.isdisjoint(windows) and _has_layers(members, shared, program):
+    layers = bool(windows) and differentiated.isdisjoint(windows) and _has_layers(members, shared, program)
+    if layers:
         windows = []
     filled = [e for e in members if e.is_read and isinstance(e.access, Window)]
     copied = max((bytes_in_all(e.outputs[0], program, batch) for e in (*windows, *filled)), default=0)
@@ -236,6 +237,8 @@ def _blocked(
         most = min(widest(program.domain, e.params["size"]) for e in windows)
         block = min(most, _block_size(2 * largest / length, length, room.in_block))
         block = _block_size(1, length, max(block, -(-most // (MOST_COPIES - 1))))
+    elif layers and room.tile is not None:  # as networks of one timestep's data are: what a layer makes stays in the cache
+        block = divisor_near(length, min(length, max(1, int(room.tile * length // largest))))
     else:
         block = _block_size(largest / length, length, room.in_block)
     if filled:  # a few timesteps of them fit the cache
