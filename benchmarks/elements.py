@@ -53,6 +53,7 @@ CASES: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
     "argmax": (lambda x: at(x, jnp.argmax(2.0 * x, -1)), [(2048, 32), (512, 128), (64, 1024)]),
     "categorical": (lambda x: at(x, jax.random.categorical(KEY, x)), [(2048, 32), (256, 256)]),
     "sort": (lambda x: jnp.sort(x, -1) * jnp.arange(float(x.shape[-1])), [(4096, 5), (4096, 25), (1024, 125), (512, 256)]),
+    "top 8": (lambda x: lax.top_k(x, 8)[0], [(4096, 64), (2048, 256), (512, 1024), (128, 4096)]),
     "argsort": (lambda x: at(x, jnp.argsort(x, -1)[..., 1]), [(4096, 25)]),
     "matrix products": (lambda x: x @ (2.0 * x), [(128, 2, 2), (512, 6, 6), (512, 8, 8), (512, 16, 16)]),
     "attention": (lambda x: jnp.einsum("bqhd,bkhd->bhqk", x, 2.0 * x), [(512, 10, 4, 8), (128, 16, 2, 16)]),

@@ -152,6 +152,41 @@ def test_building_takes_both_forms_and_the_mean_of_their_ratios():
     assert np.isclose(building.mean(rows, lambda form: form["s"]), 4.0)
 
 
+def test_work_counts_products_as_often_as_they_run():
+    work, a, b = module("work"), jnp.ones((3, 4)), jnp.ones((4, 5))
+    one = 2 * 3 * 4 * 5
+
+    def chosen(x):  # of two branches the one with more
+        return jax.lax.cond(x[0, 0] > 0, lambda: (x @ b).sum(), lambda: x[0] @ b[:, 0])
+
+    image, kernel = jnp.ones((2, 3, 6, 6)), jnp.ones((7, 3, 2, 2))
+    cases = {
+        one: lambda x: x @ b,
+        3 * one: lambda x: jax.vmap(lambda scale: (scale * x) @ b)(jnp.ones(3)),
+        6 * one: lambda x: jax.lax.scan(lambda c, _: (c + (x @ b) @ b.T, None), x, None, length=3)[0],
+        one + 8: lambda x: chosen(x) + x[0] @ b[:, 0],
+        5 * one: lambda x: jax.jit(lambda x: x @ b)(x) + jax.lax.fori_loop(0, 3, lambda _, c: c + x @ b, x @ b * 0),
+        2 * (2 * 7 * 5 * 5) * (3 * 2 * 2): lambda x: jax.lax.conv(x[0, 0] * image, kernel, (1, 1), "VALID"),
+        0: lambda x: x + 1,
+    }
+    plain = lambda x: (x @ b, x.T @ x)[0]  # what nothing needs is not counted  # noqa: E731
+    for expected, f in cases.items():
+        workload = module("measure").Workload({"rlfx": f, "plain": plain, "other": lambda x: x * (x @ x.T).sum()}, (a,))
+        found = work.counted(workload, "other")
+        assert found == {"rlfx": expected, "plain": one, "best": 2 * 3 * 4 * 3}
+    assert work.row_of({"rlfx": 0, "plain": 0, "best": 4}, "other")["of_best"] == 0.25
+    assert work.row_of({"rlfx": 6, "plain": 4, "best": 0}, "other") == {
+        "best": "other", "operations": {"rlfx": 6, "plain": 4, "best": 0}, "of_best": 6.0, "of_plain": 1.5
+    }  # fmt: skip
+
+
+def test_work_is_of_what_was_recorded(capsys):
+    work = module("work")
+    with pytest.raises(SystemExit, match="--only takes parts of the names"):
+        work.main(["--only", "no such learner"])
+    assert capsys.readouterr().out == ""
+
+
 def test_again_takes_the_forms_that_were_fastest():
     again, m = module("again"), module("measure")
     forms = {"rlfx": jnp.sum, "plain": lambda x: x @ jnp.ones(3), "slow": lambda x: x[0] + x[1] + x[2], "fast": lambda x: x.sum()}
@@ -165,11 +200,14 @@ def test_again_takes_the_forms_that_were_fastest():
     assert found["of_best"] > 0
 
 
-def test_again_knows_all_that_is_recorded():
+def test_again_knows_all_that_is_recorded(capsys):
     again = module("again")
     cases = list(again.chosen(again.parsed([])))
     assert {workload for _, workload, _, _ in cases} <= set(again.recorded())
     assert list(again.chosen(again.parsed(["--every", "3"]))) == cases[::3]
+    with pytest.raises(SystemExit):
+        again.parsed(["--every", "0"])
+    assert "argument --every: a whole number from 1 on is expected, got '0'." in capsys.readouterr().err
     (only,) = again.chosen(again.parsed(["--only", "R2D2"]))
     assert only[:2] == ("held-out", "R2D2 T=120 B=32")
     after = json.loads((ROOT / "benchmarks/results/untuned_sealed_eleventh_after.json").read_text())["workloads"]

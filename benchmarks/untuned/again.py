@@ -23,10 +23,17 @@ from benchmarks.untuned.__main__ import RESULTS, SETS, UNTUNED, cases_of, keep_t
 LEVEL = 1.05
 
 
+def positive(text: str) -> int:
+    """A number from 1 on, of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is expected, got {text!r}.")
+    return int(text)
+
+
 def parsed(argv=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.untuned.again", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts of the names of workloads")
-    parser.add_argument("--every", type=int, default=1, help="so many workloads, one")
+    parser.add_argument("--every", type=positive, default=1, help="so many workloads, one")
     parser.add_argument("--forms", type=int, default=3, help="by hand, beside the plain one")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=8.0)

@@ -11,13 +11,17 @@ from jax.extend.core import Primitive
 from rlfx._jaxpr.rules import computed_by, define_batching, define_jvp, zero_tangent_like
 
 
-def of_rows(name: str, fn: Callable[[Any], Any]) -> Primitive:
-    """A primitive of arrays ``[..., n]``: ``fn``, which takes each row by itself, and gives what does not move with it."""
+def of_rows(name: str, fn: Callable[..., Any]) -> Primitive:
+    """A primitive of arrays ``[..., n]``: ``fn(x, **params)``, which takes each row by itself, and gives what does not move with it."""
     primitive = computed_by(name, fn)
-    define_batching(primitive, lambda args, dims: (primitive.bind(jnp.moveaxis(args[0], dims[0], 0)), 0))
 
-    def moved(primals: tuple, _tangents: tuple) -> tuple:
-        found = primitive.bind(*primals)
+    def over_more_rows(args: Any, dims: Any, **params: Any) -> tuple:
+        return primitive.bind(jnp.moveaxis(args[0], dims[0], 0), **params), 0
+
+    define_batching(primitive, over_more_rows)
+
+    def moved(primals: tuple, _tangents: tuple, **params: Any) -> tuple:
+        found = primitive.bind(*primals, **params)
         return found, zero_tangent_like(found)
 
     define_jvp(primitive, moved)
