@@ -1,5 +1,5 @@
-"""The operations of products and convolutions of the learners of all held-out and sealed sets: rlfx's, the plain program's, and those
-of the form by hand that was fastest.
+"""The operations of products and convolutions of the learners of all held-out and sealed sets: rlfx's, the plain program's, and
+those of the form by hand that was fastest.
 
     python -m benchmarks.untuned.work [--set SET ...] [--only NAME ...] [--json FILE]
 
@@ -93,14 +93,14 @@ def main(argv=None):
             continue
         best = known[workload]["best"]
         rows[workload] = row = {"set": name, **row_of(counted(make(**sizes), best), best)}
-        millions = row["operations"]["rlfx"] / 1e6
-        print(f"{row['of_best']:5.2f} of the best's  {row['of_plain']:5.2f} of plain's  {millions:7.1f} million  {workload}  [{best}]",
-              flush=True)  # fmt: skip
+        of_others = f"{row['of_best']:5.2f} of the best's  {row['of_plain']:5.2f} of plain's"
+        print(f"{of_others}  {row['operations']['rlfx'] / 1e6:7.1f} million  {workload}  [{best}]", flush=True)
         jax.clear_caches()  # of hundreds of programs
     if not rows:
         raise SystemExit("No learner of that name is recorded: --only takes parts of the names of workloads.")
     means = {key: statistics.geometric_mean(row[key] for row in rows.values()) for key in _TO_FORMS}
-    print(len(rows), {k: round(v, 3) for k, v in means.items()}, f"above {LEVEL}:", sum(r["of_best"] > LEVEL for r in rows.values()))
+    above = sum(row["of_best"] > LEVEL for row in rows.values())
+    print(len(rows), {k: round(v, 3) for k, v in means.items()}, f"above {LEVEL} of the best's: {above}")
     if args.json:
         write(args.json, about("work") | {"means": means, "workloads": rows})
 

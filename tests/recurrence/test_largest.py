@@ -1,4 +1,4 @@
-"""The k largest numbers of rows: as jax finds them, to the bit and in its order, in programs and in what they call, with derivatives."""
+"""The k largest numbers of rows: as jax finds them, to the bit and in its order, in programs and loops, with derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -38,15 +38,19 @@ def difficult(shape, dtype):
     zeros = jnp.where(some(0, 0.5), 0.0, -0.0)
     masked = jnp.where(some(1, 0.97), -jnp.inf, x)
     kinds = {
-        "numbers": x, "equal": jnp.round(x), "of one kind": jnp.full(shape, 2.5), "infinite": jnp.where(some(1, 0.3), jnp.inf, x),
-        "masked": masked, "nothing left": jnp.full(shape, -jnp.inf), "zeros": zeros, "zeros at last": jnp.where(some(2, 0.02), x, zeros),
-        "relu": jnp.maximum(x - 1.5, 0.0), "none above zero": jnp.where(x > 0, zeros, x), "no number": jnp.where(some(3, 0.01), jnp.nan, x),
+        "numbers": x, "equal": jnp.round(x), "of one kind": jnp.full(shape, 2.5), "masked": masked,
+        "infinite": jnp.where(some(1, 0.3), jnp.inf, x), "nothing left": jnp.full(shape, -jnp.inf), "zeros": zeros,
+        "zeros at last": jnp.where(some(2, 0.02), x, zeros), "relu": jnp.maximum(x - 1.5, 0.0),
+        "none above zero": jnp.where(x > 0, zeros, x), "no number": jnp.where(some(3, 0.01), jnp.nan, x),
         "of a sign": jnp.where(some(3, 0.01), -jnp.nan, masked), "tiny": jnp.where(some(3, 0.1), 1e-40, -x**2),
     }  # fmt: skip
     return {name: kind.astype(dtype) for name, kind in kinds.items()}
 
 
-@pytest.mark.parametrize(("shape", "k", "axis"), [((300, 64), 5, -1), ((67, 3, 101), 1, -1), ((700, 40), 32, 0), ((5, 4100), 7, -1)])
+SHAPES = [((300, 64), 5, -1), ((67, 3, 101), 1, -1), ((700, 40), 32, 0), ((5, 4100), 7, -1)]
+
+
+@pytest.mark.parametrize(("shape", "k", "axis"), SHAPES)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_numbers_and_places_are_those_of_jax(shape, k, axis, dtype):
     fn = lambda x: jax.lax.top_k(x, k, axis=axis)  # noqa: E731
