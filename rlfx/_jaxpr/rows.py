@@ -12,7 +12,7 @@ from rlfx._jaxpr.rules import computed_by, define_batching, define_jvp, zero_tan
 
 
 def of_rows(name: str, fn: Callable[..., Any]) -> Primitive:
-    """A primitive of arrays ``[..., n]``: ``fn(x, **params)``, which takes each row by itself, and gives what does not move with it."""
+    """A primitive of arrays ``[..., n]``: ``fn(x, **params)`` takes each row by itself, and what it gives has no derivative."""
     primitive = computed_by(name, fn)
 
     def over_more_rows(args: Any, dims: Any, **params: Any) -> tuple:

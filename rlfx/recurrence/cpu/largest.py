@@ -1,7 +1,7 @@
 """The k largest numbers of rows, as XLA:CPU finds them fast: ``top_k``, for the nearest neighbours, elites or beams of a program.
 
-XLA:CPU keeps a heap for one row after the other, 5 to 15 ns a number. Here each row is cut into groups, whose largest numbers come
-first; then k times the first group with the largest of these gives it, and what is the largest of its others takes its place: n
+XLA:CPU keeps a heap for one row after the other, 5 to 15 ns a number. Here each row is cut into groups, whose largest numbers
+come first; then k times the first group with the largest of these gives it, and the largest of its others takes its place: n
 numbers are read once, and those of one group k times. 0.4 to 0.7 of the time, from 64 numbers on; the same numbers and places.
 """
 
@@ -60,8 +60,8 @@ def _places(x: Any, *, k: int) -> Any:
 def _of_many(rows: Any, k: int) -> Any:
     """The same of ``[R, n]``.
 
-    What is found in parts is right where the numbers that are chosen are finite, and none is zero: XLA's own order has what is not
-    a number before all others, or behind them, and zeros of both signs apart. Elsewhere XLA chooses.
+    What is found in parts is right where the numbers that are chosen are finite, and none is zero: XLA's own order has what is
+    not a number before all others, or behind them, and zeros of both signs apart. Elsewhere XLA chooses.
     """
     wide = rows if rows.dtype.itemsize >= 4 else rows.astype(np.float32)
     numbers, places = _in_parts(wide, k)
