@@ -20,7 +20,7 @@ from rlfx.recurrence.ir.program import Program
 AT_ONCE: dict[Any, Any] = ANGLES | NORMAL
 
 
-def at_once(op: Any, params: Mapping, operands: Sequence) -> Sequence | None:
+def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
     """What a primitive gives, computed many numbers at once; None: as jax does."""
     if op in AT_ONCE:
         return [AT_ONCE[op].bind(*operands, **params)]
@@ -53,7 +53,7 @@ def _changes(eqn: Any) -> bool:
     return eqn.primitive in (*AT_ONCE, MAXIMA) or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
 
 
-def _of(eqn: Any, operands: list) -> Sequence | None:
+def _of(eqn: Any, operands: list) -> list | None:
     return at_once(eqn.primitive, eqn.params, operands)
 
 
