@@ -1,5 +1,7 @@
 """What is computed twice is one equation: the same values and gradients, of fewer equations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +48,52 @@ def test_values_and_gradients_are_those_of_both(how):
     reference = rlfx.reference(twice, length=T, batch=B)
     gradient = lambda fn: jax.value_and_grad(lambda p, h: fn(p, h)[0], (0, 1))(P, CARRY)  # noqa: E731
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), gradient(fn), gradient(reference))
+
+
+def soft_values(p, h, t, end=0.0):
+    """Values that look one timestep ahead, and a policy that follows from the same values."""
+    x = rlfx.series(jnp.sin(h))[t]
+    worth = lambda after: jnp.tanh(x[:2] @ p["w"][:2]) + 0.9 * (p["u"] @ after)  # noqa: E731
+    value = rlfx.solve(lambda v: 0.5 * jax.nn.softplus(worth(v[t + 1])), end=jnp.zeros(D))
+    policy = jax.nn.log_softmax(worth(rlfx.series(value, end=jnp.zeros(D) if end == 0.0 else jnp.full(D, end))[t + 1]))
+    return policy[1] * x[0] - value.sum(), 0.9 * h + 0.1
+
+
+def test_a_series_of_a_series_is_that_series():
+    """What a recurrence multiplies is not multiplied once more after it, unless its ends are others."""
+    for end, products in ((0.0, 2), (0.5, 3)):
+        program = traced(functools.partial(soft_values, end=end))
+        once = merged(program)
+        assert (count(program, "dot_general"), count(once, "dot_general")) == (4, products)
+        assert count(once, "series") < count(program, "series")
+        assert merged(once) is once
+
+
+@pytest.mark.parametrize("how", [{}, {"plan": rlfx.Plan()}, {"plan": rlfx.Plan(environments=1)}])
+@pytest.mark.parametrize("end", [0.0, 0.5])
+def test_values_and_gradients_of_series_of_series(end, how):
+    """By the reference, and by a plain loop."""
+    f = functools.partial(soft_values, end=end)
+    fn, reference = rlfx.compile(f, length=T, batch=B, **how), rlfx.reference(f, length=T, batch=B)
+
+    def by_loop(p, carry):
+        h, xs, total = carry, [], 0.0
+        for _ in range(T):
+            xs.append(jnp.sin(h))
+            h = 0.9 * h + 0.1
+        after, behind = jnp.zeros((B, D)), jnp.full((B, D), end)
+        for x in xs[::-1]:
+            known = jnp.tanh(x[:, :2] @ p["w"][:2])
+            value = 0.5 * jax.nn.softplus(known + 0.9 * after @ p["u"].T)
+            policy = jax.nn.log_softmax(known + 0.9 * behind @ p["u"].T)
+            total += (policy[:, 1] * x[:, 0] - value.sum(1)).sum()
+            after = behind = value
+        return total / (T * B)
+
+    expected = jax.value_and_grad(by_loop)(P, CARRY)
+    for each in (fn, reference):
+        found = jax.value_and_grad(lambda p, each=each: each(p, CARRY)[0])(P)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), found, expected)
 
 
 def test_others_stay_two():

@@ -283,7 +283,7 @@ class GradientRule:
         together = int(tile / each)
         loops = (*learner.acting.loops, *learner.region.loops)
         few = batch < _ROWS and any(multiplies_weights(loop.body, self.program) for loop in loops)
-        return Turns(None if few else together, together)
+        return Turns() if few else Turns(together, together)
 
     def _body(self, key: Any, make: Callable[[], tuple]) -> tuple:
         """A jaxpr with the shapes of its results: kept if it belongs to no trace in progress."""

@@ -1,7 +1,8 @@
 """What is computed twice is computed once: equations of the same operation on the same values are one.
 
-XLA does so, too, but after derivatives have been taken, which go back through each of the two. Of two convolutions of one board,
-as products, the patches are the same.
+XLA does so, too, but after derivatives have been taken, which go back through each of the two, and not what a loop and what comes
+after it have in common. Of two convolutions of one board, as products, the patches are the same. A series of a series is that
+series: what a recurrence makes of its next value, and the policy that follows from it, make the same of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from rlfx.recurrence.ir.build import substituted
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.language.primitives import series_p
 
 #: Constants of at most so many numbers are compared.
 _SMALL = 64
@@ -25,9 +27,14 @@ def merged(program: Program) -> Program:
     """
     first: dict[Hashable, Equation] = {}
     instead: dict[Var, Atom] = {}
-    returned = set(program.returned)
+    returned, series = set(program.returned), {v for e in program.equations if e.op is series_p for v in e.outputs}
     for e in program.equations:
-        key = None if returned.intersection(e.outputs) else _key(e, instead)
+        if returned.intersection(e.outputs):
+            continue
+        if e.op is series_p and (named := instead.get(e.inputs[0], e.inputs[0])) in series:
+            instead[e.outputs[0]] = named
+            continue
+        key = _key(e, instead)
         if key is None:
             continue
         same = first.setdefault(key, e)
