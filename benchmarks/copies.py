@@ -53,6 +53,7 @@ PROGRAMS = {
     "population": (population, actor_critic),
     "population, recurrent": (population, memory),
     "tasks": (tasks, actor_critic),
+    "tasks, recurrent": (tasks, memory),
 }
 #: (copies, timesteps, environments, units)
 SIZES = [(8, 16, 16, 64), (8, 64, 32, 64), (16, 32, 64, 32), (32, 16, 32, 64), (4, 128, 32, 128), (64, 4, 4, 32)]

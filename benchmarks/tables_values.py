@@ -54,6 +54,14 @@ def building() -> str:
     return f"{len(found['rows'])} learners, geometric means of plain's: {times}"
 
 
+def work() -> str:
+    """The operations of products of all learners of the sets."""
+    found = read("untuned_work")
+    more = sum(row["of_best"] > 1.06 for row in found["workloads"].values())
+    means = " and ".join(f"{found['means'][f'of_{of}']:.2f} of {of}'s" for of in ("best", "plain"))
+    return f"{len(found['workloads'])} learners, geometric means: {means}; above 1.06 of best's: {more}"
+
+
 def another_machine(ratio: str) -> str:
     """A geometric mean over some learners on another machine."""
     found = read("another_machine")["means"]
@@ -167,6 +175,7 @@ def dispatched(how: str) -> str:
 AT_FIRST = (
     "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth", "sealed_sixth", "sealed_seventh",
     "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth", "sealed_thirteenth",
+    "sealed_fourteenth",
 )  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
@@ -209,6 +218,7 @@ VALUES = {
     "untuned-after-memory": lambda: memory("tuning_after"),
     "untuned-built": lambda: built("tuning"),
     "building": building,
+    "work": work,
     "another-machine-learners": lambda: str(len(read("another_machine")["workloads"])),
     **{f"another-machine-{key}": functools.partial(another_machine, ratio) for key, ratio in OF_ANOTHER.items()},
     "untuned-after-built": lambda: built("tuning_after"),

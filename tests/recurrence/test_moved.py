@@ -172,10 +172,28 @@ def meta_gradient(loss, data=TASK_DATA, **how):
 
 @pytest.mark.parametrize("step", [network, recurrence])
 @pytest.mark.parametrize("tile", [1, 1 << 30])
-def test_gradients_through_steps_of_many_tasks(one_device, step, tile):
+def test_gradients_through_steps_of_many_tasks(one_device, monkeypatch, step, tile):
     """In turn, and all together."""
+    monkeypatch.setattr(rule, "_ROWS", 1)
     expected = meta_gradient(data_in_jnp(step))
     close(meta_gradient(of_data(step, target=with_tile(tile))), expected)
+
+
+def picked(p, x, h, t):
+    """A state that follows from what is picked, by products with weights that nothing goes back through."""
+    scores = jnp.tanh(x @ p["in"] + h) @ p["h"]
+    return scores[:3] @ p["h"][:3] @ p["out"], jax.nn.one_hot(jnp.argmax(scores), H)
+
+
+@pytest.mark.parametrize(("step", "in_turn"), [(network, True), (picked, True), (recurrence, False)])
+def test_tasks_with_few_rows_are_one_call_where_their_derivative_is_a_recurrence(one_device, step, in_turn):
+    """A loop that multiplies few rows serves all tasks; one that only acts is not differentiated."""
+    both = [of_data(step, target=with_tile(tile)) for tile in (1, 1 << 30)]
+    found = [meta_gradient(loss) for loss in both]
+    mean = lambda loss: lambda p: jax.vmap(adapted(loss), (None, 0))(p, TASK_DATA).mean()  # noqa: E731
+    loops = [jax.jit(jax.grad(mean(loss))).lower(P).as_text().count("stablehlo.while") for loss in both]
+    assert (loops[0] > loops[1]) == in_turn
+    close(*found)
 
 
 def test_a_named_axis_stays_one(one_device):

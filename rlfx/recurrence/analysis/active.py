@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
@@ -44,3 +44,14 @@ def active_equations(program: Program, perturbed: frozenset[Var], targets: Itera
         leading.add(equation)
         todo += [v for v in equation.inputs if isinstance(v, Var) and v in reached]
     return frozenset(leading)
+
+
+def carried_equations(body: Sequence[Equation], program: Program) -> tuple[Equation, ...]:
+    """Those of a loop that lead, differentiably, from the program's inputs to what it reads of other timesteps.
+
+    A state that an action moves is none of what chose the action: nothing goes back through a number that was picked.
+    """
+    given = frozenset(v for v in (*program.params, *program.consts, *program.carry) if is_float(v))
+    read = [v for e in body if e.is_read for v in e.inputs[:1] if isinstance(v, Var)]
+    active = active_equations(program, given, read)
+    return tuple(e for e in body if e in active)

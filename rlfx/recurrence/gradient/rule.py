@@ -14,7 +14,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx._tracing import traces
-from rlfx.recurrence.analysis.active import is_float
+from rlfx.recurrence.analysis.active import carried_equations, is_float
 from rlfx.recurrence.analysis.check import whole_graph
 from rlfx.recurrence.analysis.cost import multiplies_weights
 from rlfx.recurrence.analysis.graph import Graph
@@ -282,8 +282,12 @@ class GradientRule:
             return Turns()
         together = int(tile / each)
         loops = (*learner.acting.loops, *learner.region.loops)
-        few = batch < _ROWS and any(multiplies_weights(loop.body, self.program) for loop in loops)
-        return Turns() if few else Turns(together, together)
+        through = (carried_equations(loop.body, self.program) for loop in loops)
+        few, few_through = (
+            batch < _ROWS and any(multiplies_weights(body, self.program) for body in bodies)
+            for bodies in ((loop.body for loop in loops), through)
+        )
+        return Turns(None if few else together, None if few_through else together)
 
     def _body(self, key: Any, make: Callable[[], tuple]) -> tuple:
         """A jaxpr with the shapes of its results: kept if it belongs to no trace in progress."""

@@ -31,7 +31,7 @@ def merged(program: Program) -> Program:
     for e in program.equations:
         if returned.intersection(e.outputs):
             continue
-        if e.op is series_p and (named := instead.get(e.inputs[0], e.inputs[0])) in series:
+        if e.op is series_p and isinstance(v := e.inputs[0], Var) and (named := instead.get(v, v)) in series:
             instead[e.outputs[0]] = named
             continue
         key = _key(e, instead)
