@@ -73,6 +73,24 @@ def test_no_array_of_pairs_is_left(sums):
     assert not rlfx.target("h200").rewrites.pairs
 
 
+@pytest.mark.parametrize(
+    ("given", "iterations"),
+    [((), N), (("v",), M), (("w",), N), (("w", "v"), N), (("w", "x"), N), (("v", "x"), M)],
+)
+def test_the_loop_is_over_what_is_given(given, iterations):
+    """The derivative of what an iteration reads alone is a sum; of two axes that are alike the shorter one."""
+
+    def loss(p, scale, t):
+        a, b = (jax.lax.stop_gradient(p[k]) if k in given else p[k] for k in ("w", "v"))
+        x = p["x"][:, 0].sum() if "x" in given else rlfx.inputs(p["x"][:, 0])[t].sum()
+        pairs = jnp.tanh((a[0] * x)[:, None] * jax.lax.stop_gradient(scale) - b[0][None, :])
+        return (pairs**2).sum(), 0.9 * scale
+
+    traced = rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T)
+    (loop,) = [e for e in with_loops_over_pairs(traced, 1).equations if e.op is J.SCAN]
+    assert loop.params["length"] == iterations
+
+
 def test_temporaries_have_no_pairs():
     def many(p, x, scale):
         return quantiles({**p, "v": jnp.tile(p["v"], 40), "w": jnp.tile(p["w"], 40), "m": jnp.tile(p["m"], 40)}, x, scale)

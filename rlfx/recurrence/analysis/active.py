@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.program import Equation, Program, Var
-from rlfx.recurrence.language.primitives import aside_p
+from rlfx.recurrence.language.primitives import aside_p, inputs_p
 
 #: What no derivative goes through.
 STOPS = J.STOP_GRADIENT | {aside_p}
@@ -24,17 +24,21 @@ def differentiated(equation: Equation) -> list[Var]:
     return [] if equation.op in STOPS else [v for v in equation.inputs if isinstance(v, Var) and is_float(v)]
 
 
-def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
-    """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
-    users = program.users
-    reached = set(perturbed)
-    todo = list(perturbed)
+def reached_values(program: Program, perturbed: Iterable[Var]) -> frozenset[Var]:
+    """What varies, differentiably, with the perturbed inputs, through reads and the carry; they are among it."""
+    users, todo = program.users, list(perturbed)
+    reached = set(todo)
     while todo:
         for e in users.get(todo.pop(), ()):
             new = [v for v in e.outputs if e.op not in STOPS and is_float(v) and v not in reached]
             reached.update(new)
             todo += new
-    definition = program.definitions()
+    return frozenset(reached)
+
+
+def active_equations(program: Program, perturbed: frozenset[Var], targets: Iterable[Var]) -> frozenset[Equation]:
+    """Equations on a differentiable path from the perturbed inputs to the targets, through reads and the carry."""
+    reached, definition = reached_values(program, perturbed), program.definitions()
     leading: set[Equation] = set()
     todo = [v for v in targets if v in reached]
     while todo:
@@ -55,3 +59,20 @@ def carried_equations(body: Sequence[Equation], program: Program) -> tuple[Equat
     read = [v for e in body if e.is_read for v in e.inputs[:1] if isinstance(v, Var)]
     active = active_equations(program, given, read)
     return tuple(e for e in body if e in active)
+
+
+def data_of(program: Program) -> frozenset[Var]:
+    """The leaves of ``params`` that nothing but ``rlfx.inputs`` reads, as they are, or changed one by one (an image of bytes)."""
+    definition = program.definitions()
+    on_the_way: set[Var] = set()
+    for e in program.equations:
+        given = [v for v in e.inputs if isinstance(v, Var)] if e.op is inputs_p else []
+        while len(given) == 1 and given[0] not in on_the_way:
+            on_the_way.update(given)
+            made = definition.get(given[0])
+            given = [] if made is None else [v for v in made.inputs if isinstance(v, Var)]
+    used = {v for v in (program.loss, *program.next_carry, *program.aux) if isinstance(v, Var)}
+    for e in reversed(program.equations):  # a value is defined before it is used, but by reads, which are no such chain
+        if e.op is not inputs_p and not (set(e.outputs) <= on_the_way and used.isdisjoint(e.outputs)):
+            used.update(v for v in e.inputs if isinstance(v, Var))
+    return frozenset(v for v in program.params if v in on_the_way and v not in used)

@@ -11,11 +11,9 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._checks import shown
 from rlfx.errors import ProgramError, located
-from rlfx.recurrence.analysis.active import is_float
+from rlfx.recurrence.analysis.active import data_of, is_float
 from rlfx.recurrence.analysis.cost import bytes_of, show_bytes
-from rlfx.recurrence.execute.outputs import outputs_of
 from rlfx.recurrence.ir.program import Program, Var
-from rlfx.recurrence.language.primitives import inputs_p
 
 tree = jax.tree_util
 
@@ -32,7 +30,7 @@ def differentiated(program: Program, params: Any, wrt: Any) -> tuple[Var, ...]:
       ProgramError: it is no such prefix, or marks no float.
     """
     if wrt is None:
-        floats, data = tuple(v for v in program.params if is_float(v)), _data(program)
+        floats, data = tuple(v for v in program.params if is_float(v)), data_of(program)
         return tuple(v for v in floats if v not in data) or floats
     marks = [mark for mark, part in _subtrees(params, wrt) for _ in tree.tree_leaves(part)]
     chosen = tuple(v for v, marked in zip(program.params, marks, strict=True) if marked and is_float(v))
@@ -61,25 +59,8 @@ def _error(fact: str) -> ProgramError:
 
 def data_note(program: Program, order: Sequence[Var]) -> str | None:
     """What to say where data are among the ``params``, and do not count as differentiated."""
-    left = _data(program).difference(order)
+    left = data_of(program).difference(order)
     size = sum(bytes_of(v, program.domain) for v in program.params if v in left and is_float(v))
     if not size:
         return None
     return f"what rlfx.inputs alone reads of params ({show_bytes(size)}) is not differentiated. If your call does: wrt=True"
-
-
-def _data(program: Program) -> frozenset[Var]:
-    """The leaves of ``params`` that nothing but ``rlfx.inputs`` reads, as they are, or changed one by one (an image of bytes)."""
-    definition = program.definitions()
-    on_the_way: set[Var] = set()
-    for e in program.equations:
-        given = [v for v in e.inputs if isinstance(v, Var)] if e.op is inputs_p else []
-        while len(given) == 1 and given[0] not in on_the_way:
-            on_the_way.update(given)
-            made = definition.get(given[0])
-            given = [] if made is None else [v for v in made.inputs if isinstance(v, Var)]
-    used = {v for v in outputs_of(program) if isinstance(v, Var)}
-    for e in reversed(program.equations):  # a value is defined before it is used, but by reads, which are no such chain
-        if e.op is not inputs_p and not (set(e.outputs) <= on_the_way and used.isdisjoint(e.outputs)):
-            used.update(v for v in e.inputs if isinstance(v, Var))
-    return frozenset(v for v in program.params if v in on_the_way and v not in used)

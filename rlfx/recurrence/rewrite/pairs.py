@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.active import data_of, is_float, reached_values
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.rewrite.lift import reaches
@@ -80,11 +81,12 @@ def with_loops_over_pairs(program: Program, fewest: int) -> Program:
     Meaning-preserving up to reassociation, with the derivative. Sums that a recurrence over t needs stay as they are: few rows
     are added up there at a time.
     """
-    definition, users = program.definitions(), program.users
+    definition, users, data = program.definitions(), program.users, data_of(program)
+    varying = reached_values(program, (v for v in program.inputs if is_float(v) and v not in data))
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         pairs = pairs_of(e, definition, users, fewest)
-        axis = None if pairs is None or len(pairs.inside) < _FEWEST else _axis(pairs)
+        axis = None if pairs is None or len(pairs.inside) < _FEWEST else _axis(pairs, varying)
         if axis is None or "t" not in program.dims_of(e.outputs[0]) or reaches(e, e, definition):
             return None
         return functools.partial(_evaluated, pairs, axis), pairs.operands
@@ -150,12 +152,21 @@ def _along(v: Atom, spread: Equation | None = None) -> tuple[int, ...]:
     return tuple(d for d, n in zip(names, v.shape, strict=True) if n > 1)
 
 
-def _axis(pairs: Pairs) -> int | None:
-    """Which axis to loop over: the shortest of those that are added up and along which some operands differ, others do not."""
-    shape, varies = pairs.shape, [axes for axes in pairs.along.values() if axes]
-    both = [a for a in pairs.total.params["axes"] if any(a in v for v in varies) and any(a not in v for v in varies)]
-    fitting = [a for a in both if min(shape[a], math.prod(shape) // shape[a]) >= _FEW]
-    return min(fitting, key=shape.__getitem__, default=None)
+def _axis(pairs: Pairs, varying: Set[Var]) -> int | None:
+    """Which axis to loop over, of those that are added up and along which some operands differ, others do not.
+
+    The cotangent of an operand that differs along it is a sum of every iteration's numbers; those of others are added up
+    iteration by iteration. First, then, where no such operand is one of those ``varying`` with what is differentiated (aims are
+    given, what is drawn towards them is not); of these the shortest.
+    """
+    shape, differs = pairs.shape, {v: axes for v, axes in pairs.along.items() if axes}
+
+    def fits(a: int) -> bool:
+        both = {a in axes for axes in differs.values()} == {True, False}
+        return both and min(shape[a], math.prod(shape) // shape[a]) >= _FEW
+
+    summed = lambda a: any(a in axes and v in varying for v, axes in differs.items())  # noqa: E731
+    return min(filter(fits, pairs.total.params["axes"]), key=lambda a: (summed(a), shape[a]), default=None)
 
 
 def _evaluated(pairs: Pairs, axis: int, *values: Any) -> Any:
