@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.cpu.contractions import DOT, MATRICES
+from rlfx import _jaxpr as J
+from rlfx.recurrence.cpu.contractions import DOT, MATRICES, by_matrices
 from rlfx.recurrence.cpu.contractions import fast_contractions as on_target
 from rlfx.recurrence.ir.interpret import rewritten
 
@@ -103,6 +104,42 @@ def test_derivatives_of_matrices_have_the_narrow_operand_first(narrow):
     assert (f"f32[8,{narrow}] = dot_general" in text) == (narrow == 8)
     for order in (jax.grad, twice, lambda loss: jax.grad(lambda w: jnp.sum(twice(loss)(w) ** 2))):
         np.testing.assert_allclose(order(as_matrix)(w), order(as_written)(w), rtol=2e-4, atol=1e-3)
+
+
+def in_loop(x, w):
+    """``x[B, K]`` at every timestep; the weights are read in a loop, and before it."""
+    first = jnp.cos(x @ w)
+    step = lambda h, x: (jnp.tanh(x @ w + h), None)  # noqa: E731
+    return jax.lax.scan(step, jnp.zeros(first.shape[1:]), x)[0] + first.sum(0)
+
+
+def products_with_weights(jaxpr):
+    """The numbers of axes of what is multiplied, in loops too, where the product has no batch."""
+    own = [e for e in jaxpr.eqns if e.primitive is DOT and e.params["dimension_numbers"][1] == ((), ())]
+    inside = [body for e in jaxpr.eqns for body, _ in J.sub_jaxprs(dict(e.params))]
+    return [v.aval.ndim for e in own for v in e.invars] + sum(map(products_with_weights, inside), [])
+
+
+@pytest.mark.parametrize("columns", [3, 20])
+def test_rows_of_copies_are_those_of_one_matrix(columns):
+    """In loops, too; and so are the derivatives."""
+    x, w = jax.random.normal(jax.random.key(0), (7, 4, 5, 8)), jax.random.normal(jax.random.key(1), (8, columns))
+    copied = jax.vmap(in_loop, (0, None))
+
+    def gradients(fn):
+        of = lambda x, w: jnp.sum(jnp.sin(fn(x, w)))  # noqa: E731
+        once = jax.grad(of, (0, 1))
+        return lambda x, w: (once(x, w), jax.grad(lambda w: jnp.sum(once(x, w)[1] ** 2))(w))
+
+    together = gradients(by_matrices(copied, rlfx.target("cpu")))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), together(x, w), gradients(copied)(x, w)
+    )
+    found = [products_with_weights(jax.make_jaxpr(fn)(x, w).jaxpr) for fn in (together, gradients(copied))]
+    assert set(found[0]) == {2} and len(found[0]) == len(found[1]) and set(found[1]) != {2}
+    assert by_matrices(copied, rlfx.target("h200")) is copied
+    plain = lambda w: jnp.tanh(w).sum()  # noqa: E731
+    assert str(jax.make_jaxpr(by_matrices(plain, rlfx.target("cpu")))(w)) == str(jax.make_jaxpr(plain)(w))
 
 
 @pytest.mark.parametrize("under", [jax.jit, jax.vmap])

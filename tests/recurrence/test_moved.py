@@ -12,6 +12,7 @@ from rlfx import Plan
 from rlfx import _jaxpr as J
 from rlfx.recurrence.gradient import rule
 from rlfx.recurrence.gradient.rule import Fixed
+from tests.recurrence.test_contractions import products_with_weights
 
 T, B, D, H = 12, 4, 3, 5
 K = jax.random.split(jax.random.key(0), 5)
@@ -194,6 +195,13 @@ def test_tasks_with_few_rows_are_one_call_where_their_derivative_is_a_recurrence
     loops = [jax.jit(jax.grad(mean(loss))).lower(P).as_text().count("stablehlo.while") for loss in both]
     assert (loops[0] > loops[1]) == in_turn
     close(*found)
+
+
+def test_rows_of_all_tasks_are_those_of_one_matrix(one_device):
+    """Products with the weights that tasks share, and those of its derivative."""
+    loss = of_data(recurrence, target=with_tile(1 << 30))
+    mean = lambda p: jax.vmap(adapted(loss), (None, 0))(p, TASK_DATA).mean()  # noqa: E731
+    assert set(products_with_weights(jax.make_jaxpr(jax.grad(mean))(P).jaxpr)) == {2}
 
 
 def test_a_named_axis_stays_one(one_device):

@@ -174,12 +174,17 @@ def fast_body(body: Any) -> Any:
 
 def has_contractions(jaxpr: Any) -> bool:
     """Whether a jaxpr has contractions that are better done otherwise, in what it calls too."""
+    return _has(_changes, jaxpr)
+
+
+def _has(changes: Callable[[Any], bool], jaxpr: Any) -> bool:
+    """Whether ``changes`` is true of an equation of a jaxpr, or of what it calls."""
     inside = [
         J.call_body(e.primitive, e.params)[0] for e in jaxpr.eqns if e.primitive in J.INLINED or e.primitive is J.SCAN
     ]
     inside += [branch.jaxpr for e in jaxpr.eqns if e.primitive is J.COND for branch in e.params["branches"]]
     inside += [b.jaxpr for e in jaxpr.eqns if e.primitive is LINEAR_SOLVE for b in e.params["jaxprs"] if b is not None]
-    return any(map(_changes, jaxpr.eqns)) or any(map(has_contractions, inside))
+    return any(map(changes, jaxpr.eqns)) or any(_has(changes, body) for body in inside)
 
 
 def _changes(eqn: Any) -> bool:
@@ -206,10 +211,10 @@ def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
       >>> as_matrices(eqn, [jnp.ones((2, 3, 4)), jnp.ones((4, 5))])[0].shape
       (2, 3, 5)
     """
+    if not _is_of_rows(eqn):
+        return None
     contracted, batched = eqn.params["dimension_numbers"]
     x, w = operands
-    if batched != ((), ()) or contracted[0] != (x.ndim - 1,) or x.ndim < 3 or w.ndim != 2 or not x.size:
-        return None
     if contracted[1] == (0,) and 1 < w.shape[1] < w.shape[0]:
         w, contracted = jax.lax.optimization_barrier(jnp.transpose(w)), (contracted[0], (1,))
     numbers = ((1,), contracted[1]), batched
@@ -217,8 +222,25 @@ def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
     return [rows.reshape(*x.shape[:-1], rows.shape[-1])]
 
 
+def _is_of_rows(eqn: Any) -> bool:
+    """Whether a product is of rows along several axes with weights."""
+    if eqn.primitive is not DOT:
+        return False
+    contracted, batched = eqn.params["dimension_numbers"]
+    x, w = (v.aval for v in eqn.invars)
+    return batched == ((), ()) and contracted[0] == (x.ndim - 1,) and x.ndim > 2 == w.ndim and x.size > 0
+
+
+def _matrices_in_scan(eqn: Any, operands: list) -> list | None:
+    """A scan whose body has such products."""
+    body = eqn.params["jaxpr"]
+    if not _has(_is_of_rows, body.jaxpr):
+        return None
+    return J.bind(J.SCAN, eqn.params | {"jaxpr": rewritten_body(body, MATRICES)}, *operands)
+
+
 #: The rules for a function whose gradient is differentiated.
-MATRICES = {DOT: as_matrices}
+MATRICES = {DOT: as_matrices, J.SCAN: _matrices_in_scan}
 
 
 def fast_contractions(fn: Callable, target: Target) -> Callable:
@@ -235,3 +257,17 @@ def fast_contractions(fn: Callable, target: Target) -> Callable:
       Array([512., 512., 512.], dtype=float32)
     """
     return rewritten(fn, FAST) if target.rewrites.contractions else fn
+
+
+def by_matrices(fn: Callable, target: Target) -> Callable:
+    """``fn``, whose gradient is to be taken, with all products of rows along several axes as those of a matrix; elsewhere ``fn``.
+
+    Args:
+      target: the machine that it runs on.
+
+    Example:
+      >>> from rlfx._target import target
+      >>> by_matrices(jax.vmap(jnp.dot, (0, None)), target("cpu"))(jnp.ones((2, 3, 4)), jnp.ones((4, 5)))[0].shape
+      (2, 3, 5)
+    """
+    return rewritten(fn, MATRICES) if target.rewrites.contractions else fn

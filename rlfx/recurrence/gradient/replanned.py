@@ -50,13 +50,14 @@ class Turns:
 
 def planned(
     make: Make, of: Any, *args: Any, once: Callable | None = None, moved: Make | None = None,
-    turns: Callable[[], Turns] = Turns,
+    together: Callable[[Callable], Callable] | None = None, turns: Callable[[], Turns] = Turns,
 ) -> Any:
     """``make(())(*args)``, or under ``jax.vmap`` ``make(axes)(*args)`` mapped over the axes.
 
     A body with effects is not made anew: its effects would be traced again. ``of``: which call it is, for those who look into
     the program that makes it. ``once(types, make)`` keeps what is made for arguments of these types. ``moved``: what is
-    differentiated, with the same results; None: what is computed. ``turns``: asked where ``jax.vmap`` adds an axis.
+    differentiated, with the same results; None: what is computed. ``together``: what becomes of that, a function of the leaves,
+    where it is of several copies. ``turns``: asked where ``jax.vmap`` adds an axis.
     """
     leaves, types = typed(args)
     structure = types[0]
@@ -71,7 +72,7 @@ def planned(
 
     jaxpr, shapes = body() if once is None else once(types, body)
     outs = J.jaxpr_as_fun(jaxpr.jaxpr, jaxpr.consts)(*leaves) if jaxpr.effects else _planned_p.call(
-        *leaves, jaxpr=jaxpr, of=of, make=flat, moved=other, turns=turns, axes=()
+        *leaves, jaxpr=jaxpr, of=of, make=flat, moved=other, together=together, turns=turns, axes=()
     )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
@@ -98,11 +99,15 @@ def _again(
     return {"jaxpr": new, "make": make, "turns": turns, "axes": axes, **params}
 
 
-def _moved(*, moved: Make | None, turns: Callable[[], Turns], axes: tuple[Added, ...], **_: Any) -> Callable | None:
+def _moved(
+    *, moved: Make | None, together: Callable | None, turns: Callable[[], Turns], axes: tuple[Added, ...], **_: Any
+) -> Callable | None:
     """What is differentiated in place of the call."""
     if moved is None:
         return None
     fn = _over(moved, axes, turns().differentiated, again=True)
+    if axes and together is not None:
+        fn = together(fn)
     return lambda *leaves: jax.tree.leaves(fn(*leaves))
 
 

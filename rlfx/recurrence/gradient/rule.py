@@ -18,6 +18,7 @@ from rlfx.recurrence.analysis.active import carried_equations, is_float
 from rlfx.recurrence.analysis.check import whole_graph
 from rlfx.recurrence.analysis.cost import multiplies_weights
 from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.cpu.contractions import by_matrices
 from rlfx.recurrence.execute.executor import Execution, execute
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import hold
@@ -269,10 +270,11 @@ class GradientRule:
 
         One equation of what calls it: another program, or a function that is explained. Where that differentiates it once more
         (products with a Hessian), all timesteps are evaluated at once: what blocks leave to be computed again would be stored.
+        Rows of all copies under ``jax.vmap`` are rows of one matrix there.
         """
         moved = functools.partial(evaluate, rule=self.moved) if self.planner.is_free(learner) else None
-        of = Call(self, "value and gradient", perturbed, learner.targets)
-        return planned(evaluate, of, *args, moved=moved, turns=lambda: self._turns(learner), **how)
+        how |= {"moved": moved, "together": lambda fn: by_matrices(fn, self.target), "turns": lambda: self._turns(learner)}
+        return planned(evaluate, Call(self, "value and gradient", perturbed, learner.targets), *args, **how)
 
     def _turns(self, learner: Learner) -> Turns:
         """Copies under ``jax.vmap`` that are large for the cache are computed one after the other, by products of their own."""
