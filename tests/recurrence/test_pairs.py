@@ -91,6 +91,41 @@ def test_the_loop_is_over_what_is_given(given, iterations):
     assert loop.params["length"] == iterations
 
 
+@pytest.mark.parametrize(
+    ("total", "iterations"),
+    [
+        (lambda x: x.sum(0).mean(), M), (lambda x: x.mean(0).sum(), M), (lambda x: (x.sum(0) * 3.0 / 7.0).sum() / 2.0, M),
+        (lambda x: x.mean(1).sum(), M), (lambda x: x.sum(1).mean() + 1.0, M), (lambda x: x.sum((0, 1)), M),
+        (lambda x: jnp.tanh(x.sum(0)).sum(), N), (lambda x: (x.sum(0) * J_OF).sum(), N), (lambda x: (2.0 / x.sum(0)).sum(), N),
+    ],
+)  # fmt: skip
+def test_a_sum_of_sums_is_one(total, iterations):
+    """Over quantiles first, and then over aims, which are given; the loop is over aims if nothing but numbers is between."""
+
+    def loss(p, scale, t):
+        aims, x = jax.lax.stop_gradient(p["v"][0]), rlfx.inputs(p["x"][:, 0])[t].sum()
+        return total(jnp.tanh((p["w"][0] * x)[:, None] - aims[None]) ** 2 + 1.0), 0.9 * scale
+
+    traced = rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T)
+    once = with_loops_over_pairs(traced, 1)
+    (loop,) = [e for e in once.equations if e.op is J.SCAN]
+    assert loop.params["length"] == iterations
+    assert with_loops_over_pairs(once, 1) is once
+    compiled = [rlfx.compile(loss, length=T, target=at) for at in (ALWAYS, NEVER)]
+    found, expected = (jax.value_and_grad(lambda p, fn=fn: fn(p, jnp.float32(1.0))[0])(PARAMS) for fn in compiled)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), found, expected)
+
+
+def test_a_sum_that_is_read_stays_one():
+    def loss(p, scale, t):
+        each = (jnp.tanh((p["w"][0] * scale)[:, None] - jax.lax.stop_gradient(p["v"][0])[None]) ** 2).sum(0)
+        return each.mean(), 0.9 * scale, each
+
+    traced = rlfx.trace(loss, PARAMS, jnp.float32(1.0), length=T)
+    (loop,) = [e for e in with_loops_over_pairs(traced, 1).equations if e.op is J.SCAN]
+    assert loop.params["length"] == N
+
+
 def test_temporaries_have_no_pairs():
     def many(p, x, scale):
         return quantiles({**p, "v": jnp.tile(p["v"], 40), "w": jnp.tile(p["w"], 40), "m": jnp.tile(p["m"], 40)}, x, scale)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ from rlfx.recurrence.analysis.active import data_of, is_float, reached_values
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.rewrite.lift import reaches
+from rlfx.recurrence.rewrite.whole_sums import SUM, with_whole_sums
 
-_SUM, _BROADCAST = J.primitive("reduce_sum"), J.primitive("broadcast_in_dim")
+_BROADCAST = J.primitive("broadcast_in_dim")
 
 #: Operations a pair, at least: XLA computes fewer where it adds them up.
 _FEWEST = 3
@@ -79,19 +80,37 @@ def with_loops_over_pairs(program: Program, fewest: int) -> Program:
     """The program with loops for sums over ``fewest`` pairs or more; without such sums ``program``.
 
     Meaning-preserving up to reassociation, with the derivative. Sums that a recurrence over t needs stay as they are: few rows
-    are added up there at a time.
+    are added up there at a time. A sum of such a sum is one with it if that leaves a better axis for the loop.
     """
+    loop_of, of_cotangents = _loops(program, fewest)
+    whole = with_whole_sums(program, lambda e: (found := loop_of(e)) is not None and of_cotangents(*found))
+    if whole is not program:
+        return with_loops_over_pairs(whole, fewest)
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        found = loop_of(e)
+        return None if found is None else (functools.partial(_evaluated, *found), found[0].operands)
+
+    return exchanged(program, instead)
+
+
+def _loops(program: Program, fewest: int) -> tuple[Callable, Callable]:
+    """``loop_of(equation)``: the pairs that a sum adds up, and the axis to loop over, if any; and ``of_cotangents(pairs, axis)``:
+    whether the cotangent of an operand would be a sum of every iteration's numbers."""
     definition, users, data = program.definitions(), program.users, data_of(program)
     varying = reached_values(program, (v for v in program.inputs if is_float(v) and v not in data))
 
-    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        pairs = pairs_of(e, definition, users, fewest)
-        axis = None if pairs is None or len(pairs.inside) < _FEWEST else _axis(pairs, varying)
-        if axis is None or "t" not in program.dims_of(e.outputs[0]) or reaches(e, e, definition):
-            return None
-        return functools.partial(_evaluated, pairs, axis), pairs.operands
+    def of_cotangents(pairs: Pairs, axis: int) -> bool:
+        return any(axis in axes and v in varying for v, axes in pairs.along.items())
 
-    return exchanged(program, instead)
+    def loop_of(e: Equation) -> tuple[Pairs, int] | None:
+        pairs = pairs_of(e, definition, users, fewest)
+        if pairs is None or len(pairs.inside) < _FEWEST or (axis := _axis(pairs, of_cotangents)) is None:
+            return None
+        stays = "t" not in program.dims_of(e.outputs[0]) or reaches(e, e, definition)
+        return None if stays else (pairs, axis)
+
+    return loop_of, of_cotangents
 
 
 def pairs_of(
@@ -107,7 +126,7 @@ def pairs_of(
       fewest: pairs.
       is_spread: whether a value of the shape of all pairs is one of those that are spread, over all points.
     """
-    if total.op is not _SUM:
+    if total.op is not SUM:
         return None
     (whole,) = total.inputs
     shape = whole.shape
@@ -152,21 +171,20 @@ def _along(v: Atom, spread: Equation | None = None) -> tuple[int, ...]:
     return tuple(d for d, n in zip(names, v.shape, strict=True) if n > 1)
 
 
-def _axis(pairs: Pairs, varying: Set[Var]) -> int | None:
+def _axis(pairs: Pairs, of_cotangents: Callable[[Pairs, int], bool]) -> int | None:
     """Which axis to loop over, of those that are added up and along which some operands differ, others do not.
 
     The cotangent of an operand that differs along it is a sum of every iteration's numbers; those of others are added up
-    iteration by iteration. First, then, where no such operand is one of those ``varying`` with what is differentiated (aims are
-    given, what is drawn towards them is not); of these the shortest.
+    iteration by iteration. First, then, where no such operand is learnt (aims are given, what is drawn towards them is not); of
+    these the shortest.
     """
-    shape, differs = pairs.shape, {v: axes for v, axes in pairs.along.items() if axes}
+    shape, differs = pairs.shape, [axes for axes in pairs.along.values() if axes]
 
     def fits(a: int) -> bool:
-        both = {a in axes for axes in differs.values()} == {True, False}
+        both = {a in axes for axes in differs} == {True, False}
         return both and min(shape[a], math.prod(shape) // shape[a]) >= _FEW
 
-    summed = lambda a: any(a in axes and v in varying for v, axes in differs.items())  # noqa: E731
-    return min(filter(fits, pairs.total.params["axes"]), key=lambda a: (summed(a), shape[a]), default=None)
+    return min(filter(fits, pairs.total.params["axes"]), key=lambda a: (of_cotangents(pairs, a), shape[a]), default=None)
 
 
 def _evaluated(pairs: Pairs, axis: int, *values: Any) -> Any:
