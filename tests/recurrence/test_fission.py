@@ -56,6 +56,15 @@ def told(p, h, t):
     return jax.nn.logsumexp(scores), h, jax.lax.stop_gradient(h[0])
 
 
+def soft(p, h, t):
+    """Soft maxima over moves; the loss is of two of the scores that the recurrence makes anyway."""
+    scores = jnp.linspace(-1.0, 1.0, 4 * W * W).reshape(4, W, W) @ h + 0.1 * p["v"][None]
+    after = jax.nn.logsumexp(scores, 0)
+    first = jnp.argmax(jnp.sin(7.0 * scores))
+    chosen = (scores - after[None]).reshape(-1)[jnp.stack([first, (first + 5) % (4 * W)])]
+    return -2.0 * chosen.sum(), after, jax.lax.stop_gradient(after[0])
+
+
 def branching(p, h, t):
     """A loop that ends sooner for some environments: many together would take as long as the last."""
     h = acted(p, h)
@@ -118,6 +127,13 @@ def test_what_the_learner_differentiates_after_the_loop_is_not_evaluated_in_it()
     assert [e.op.name for e in loop.equations].count("dot_general") == 1
 
 
+def test_what_is_picked_of_a_recurrence_is_picked_in_its_loop():
+    """Its derivative needs places alone, not all scores of all timesteps."""
+    passes = compiled(soft, plan=rlfx.Plan()).physical(PARAMS, CARRY)
+    (loop,) = (n.loop for n in passes.learning.nodes if isinstance(n, Repeated))
+    assert {v.shape for v in loop.stacked} == {()}
+
+
 def by_hand(f, p, h):
     """Plain loops over timesteps and environments."""
     total, aux, last = 0.0, [], 0.0
@@ -133,7 +149,7 @@ def by_hand(f, p, h):
 PLANS = None, rlfx.Plan("at once"), rlfx.Plan("blocks", 3)
 
 
-@pytest.mark.parametrize("f", [lookahead, trained, told])
+@pytest.mark.parametrize("f", [lookahead, trained, told, soft])
 def test_values_and_gradients_are_those_of_loops(f):
     expected, slopes = jax.jit(jax.value_and_grad(lambda p, h: by_hand(f, p, h), (0, 1), has_aux=True))(PARAMS, CARRY)
 

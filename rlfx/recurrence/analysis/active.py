@@ -7,11 +7,26 @@ from collections.abc import Iterable, Sequence
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.program import Equation, Program, Var
-from rlfx.recurrence.language.primitives import aside_p, inputs_p
+from rlfx.recurrence.ir.program import Equation, Lit, Program, Var
+from rlfx.recurrence.language.primitives import aside_p, inputs_p, series_p
 
 #: What no derivative goes through.
 STOPS = J.STOP_GRADIENT | {aside_p}
+
+
+#: In one of two operands, if one of the last so many is a number that is written there.
+_SCALED = {J.primitive("mul"): 2, J.primitive("div"): 1}
+#: What is linear in all of its operands that are no integers or bools: places of elements, sums, choices.
+_LINEAR = J.LAYOUTS | {J.ADD_ANY, series_p} | set(
+    map(J.primitive, ("add", "sub", "neg", "convert_element_type", "copy", "real", "imag", "reduce_sum", "cumsum", "gather",
+                      "dynamic_slice", "select_n", "pad"))
+)  # fmt: skip
+
+
+def keeps_operands(equation: Equation) -> bool:
+    """Whether the derivative of an equation needs floats that it reads or gives; places and choices are few bytes."""
+    by_number = equation.op in _SCALED and any(isinstance(v, Lit) for v in equation.inputs[-_SCALED[equation.op] :])
+    return not (equation.op in _LINEAR or by_number)
 
 
 def is_float(var: Var) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rlfx._lazy import nx
+from rlfx.recurrence.analysis.active import keeps_operands
 from rlfx.recurrence.analysis.cost import bytes_in_all, multiplies_weights
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
@@ -266,7 +267,7 @@ def _loop(
     owned = {v for e in (*body, *movable) for v in e.outputs}
     wanted = _wanted_outside(graph, body | movable, owned, inline) | picked
     leaving = nested_loops(movable, graph) | products_of_few_rows(movable, program)
-    free = movable if "t" in program.directives.vectorize else movable & differentiated
+    free = movable if "t" in program.directives.vectorize else {e for e in movable & differentiated if keeps_operands(e)}
     equations = [e for e in program.equations if e in body or e in movable]
     together = in_one_launch(equations, body, program)
     cut = minimum_cut(
