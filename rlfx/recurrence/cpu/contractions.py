@@ -267,7 +267,7 @@ def by_matrices(fn: Callable, target: Target) -> Callable:
 
     Example:
       >>> from rlfx._target import target
-      >>> by_matrices(jax.vmap(jnp.dot, (0, None)), target("cpu"))(jnp.ones((2, 3, 4)), jnp.ones((4, 5)))[0].shape
+      >>> by_matrices(jax.vmap(jnp.dot, (0, None)), target("cpu"))(jnp.ones((2, 3, 4)), jnp.ones((4, 5))).shape
       (2, 3, 5)
     """
     return rewritten(fn, MATRICES) if target.rewrites.contractions else fn
