@@ -14,7 +14,7 @@ from rlfx.recurrence.language.primitives import aside_p, inputs_p, series_p
 STOPS = J.STOP_GRADIENT | {aside_p}
 
 
-#: In one of two operands, if one of the last so many is a number that is written there.
+#: Linear if one of the last so many operands is a number that is written there.
 _SCALED = {J.primitive("mul"): 2, J.primitive("div"): 1}
 #: What is linear in all of its operands that are no integers or bools: places of elements, sums, choices.
 _LINEAR = J.LAYOUTS | {J.ADD_ANY, series_p} | set(
@@ -32,6 +32,11 @@ def keeps_operands(equation: Equation) -> bool:
 def is_float(var: Var) -> bool:
     """Whether a value can carry a derivative."""
     return jnp.issubdtype(var.dtype, jnp.inexact)
+
+
+def float_inputs(program: Program) -> frozenset[Var]:
+    """The inputs that can carry a derivative."""
+    return frozenset(filter(is_float, program.inputs))
 
 
 def differentiated(equation: Equation) -> list[Var]:
@@ -70,9 +75,8 @@ def carried_equations(body: Sequence[Equation], program: Program) -> tuple[Equat
 
     A state that an action moves is none of what chose the action: nothing goes back through a number that was picked.
     """
-    given = frozenset(v for v in (*program.params, *program.consts, *program.carry) if is_float(v))
     read = [v for e in body if e.is_read for v in e.inputs[:1] if isinstance(v, Var)]
-    active = active_equations(program, given, read)
+    active = active_equations(program, float_inputs(program), read)
     return tuple(e for e in body if e in active)
 
 

@@ -144,10 +144,15 @@ def _is_tall(left: Any, right: Any) -> bool:
 
 def _in_scan(eqn: Any, operands: list) -> list | None:
     """A scan whose body has such contractions."""
+    return _with_body(eqn, operands, _changes, FAST)
+
+
+def _with_body(eqn: Any, operands: list, changes: Callable[[Any], bool], rules: dict) -> list | None:
+    """A scan whose body is evaluated by ``rules``, if ``changes`` is true of an equation of it."""
     body = eqn.params["jaxpr"]
-    if not has_contractions(body.jaxpr):
+    if not _has(changes, body.jaxpr):
         return None
-    return J.bind(J.SCAN, eqn.params | {"jaxpr": fast_body(body)}, *operands)
+    return J.bind(J.SCAN, eqn.params | {"jaxpr": rewritten_body(body, rules)}, *operands)
 
 
 def _in_cond(eqn: Any, operands: list) -> list | None:
@@ -233,10 +238,7 @@ def _is_of_rows(eqn: Any) -> bool:
 
 def _matrices_in_scan(eqn: Any, operands: list) -> list | None:
     """A scan whose body has such products."""
-    body = eqn.params["jaxpr"]
-    if not _has(_is_of_rows, body.jaxpr):
-        return None
-    return J.bind(J.SCAN, eqn.params | {"jaxpr": rewritten_body(body, MATRICES)}, *operands)
+    return _with_body(eqn, operands, _is_of_rows, MATRICES)
 
 
 #: The rules for a function whose gradient is differentiated.

@@ -284,12 +284,9 @@ class GradientRule:
             return Turns()
         together = int(tile / each)
         loops = (*learner.acting.loops, *learner.region.loops)
-        through = (carried_equations(loop.body, self.program) for loop in loops)
-        few, few_through = (
-            batch < _ROWS and any(multiplies_weights(body, self.program) for body in bodies)
-            for bodies in ((loop.body for loop in loops), through)
-        )
-        return Turns(None if few else together, None if few_through else together)
+        few = [loop.body for loop in loops if batch < _ROWS and multiplies_weights(loop.body, self.program)]
+        through = any(multiplies_weights(carried_equations(body, self.program), self.program) for body in few)
+        return Turns(None if few else together, None if through else together)
 
     def _body(self, key: Any, make: Callable[[], tuple]) -> tuple:
         """A jaxpr with the shapes of its results: kept if it belongs to no trace in progress."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from rlfx.recurrence.analysis.active import active_equations, is_float
+from rlfx.recurrence.analysis.active import active_equations, float_inputs
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.rewrite.pairs import Pairs, pairs_of
@@ -32,8 +32,7 @@ def with_distances(program: Program, fewest: int) -> Program:
     Meaning-preserving up to the order of sums.
     """
     definition, users = program.definitions(), program.users
-    given = frozenset(v for v in (*program.params, *program.consts, *program.carry) if is_float(v))
-    active = active_equations(program, given, (program.loss, *program.next_carry))
+    active = active_equations(program, float_inputs(program), (program.loss, *program.next_carry))
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         is_spread = lambda v: isinstance(v, Var) and not program.dims_of(v)  # over all points  # noqa: E731

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.active import data_of, is_float, reached_values
+from rlfx.recurrence.analysis.active import data_of, float_inputs, reached_values
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.rewrite.lift import reaches
@@ -97,8 +97,8 @@ def with_loops_over_pairs(program: Program, fewest: int) -> Program:
 def _loops(program: Program, fewest: int) -> tuple[Callable, Callable]:
     """``loop_of(equation)``: the pairs that a sum adds up, and the axis to loop over, if any; and ``of_cotangents(pairs, axis)``:
     whether the cotangent of an operand would be a sum of every iteration's numbers."""
-    definition, users, data = program.definitions(), program.users, data_of(program)
-    varying = reached_values(program, (v for v in program.inputs if is_float(v) and v not in data))
+    definition, users = program.definitions(), program.users
+    varying = reached_values(program, float_inputs(program) - data_of(program))
 
     def of_cotangents(pairs: Pairs, axis: int) -> bool:
         return any(axis in axes and v in varying for v, axes in pairs.along.items())

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.active import active_equations, differentiated, is_float
+from rlfx.recurrence.analysis.active import active_equations, differentiated, float_inputs
 from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.ir.build import Builder, live
 from rlfx.recurrence.ir.derivatives import Function
@@ -201,6 +201,4 @@ def _is_plain(e: Equation, program: Program) -> bool:
 
 def _active(program: Program, value: Atom) -> frozenset[Equation]:
     """The equations on a way from an input of the program to a value, by which it has a derivative."""
-    return active_equations(
-        program, frozenset(filter(is_float, program.inputs)), [v for v in (value,) if isinstance(v, Var)]
-    )
+    return active_equations(program, float_inputs(program), [v for v in (value,) if isinstance(v, Var)])
