@@ -21,8 +21,10 @@ from rlfx.recurrence.execute.values import Value, expand, of_atom, zeros
 from rlfx.recurrence.ir.access import is_shift, reach_in
 from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.language.index import Lookup, Point, Slice
+from rlfx.recurrence.language.operands import mask_like
 from rlfx.recurrence.language.primitives import reduce_p
 from rlfx.recurrence.schedule.physical import Repeated
+from rlfx.recurrence.schedule.postponed import Postponed
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 from rlfx.recurrence.schedule.truncated import Truncated
 
@@ -174,7 +176,27 @@ class RunningLoop:
         if self.node.truncated is not None:
             agreed = partial(self.run.extent.over_devices, "max")
             iteration = iteration.truncated(self.node.truncated, jnp.asarray(self.run.t0) == 0, agreed)
-        return iteration(self.step, list(state), (times, list(slices)), backward, self.going())
+        state, ys = iteration(self.step, self._postponed(state), (times, list(slices)), backward, self.going())
+        return self._seen(state), ys
+
+    def _postponed(self, state: Sequence) -> list:
+        """The state as iterations carry it: of what may begin anew where it is read what it is otherwise, and whether it does."""
+        later = self.node.postponed
+        return [(x, self._goes_on(later[v])) if v in later else x for v, x in zip(self.loop.depth, state, strict=True)]
+
+    def _goes_on(self, late: Postponed) -> Any:
+        """A condition by which nothing begins anew."""
+        sizes = [n for d, n in self.run.sizes.items() if d in self._dims_here(late.condition)]
+        return jnp.full(sizes, not late.holds)
+
+    def _seen(self, state: Sequence) -> list:
+        """The state as iterations see it, of what they carry."""
+        later = self.node.postponed
+        return [_begun(later[v], *x) if v in later else x for v, x in zip(self.loop.depth, state, strict=True)]
+
+    def _dims_here(self, var: Var) -> frozenset:
+        """With which dims an iteration has a value."""
+        return self.run.program.dims_of(var) - {"t"}
 
     def by(self, runner: Any) -> RunningLoop:
         """The same loop, run by something else; None: iteration by iteration."""
@@ -189,7 +211,7 @@ class RunningLoop:
         for v, x in zip(moving, slices, strict=True):
             whole = run.now() if v is run.program.now else run.env[v]
             here[v] = replace(whole, data=x, dims=whole.dims - {"t"})
-        rings = dict(zip(loop.depth, state, strict=True))
+        rings = dict(zip(loop.depth, self._seen(state), strict=True))
         writes = {v: run.graph.definition[v] for v, depth in loop.depth.items() if depth != REGISTER}
 
         def read(equation, env, now):
@@ -210,12 +232,15 @@ class RunningLoop:
                 data = expand(here[v], self.state_dims[v], run.sizes).data
                 rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
         for v, depth in loop.depth.items():
-            if depth == REGISTER:
+            if (late := self.node.postponed.get(v)) is not None:
+                value = expand(here[late.value], self.state_dims[v], run.sizes).data
+                rings[v] = value, expand(here[late.condition], self._dims_here(late.condition), run.sizes).data
+            elif depth == REGISTER:
                 new, old = expand(here[v], self.state_dims[v], run.sizes), Value(rings[v], self.state_dims[v])
                 kept = self._holds and run.unseen(v)
                 rings[v] = (run.held_by(run.valid(here), new, old) if kept else new).data
         run.ragged.update((v, here[v].starts) for v in loop.stacked if here[v].starts is not None)
-        stacked = [expand(here[v], run.program.dims_of(v) - {"t"}, run.sizes).data for v in loop.stacked]
+        stacked = [expand(here[v], self._dims_here(v), run.sizes).data for v in loop.stacked]
         stacked = [to_host(x) if v in run.on_host else x for v, x in zip(loop.stacked, stacked, strict=True)]
         return list(rings.values()), stacked
 
@@ -288,6 +313,12 @@ def state_dims(program: Program, loop: Loop, var: Var) -> frozenset:
     """
     readers = (e for e in loop.reads if e.source is var) if loop.depth[var] == REGISTER else ()
     return frozenset().union(program.dims_of(var), *(program.dims_of(e.outputs[0]) for e in readers)) - {"t"}
+
+
+def _begun(late: Postponed, value: Any, condition: Any) -> Any:
+    """What begins anew where the condition says so."""
+    anew = mask_like(condition if late.holds else ~condition, value)
+    return jnp.where(anew, jnp.asarray(late.given, value.dtype), value)
 
 
 def _up_to_writes(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:

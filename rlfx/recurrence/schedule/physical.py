@@ -16,6 +16,7 @@ from rlfx.recurrence.analysis.cost import multiplies, show_bytes
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.schedule.narrow import is_narrow
+from rlfx.recurrence.schedule.postponed import Postponed, postponed
 from rlfx.recurrence.schedule.products import Joined, share_products
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
@@ -122,6 +123,7 @@ class Repeated:
       sections: these, as (first, end).
       said: what the runner that was asked for says of it.
       truncated: where no derivative goes back further, or None.
+      postponed: registers that are kept as what they would be if they did not begin anew.
     """
 
     loop: Loop
@@ -132,6 +134,7 @@ class Repeated:
     sections: tuple[tuple[int, int], ...] = ()
     said: str | None = None
     truncated: Truncated | None = None
+    postponed: Mapping[Var, Postponed] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -162,6 +165,9 @@ class Repeated:
             found.append(f"{', '.join(read)}: {count}, each reads only the past that is there")
         if self.truncated is not None:
             found.append(str(self.truncated))
+        if self.postponed:
+            what = "state begins anew where it is" if len(self.postponed) == 1 else "states begin anew where they are"
+            found.append(f"{len(self.postponed)} {what} read")
         return (*found, *map(str, self.joined))
 
     def __str__(self) -> str:
@@ -259,4 +265,6 @@ def _repeated(
     if whole and iteration.differentiable and mine is None:
         active = schedule.differentiated or frozenset(schedule.equations)
         ending = truncated(program, loop, active, counted if target.rewrites.branches else 0)
-    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending)
+    alone = mine is None and ending is None and not sections and target.rewrites.postponed
+    later = postponed(program, loop) if alone else {}
+    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending, later)
