@@ -104,7 +104,8 @@ class Rewrites:
         (``gradient/replanned.py``); 0: never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
-      postponed: states that begin anew, as traces do, do so where they are read (``schedule/postponed.py``).
+      postponed: states of at least so many numbers that begin anew, as traces do, do so where they are read
+        (``schedule/postponed.py``); 0: never.
       inside: what a loop over time could be given for all timesteps is computed in it, if it would leave the cache: products, and
         what is made of less (``Room.tile``; ``schedule/fusion.py``).
     """
@@ -131,7 +132,7 @@ class Rewrites:
     contracted: int = 0
     turns: int = 0
     packed: int = 0
-    postponed: bool = False
+    postponed: int = 0
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def _cpu() -> Target:
             pairs=64,
             contracted=512,
             turns=8,
-            postponed=True,
+            postponed=256,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

@@ -265,6 +265,6 @@ def _repeated(
     if whole and iteration.differentiable and mine is None:
         active = schedule.differentiated or frozenset(schedule.equations)
         ending = truncated(program, loop, active, counted if target.rewrites.branches else 0)
-    alone = mine is None and ending is None and not sections and target.rewrites.postponed
-    later = postponed(program, loop) if alone else {}
+    fewest, alone = target.rewrites.postponed, mine is None and ending is None and not sections
+    later = postponed(program, loop, fewest) if fewest and alone else {}
     return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending, later)

@@ -26,9 +26,6 @@ from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 
 _SELECT, _CONVERT = map(J.primitive, ("select_n", "convert_element_type"))
 
-#: Numbers of an environment from which on a state is worth it.
-MANY = 256
-
 
 @dataclass(frozen=True)
 class Postponed:
@@ -47,8 +44,12 @@ class Postponed:
     given: Any
 
 
-def postponed(program: Program, loop: Loop) -> dict[Var, Postponed]:
-    """The registers of a loop that are better kept so. Under ``until=``, where states are held, there are none."""
+def postponed(program: Program, loop: Loop, fewest: int) -> dict[Var, Postponed]:
+    """The registers of a loop that are better kept so. Under ``until=``, where states are held, there are none.
+
+    Args:
+      fewest: numbers of an environment, of a state that is worth it.
+    """
     if program.domain.until:
         return {}
     users: dict[Var, list[Equation]] = {}
@@ -68,7 +69,8 @@ def postponed(program: Program, loop: Loop) -> dict[Var, Postponed]:
 
     def kept(v: Var) -> Postponed | None:
         reads = [e for e in loop.reads if e.source is v]
-        if loop.depth[v] != REGISTER or math.prod(v.shape) < MANY or not all(op in J.ELEMENTWISE for op in _ops(reads, users)):
+        small = loop.depth[v] != REGISTER or math.prod(v.shape) < fewest
+        if small or not all(op in J.ELEMENTWISE for op in _ops(reads, users)):
             return None
         e = made_by(v, set(reads))
         ways = () if e is None else _ways(e, program)
