@@ -245,11 +245,15 @@ def actor_once(length, batch, layers=together, critics=written_out, both=False):
 def workload(length, batch, members, hidden, chunk=4):
     make, once = functools.partial(by_hand, length, batch), functools.partial(actor_once, length, batch)
     single, joined, out = {"layers": one_by_one}, {"layers": first_joined}, {"critics": written_out}
-    column, column_out = {"layers": in_columns, "slopes": by_columns}, {"layers": in_columns, "critics": written_in_columns}
+    column, column_out = (
+        {"layers": in_columns, "slopes": by_columns},
+        {"layers": in_columns, "critics": written_in_columns},
+    )
     forms = {
         "rlfx": c.learner_by_rlfx(diverse.program, length, batch), "plain": diverse.plain(length, batch),
         "masks, joined": make(**joined), "masks, one by one": make(**single), "masks, features first": make(**column),
-        "written out": make(**out), "written out, joined": make(**out, **joined), "written out, one by one": make(**out, **single),
+        "written out": make(**out), "written out, joined": make(**out, **joined),
+        "written out, one by one": make(**out, **single),
         "written out, features first": make(**column_out), f"written out, blocks of {chunk}": make(**out, chunk=chunk),
         "written out, actor once, both": once(both=True), "written out, actor once, joined": once(**joined),
         "written out, joined, threefry unrolled": make(**out, **joined),
