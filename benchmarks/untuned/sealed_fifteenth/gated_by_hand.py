@@ -56,23 +56,6 @@ def ago(x, age):
     return x if age == 0 else jnp.concatenate([jnp.zeros_like(x[:age]), x[:-age]])
 
 
-def by_ages(query, key, value, by_place, episode):
-    """One age after the other, of all timesteps."""
-    ages = range(min(MEMORY, len(query)))
-    scores = [
-        jnp.where(
-            (ago(episode, age) == episode)[..., None],
-            (query * ago(key, age)).sum(-1) + by_place[..., MEMORY - 1 - age],
-            -jnp.inf,
-        )
-        for age in ages
-    ]
-    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, scores))
-    parts = [jnp.exp(score - top) for score in scores]
-    made = functools.reduce(jnp.add, (part[..., None] * ago(value, age) for part, age in zip(parts, ages, strict=True)))
-    return made / functools.reduce(jnp.add, parts)[..., None]
-
-
 def windows(x):
     """``[T, MEMORY, ...]``."""
     return jnp.stack([ago(x, age) for age in range(MEMORY - 1, -1, -1)], 1)
@@ -161,17 +144,12 @@ def by_hand(length, batch, attend=banded, gate=gate_joined, joined=True, again=F
 
 def workload(length, batch, width, chunk=4):
     make = functools.partial(by_hand, length, batch)
-    ages, window, pairs, stacked = (
-        {"attend": by_ages},
-        {"attend": by_windows},
-        {"attend": all_pairs},
-        {"gate": gate_stacked},
-    )
+    window, pairs, stacked = {"attend": by_windows}, {"attend": all_pairs}, {"gate": gate_stacked}
     forms = {
         "rlfx": given.by_rlfx(length, batch), "plain": given.plain(length, batch),
         "bands, apart": make(joined=False, gate=given.gated), "bands": make(), "bands, stacked": make(**stacked),
-        "ages": make(**ages), "windows": make(**window), "all pairs": make(**pairs), "bands, again": make(again=True),
-        f"bands, {chunk} environments": make(chunk=chunk), f"ages, {chunk} environments": make(**ages, chunk=chunk),
+        "windows": make(**window), "all pairs": make(**pairs), "bands, again": make(again=True),
+        f"bands, {chunk} environments": make(chunk=chunk), f"all pairs, {chunk} environments": make(**pairs, chunk=chunk),
         f"bands, stacked, {chunk} environments": make(**stacked, chunk=chunk),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 6)
