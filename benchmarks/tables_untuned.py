@@ -111,6 +111,7 @@ TABLES = {
     "untuned-sealed-twelfth": functools.partial(with_later, "sealed_twelfth", {"after": "sealed_twelfth_after"}),
     "untuned-sealed-thirteenth": functools.partial(with_later, "sealed_thirteenth", {"after": "sealed_thirteenth_after"}),
     "untuned-sealed-fourteenth": functools.partial(with_later, "sealed_fourteenth", {"after": "sealed_fourteenth_after"}),
+    "untuned-sealed-fifteenth": functools.partial(with_later, "sealed_fifteenth", {"after": "sealed_fifteenth_after"}),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,

@@ -15,6 +15,7 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
+from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.distances import with_distances
 from rlfx.recurrence.rewrite.merged import merged
@@ -51,7 +52,7 @@ def adapted(
     if pays.reals and complex_numbers(program, own) >= pays.reals:
         program = rewritten(with_reals, program)
     if pays.apart:
-        program = rewritten(with_taken_first, program)
+        program = rewritten(with_chosen_first, rewritten(with_taken_first, program))
     if pays.contracted:
         program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:

@@ -60,13 +60,21 @@ def _places(x: Any, *, k: int) -> Any:
 def _of_many(rows: Any, k: int) -> Any:
     """The same of ``[R, n]``.
 
-    What is found in parts is right where the numbers that are chosen are finite, and none is zero: XLA's own order has what is
-    not a number before all others, or behind them, and zeros of both signs apart. Elsewhere XLA chooses.
+    What is found in parts is right where the numbers that are chosen are finite, and zeros among them are those of a row whose
+    zeros all have one sign, as distances of points to themselves do: XLA's own order has what is not a number before all others,
+    or behind them, and zeros of both signs apart. Elsewhere XLA chooses.
     """
     wide = rows if rows.dtype.itemsize >= 4 else rows.astype(np.float32)
     numbers, places = _in_parts(wide, k)
-    ordered = jnp.all((numbers[:, 0] < jnp.inf) & (numbers[:, -1] > -jnp.inf)) & ~jnp.any(numbers == 0)
-    return lax.cond(ordered, lambda: places, lambda: lax.top_k(rows, k)[1])
+    finite = jnp.all((numbers[:, 0] < jnp.inf) & (numbers[:, -1] > -jnp.inf))
+    apart = lax.cond(jnp.any(numbers == 0), lambda: _has_both_zeros(wide), lambda: jnp.bool_(False))
+    return lax.cond(finite & ~apart, lambda: places, lambda: lax.top_k(rows, k)[1])
+
+
+def _has_both_zeros(rows: Any) -> Any:
+    """Whether there are zeros of both signs in any row."""
+    zero, negative = rows == 0, jnp.signbit(rows)
+    return jnp.any(jnp.any(zero & negative, 1) & jnp.any(zero & ~negative, 1))
 
 
 def _in_parts(rows: Any, k: int) -> tuple[Any, Any]:

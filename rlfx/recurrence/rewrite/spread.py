@@ -44,10 +44,10 @@ def with_spread_after(program: Program) -> Program:
 
 def _loops(e: Equation) -> Nest | None:
     shapes = [v.shape for v in e.inputs], [v.shape for v in e.outputs]
-    return elementwise(e.params, *shapes) if _is_relu(e) else nest_of(e.op, e.params, *shapes)
+    return elementwise(e.params, *shapes) if is_relu(e) else nest_of(e.op, e.params, *shapes)
 
 
-def _is_relu(e: Equation) -> bool:
+def is_relu(e: Equation) -> bool:
     """Whether it is ``jax.nn.relu``, whose own derivative has the shape with which it was traced."""
     if e.op is not J.CUSTOM_JVP or len(e.inputs) != 1:
         return False
@@ -55,7 +55,7 @@ def _is_relu(e: Equation) -> bool:
     return [q.primitive for q in inside] == [_MAX] and any(J.is_literal(v) and v.val == 0 for v in inside[0].invars)
 
 
-def _relu(x: Any) -> Any:
+def relu(x: Any) -> Any:
     """As ``jax.nn.relu``, with its derivative at 0."""
     return jnp.where(x <= 0, jnp.zeros_like(x), x)
 
@@ -129,8 +129,8 @@ class _Spreading:
         for v, axes in zip(e.outputs, it.results, strict=True):
             shape = tuple(1 if loop in loops else n for n, loop in zip(v.shape, axes, strict=True))
             outputs.append(self.build.var(shape, v.dtype))
-        if _is_relu(e):
-            self.short[e.outputs[0]] = self.build.call(_relu, inputs, e)
+        if is_relu(e):
+            self.short[e.outputs[0]] = self.build.call(relu, inputs, e)
             return
         params = resized(e.op, e.params, it, {loop: 1 for loop in loops if loop is not None})
         self.build.equations.append(dataclasses.replace(e, params=params, inputs=tuple(inputs), outputs=tuple(outputs)))

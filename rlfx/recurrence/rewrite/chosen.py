@@ -1,0 +1,150 @@
+"""What one index chooses is computed of what it chooses: ``q[action]``, where a network computes values action by action.
+
+A tree of what every action leads to, a critic that judges all actions, a goal for each of some heads: the loss is of what was done,
+and as it is written, all of it is computed and differentiated. Before and after, with z of every action:
+
+    q = relu(z @ w) @ v; q[a]   ->   relu(z[a] @ w) @ v
+
+As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where a product has weights
+of its own for each entry, of its result one is taken. Only what leaves out products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from rlfx import _jaxpr as J
+from rlfx._axes import Nest, elementwise, nest_of, resized
+from rlfx.recurrence.analysis.cost import PRODUCTS
+from rlfx.recurrence.ir.build import exchanged
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.rewrite.picks import DYNAMIC_SLICE
+from rlfx.recurrence.rewrite.spread import is_relu, relu
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An equation that computes entries of the axis one by one.
+
+    Attributes:
+      loop: that of the entries.
+      along: of each operand, its axis of the entries; None if it has none.
+    """
+
+    equation: Equation
+    nest: Nest
+    loop: int
+    along: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What leads to a value of which one entry is chosen.
+
+    Attributes:
+      steps: in order; the last one gives the value.
+      taken: where an entry is taken instead, and along which axis.
+      whole: what the steps read besides.
+    """
+
+    steps: tuple[_Step, ...]
+    taken: tuple[tuple[Var, int], ...]
+    whole: tuple[Var, ...]
+
+    def __call__(self, start: Any, *values: Any) -> Any:
+        """The entry, of all that is given: the axis stays, with one element."""
+        given, whole = values[: len(self.taken)], dict(zip(self.whole, values[len(self.taken) :], strict=True))
+        known = {v: _entry(x, start, axis) for (v, axis), x in zip(self.taken, given, strict=True)}
+
+        def of(u: Atom, axis: int | None) -> Any:
+            if isinstance(u, Var):
+                return whole[u] if axis is None else known[u]
+            return u.value if axis is None else _entry(jnp.asarray(u.value), start, axis)
+
+        out = None
+        for step in self.steps:
+            e = step.equation
+            operands = [of(u, axis) for u, axis in zip(e.inputs, step.along, strict=True)]
+            if is_relu(e):
+                out = relu(*operands)
+            else:
+                (out,) = J.bind(e.op, resized(e.op, e.params, step.nest, {step.loop: 1}), *operands)
+            known[e.outputs[0]] = out
+        return out
+
+
+def _entry(x: Any, start: Any, axis: int) -> Any:
+    """One entry of an axis, which stays. Before the first it is the first: what counts from the end was counted already."""
+    sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
+    starts = (start if a == axis else jnp.zeros_like(start) for a in range(x.ndim))
+    (out,) = J.bind(DYNAMIC_SLICE, {"slice_sizes": sizes}, x, *starts)
+    return out
+
+
+def with_chosen_first(program: Program) -> Program:
+    """The program with such choices; without any ``program``. Meaning-preserving; idempotent."""
+    returned = frozenset(program.returned)
+
+    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        axis = _axis_of_choice(e)
+        found = None if axis is None else _leading_to(e, axis, program, returned)
+        if found is None:
+            return None
+        return found, [e.inputs[1 + axis], *(v for v, _ in found.taken), *found.whole]
+
+    return exchanged(program, instead)
+
+
+def _axis_of_choice(e: Equation) -> int | None:
+    """The axis of which an equation takes one entry, all of the others."""
+    if e.op is not DYNAMIC_SLICE or e.is_ragged or not isinstance(e.inputs[0], Var):
+        return None
+    sizes, shape = e.params["slice_sizes"], e.inputs[0].shape
+    short = [axis for axis, n in enumerate(shape) if sizes[axis] != n]
+    return short[0] if len(short) == 1 and sizes[short[0]] == 1 else None
+
+
+def _leading_to(choice: Equation, axis: int, program: Program, returned: frozenset) -> _Chosen | None:
+    """What is computed entry by entry, back from what is chosen; None if no products are left out."""
+    at: dict[Var, int] = {choice.inputs[0]: axis}
+    group: dict[Equation, _Step] = {}
+    for e in reversed(program.equations[: program.places[choice]]):
+        if len(e.outputs) != 1 or (v := e.outputs[0]) not in at or v in returned:
+            continue
+        if all(u is choice or u in group for u in program.users.get(v, ())) and (step := _step(e, at[v], program)) is not None:
+            group[e] = step
+            for u, along in zip(e.inputs, step.along, strict=True):
+                if along is not None and isinstance(u, Var) and at.setdefault(u, along) != along:
+                    return None
+    computed = {e.outputs[0] for e in group}
+    steps = tuple(reversed(group.values()))
+    operands = [(u, along) for s in steps for u, along in zip(s.equation.inputs, s.along, strict=True) if isinstance(u, Var)]
+    if any(u in computed and along is None for u, along in operands):
+        return None
+    if not any(s.equation.op in PRODUCTS for s in steps):
+        return None
+    taken = {u: along for u, along in operands if along is not None and u not in computed}
+    return _Chosen(steps, tuple(taken.items()), tuple(dict.fromkeys(u for u, along in operands if along is None)))
+
+
+def _step(e: Equation, axis: int, program: Program) -> _Step | None:
+    """How an equation computes the entries of an axis of its result one by one; None if it does not."""
+    if not e.is_pointwise or e.is_ragged or e.has_effects or e.calls:
+        return None
+    shapes = [v.shape for v in e.inputs], [v.shape for v in e.outputs]
+    it = elementwise(e.params, *shapes) if is_relu(e) else nest_of(e.op, e.params, *shapes)
+    if it is None:
+        return None
+    (axes,) = it.results
+    loop = axes[axis]
+    if loop is None or loop not in it.free:
+        return None
+    along = tuple(theirs.index(loop) if loop in theirs else None for theirs in it.operands)
+    weights = e.op in PRODUCTS and any(
+        a is not None and not program.dims_of(v) for v, a in zip(e.inputs, along, strict=True)
+    )
+    return None if weights or any(theirs.count(loop) > 1 for theirs in it.operands) else _Step(e, it, loop, along)
