@@ -43,7 +43,7 @@ def difficult(shape, dtype):
         "zeros at last": jnp.where(some(2, 0.02), x, zeros), "relu": jnp.maximum(x - 1.5, 0.0),
         "none above zero": jnp.where(x > 0, zeros, x), "no number": jnp.where(some(3, 0.01), jnp.nan, x),
         "of a sign": jnp.where(some(3, 0.01), -jnp.nan, masked), "tiny": jnp.where(some(3, 0.1), 1e-40, -x**2),
-        "distances": -jnp.where(some(2, 0.02), 0.0, jnp.abs(x)), "distances, and zeros": jnp.where(some(2, 0.02), 0.0, -jnp.abs(x)),
+        "distances": -jnp.where(some(2, 0.02), 0.0, jnp.abs(x)), "of zeros": jnp.where(some(2, 0.02), 0.0, -jnp.abs(x)),
         "distances, and both": jnp.where(some(1, 0.02), 0.0, -jnp.where(some(2, 0.02), 0.0, jnp.abs(x))),
     }  # fmt: skip
     return {name: kind.astype(dtype) for name, kind in kinds.items()}
@@ -66,7 +66,8 @@ def test_numbers_and_places_are_those_of_jax(shape, k, axis, dtype):
 def test_distances_to_oneself_are_found_in_parts():
     """Zeros of one sign in a row are as other numbers: XLA need not choose."""
     x = jnp.zeros((2, 64)).at[:, 1:].set(-1.0)
-    assert not bool(_has_both_zeros(x)) and not bool(_has_both_zeros(-x))
+    assert not bool(_has_both_zeros(x))
+    assert not bool(_has_both_zeros(-x))
     assert not bool(_has_both_zeros(x * jnp.array([[1.0], [-1.0]])))
     assert bool(_has_both_zeros(x.at[1, 5].set(-0.0)))
 

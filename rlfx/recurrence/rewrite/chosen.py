@@ -1,12 +1,12 @@
 """What one index chooses is computed of what it chooses: ``q[action]``, where a network computes values action by action.
 
-A tree of what every action leads to, a critic that judges all actions, a goal for each of some heads: the loss is of what was done,
-and as it is written, all of it is computed and differentiated. Before and after, with z of every action:
+A tree of what every action leads to, a critic that judges all actions, a goal for each of some heads: the loss is of what was
+done, and as it is written, all of it is computed and differentiated. Before and after, with z of every action:
 
     q = relu(z @ w) @ v; q[a]   ->   relu(z[a] @ w) @ v
 
-As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where a product has weights
-of its own for each entry, of its result one is taken. Only what leaves out products.
+As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where a product has
+weights of its own for each entry, of its result one is taken. Only what leaves out products.
 """
 
 from __future__ import annotations
