@@ -52,8 +52,8 @@ def carried(f, carry=CARRY, **how):
     """The shapes that the loop carries."""
     jaxpr = jax.make_jaxpr(rlfx.unroll(f, length=T, batch=B, **how))(None, carry)
     (scan,) = [e for e in J.equations_in({"jaxpr": jaxpr}) if e.primitive is J.SCAN and e.params["length"] == T]
-    first = scan.params["num_consts"]
-    return [v.aval.shape for v in scan.invars[first : first + scan.params["num_carry"]]]
+    first, count = J.scan_counts(scan.params)
+    return [v.aval.shape for v in scan.invars[first : first + count]]
 
 
 def close(found, expected, rtol=2e-5):
