@@ -68,6 +68,11 @@ def another_machine(ratio: str) -> str:
     return f"{found[ratio]:.2f}"
 
 
+def above_on_another(to: str) -> str:
+    """How many of these learners take more than 1.05 of what the others take."""
+    return str(sum(row[to] > 1.05 for row in read("another_machine")["workloads"].values()))
+
+
 def built(name: str) -> str:
     """Tracing and compiling, of plain's."""
     return " and ".join(f"{means_of(name)[f'{what}_of_plain']:.2f}x" for what in ("trace", "compile"))
@@ -222,6 +227,8 @@ VALUES = {
     "work": work,
     "another-machine-learners": lambda: str(len(read("another_machine")["workloads"])),
     **{f"another-machine-{key}": functools.partial(another_machine, ratio) for key, ratio in OF_ANOTHER.items()},
+    "another-machine-above": lambda: above_on_another("of_best"),
+    "another-machine-above-plain": lambda: above_on_another("of_plain"),
     "untuned-after-built": lambda: built("tuning_after"),
     "untuned-after-slower": lambda: slower("tuning_after"),
     "attention-library-time": lambda: dot_product_attention("ms"),
