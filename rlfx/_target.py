@@ -96,8 +96,8 @@ class Rewrites:
         (``rewrite/reals.py``); 0: never.
       unrolled: nested loops that are at most so many equations without a loop have none (``rewrite/unrolled.py``).
       apart: products of what is put together from parts that vary less are sums of products (``rewrite/apart.py``), and those
-        of what is the same along an axis are computed once (``rewrite/spread.py``); what is taken of computed values, or chosen by
-        one index, is computed of that (``rewrite/taken.py``, ``chosen.py``).
+        of what is the same along an axis are computed once (``rewrite/spread.py``); what is taken of computed values, or
+        chosen by one index, is computed of that (``rewrite/taken.py``, ``chosen.py``).
       pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
       contracted: sums of at least so many products of what is spread are products of matrices (``rewrite/contracted.py``); 0:
         never.
