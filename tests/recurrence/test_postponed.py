@@ -164,7 +164,14 @@ def alone(_, carry, t):
     return {**carry, "z": jnp.where(t.now % 5 == 4, 0.0, z)}, (carry["z"].sum(),)
 
 
-@pytest.mark.parametrize("f", [multiplied, returned, used, between_arrays, by_elements, alone])
+def given_on(_, carry, t):
+    """A state that is nothing but what it is set to, and one that stays what it was."""
+    after, out = learns(None, carry, t)
+    ages = jax.lax.broadcasted_iota(jnp.float32, (N, N), 0)
+    return {**after, "w": ages, "z": carry["z"]}, (out[0], jnp.tanh(carry["w"]).sum())
+
+
+@pytest.mark.parametrize("f", [multiplied, returned, used, between_arrays, by_elements, alone, given_on])
 def test_others_stay_as_they_are(f):
     assert "begins anew" not in notes(f)
     fn, reference = rlfx.unroll(f, length=T, batch=B), rlfx.reference(f, length=T, batch=B, loss=False)

@@ -64,13 +64,15 @@ def postponed(program: Program, loop: Loop, fewest: int) -> dict[Var, Postponed]
         if v in stacked or not set(users.get(v, ())) <= others:
             return None
         e = definition[v]
-        (of, *_) = e.inputs
-        return made_by(of, {e}) if e.op is series_p and isinstance(of, Var) and of in definition else e
+        if e.op is not series_p:
+            return e
+        (of,) = e.inputs
+        return made_by(of, {e}) if isinstance(of, Var) and of in definition else None
 
     def kept(v: Var) -> Postponed | None:
         reads = [e for e in loop.reads if e.source is v]
-        small = loop.depth[v] != REGISTER or math.prod(v.shape) < fewest
-        if small or not all(op in J.ELEMENTWISE for op in _ops(reads, users)):
+        ring = loop.depth[v] != REGISTER or any(map(J.is_symbolic, v.shape))
+        if ring or math.prod(v.shape) < fewest or not all(op in J.ELEMENTWISE for op in _ops(reads, users)):
             return None
         e = made_by(v, set(reads))
         ways = () if e is None else _ways(e, program)
