@@ -81,6 +81,12 @@ def at(keys, t):
     return jax.vmap(lambda k: jax.random.fold_in(k, jnp.uint32(2) * t.astype(jnp.uint32)))(keys)
 
 
+def normals(key, name, length, batch, shape):
+    """Normal numbers ``[T, B, *shape]`` of a stream."""
+    (keys,) = streams(key, batch, name)
+    return jax.vmap(lambda t: jax.vmap(lambda k: jax.random.normal(k, shape))(at(keys, t)))(jnp.arange(length))
+
+
 def categorical(keys, logits):
     return jax.vmap(jax.random.categorical)(keys, stop_gradient(logits))
 
@@ -149,6 +155,11 @@ def actor_by_rlfx(program, length, batch):
 
 
 # -- returns over [T, B] ---------------------------------------------------------------------------------------------
+
+
+def known_of(data):
+    """1.0 where what came next is the next timestep, of ``truncated[T, B]``."""
+    return (~data["truncated"]).astype(jnp.float32).at[-1].set(0.0)
 
 
 def shifted(x, last):

@@ -60,18 +60,12 @@ def program(params, carry, t):
 
 
 def noises(key, length, batch):
-    (keys,) = c.streams(key, batch, "noise")
-    return jax.vmap(lambda t: jax.vmap(lambda k: jax.random.normal(k, (ACTIONS,)))(c.at(keys, t)))(jnp.arange(length))
-
-
-def known_of(data):
-    """Where the next timestep is that which came next."""
-    return (~data["truncated"]).astype(jnp.float32).at[-1].set(0.0)
+    return c.normals(key, "noise", length, batch, (ACTIONS,))
 
 
 def plain(length, batch):
     def run(p, target, data, key):
-        noise, known = noises(key, length, batch), known_of(data)
+        noise, known = noises(key, length, batch), c.known_of(data)
 
         def loss(p):
             obs, alpha = data["obs"], jnp.exp(p["log_alpha"])

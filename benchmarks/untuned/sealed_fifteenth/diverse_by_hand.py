@@ -17,7 +17,6 @@ from benchmarks.untuned.sealed_fifteenth.diverse import (
     ENTROPY,
     GAMMA,
     OBS,
-    known_of,
     noises,
     params_of,
     relu,
@@ -194,7 +193,7 @@ def by_hand(length, batch, layers=together, slopes=by_masks, critics=by_gradient
             soft = jax.lax.map(lambda x: softened(p, target, *x), c.in_chunks((x["obs"], noise), chunk * batch))
         soft = soft.reshape(length, batch)
         aim = data["reward"] + GAMMA * (1.0 - data["terminated"]) * c.shifted(soft, jnp.zeros_like(soft[0]))
-        rows = noise, x, aim.reshape(-1), known_of(data).reshape(-1)
+        rows = noise, x, aim.reshape(-1), c.known_of(data).reshape(-1)
         if chunk is None:
             total = some(p, *rows)
         else:
@@ -232,7 +231,7 @@ def actor_once(length, batch, layers=together, critics=written_out, both=False):
         (by_actor,) = pull((-scale * least_slopes(p["critics"], kept, q), jnp.full_like(log_prob, scale) * alpha))
         soft = (old.min(0) - alpha * log_prob).reshape(length, batch)
         aim = data["reward"] + GAMMA * (1.0 - data["terminated"]) * c.shifted(soft, jnp.zeros_like(soft[0]))
-        rows = jnp.concatenate([obs, done], -1), aim.reshape(-1), known_of(data).reshape(-1)
+        rows = jnp.concatenate([obs, done], -1), aim.reshape(-1), c.known_of(data).reshape(-1)
         errors, by_critics = critics(p["critics"], rows, layers, by_masks)
         by_alpha = -(log_prob.mean() + ENTROPY)
         value = scale * (errors + (alpha * log_prob - q.min(0)).sum()) + p["log_alpha"] * by_alpha

@@ -21,7 +21,6 @@ from benchmarks.untuned.sealed_fourteenth.truncated import (
     KEPT,
     OBS,
     QUANTILES,
-    known_of,
     noises,
     params_of,
     relu,
@@ -216,7 +215,7 @@ def by_hand(length, batch, layers=together, errors=as_given, left=sorted_all, he
         going = GAMMA * (1.0 - data["terminated"][..., None])
         aims = data["reward"][..., None] + going * c.shifted(soft, jnp.zeros_like(soft[0]))
         # at the last timestep nothing is known, and so no share is looked at
-        share = known_of(data)[..., None] * c.shifted(share, share[-1]) * (scale / (CRITICS * QUANTILES * KEPT))
+        share = c.known_of(data)[..., None] * c.shifted(share, share[-1]) * (scale / (CRITICS * QUANTILES * KEPT))
         return stop_gradient(c.rows_of((aims, share)))
 
     def loss(p, x):

@@ -91,8 +91,7 @@ def windows(x):
 
 
 def noises(key, length, batch, count):
-    (keys,) = c.streams(key, batch, "goals")
-    return jax.vmap(lambda t: jax.vmap(lambda k: jax.random.normal(k, (count - 2, GOAL)))(c.at(keys, t)))(jnp.arange(length))
+    return c.normals(key, "goals", length, batch, (count - 2, GOAL))
 
 
 def ends_of(length):

@@ -121,8 +121,8 @@ def _moved(atom: Atom, program: Program, timed: Timed) -> int | None:
     return None if by is None or by.ndim else int(by) if e.op is _ADD else -int(by)
 
 
-def of_one(condition: Atom, program: Program) -> Atom:
-    """The one condition that was spread over all elements of a value; or the condition itself."""
-    e = program.definitions().get(condition) if isinstance(condition, Var) else None
+def of_one(value: Atom, program: Program) -> Atom:
+    """The one condition, or number, that was spread over all elements of a value; or the value itself."""
+    e = program.definitions().get(value) if isinstance(value, Var) else None
     spread = e is not None and e.op is _BROADCAST and not e.inputs[0].shape
-    return e.inputs[0] if spread else condition  # type: ignore[union-attr]
+    return e.inputs[0] if spread else value  # type: ignore[union-attr]

@@ -181,22 +181,20 @@ class RunningLoop:
 
     def _postponed(self, state: Sequence) -> list:
         """The state as iterations carry it: of what may begin anew where it is read what it is otherwise, and whether it does."""
-        later = self.node.postponed
-        return [(x, self._goes_on(later[v])) if v in later else x for v, x in zip(self.loop.depth, state, strict=True)]
-
-    def _goes_on(self, late: Postponed) -> Any:
-        """A condition by which nothing begins anew."""
-        sizes = [n for d, n in self.run.sizes.items() if d in self._dims_here(late.condition)]
-        return jnp.full(sizes, not late.holds)
+        later, never = self.node.postponed, Value(jnp.bool_(False))
+        return [
+            (x, self._here(never, later[v].condition)) if v in later else x
+            for v, x in zip(self.loop.depth, state, strict=True)
+        ]
 
     def _seen(self, state: Sequence) -> list:
         """The state as iterations see it, of what they carry."""
         later = self.node.postponed
         return [_begun(later[v], *x) if v in later else x for v, x in zip(self.loop.depth, state, strict=True)]
 
-    def _dims_here(self, var: Var) -> frozenset:
-        """With which dims an iteration has a value."""
-        return self.run.program.dims_of(var) - {"t"}
+    def _here(self, value: Value, var: Var) -> Any:
+        """A value with the dims that an iteration has ``var`` with."""
+        return expand(value, self.run.program.dims_of(var) - {"t"}, self.run.sizes).data
 
     def by(self, runner: Any) -> RunningLoop:
         """The same loop, run by something else; None: iteration by iteration."""
@@ -233,14 +231,15 @@ class RunningLoop:
                 rings[v] = jax.lax.dynamic_update_index_in_dim(rings[v], data, slot, 0)
         for v, depth in loop.depth.items():
             if (late := self.node.postponed.get(v)) is not None:
+                condition = self._here(here[late.condition], late.condition)
                 value = expand(here[late.value], self.state_dims[v], run.sizes).data
-                rings[v] = value, expand(here[late.condition], self._dims_here(late.condition), run.sizes).data
+                rings[v] = value, condition if late.holds else ~condition
             elif depth == REGISTER:
                 new, old = expand(here[v], self.state_dims[v], run.sizes), Value(rings[v], self.state_dims[v])
                 kept = self._holds and run.unseen(v)
                 rings[v] = (run.held_by(run.valid(here), new, old) if kept else new).data
         run.ragged.update((v, here[v].starts) for v in loop.stacked if here[v].starts is not None)
-        stacked = [expand(here[v], self._dims_here(v), run.sizes).data for v in loop.stacked]
+        stacked = [self._here(here[v], v) for v in loop.stacked]
         stacked = [to_host(x) if v in run.on_host else x for v, x in zip(loop.stacked, stacked, strict=True)]
         return list(rings.values()), stacked
 
@@ -315,10 +314,9 @@ def state_dims(program: Program, loop: Loop, var: Var) -> frozenset:
     return frozenset().union(program.dims_of(var), *(program.dims_of(e.outputs[0]) for e in readers)) - {"t"}
 
 
-def _begun(late: Postponed, value: Any, condition: Any) -> Any:
-    """What begins anew where the condition says so."""
-    anew = mask_like(condition if late.holds else ~condition, value)
-    return jnp.where(anew, jnp.asarray(late.given, value.dtype), value)
+def _begun(late: Postponed, value: Any, anew: Any) -> Any:
+    """What was carried, as it is where it begins ``anew``."""
+    return jnp.where(mask_like(anew, value), jnp.asarray(late.given, value.dtype), value)
 
 
 def _up_to_writes(body: Sequence[Equation], writes: Mapping[Var, Equation]) -> Iterable[tuple[list[Equation], list[Var]]]:

@@ -18,12 +18,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx._axes import Nest, elementwise, nest_of, resized
+from rlfx._axes import Nest, resized
 from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
-from rlfx.recurrence.rewrite.picks import DYNAMIC_SLICE
-from rlfx.recurrence.rewrite.spread import is_relu, relu
+from rlfx.recurrence.rewrite.picks import DYNAMIC_SLICE, axes_of_one
+from rlfx.recurrence.rewrite.spread import is_relu, loops_of, relu
 
 
 @dataclass(frozen=True)
@@ -87,30 +87,21 @@ def _entry(x: Any, start: Any, axis: int) -> Any:
 
 def with_chosen_first(program: Program) -> Program:
     """The program with such choices; without any ``program``. Meaning-preserving; idempotent."""
-    returned = frozenset(program.returned)
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        axis = _axis_of_choice(e)
-        found = None if axis is None else _leading_to(e, axis, program, returned)
-        if found is None:
+        axes = axes_of_one(e)
+        if len(axes) != 1 or not isinstance(x := e.inputs[0], Var):
             return None
-        return found, [e.inputs[1 + axis], *(v for v, _ in found.taken), *found.whole]
+        (axis,) = axes
+        found = _leading_to(e, x, axis, program)
+        return found and (found, [e.inputs[1 + axis], *(v for v, _ in found.taken), *found.whole])
 
     return exchanged(program, instead)
 
 
-def _axis_of_choice(e: Equation) -> int | None:
-    """The axis of which an equation takes one entry, all of the others."""
-    if e.op is not DYNAMIC_SLICE or e.is_ragged or not isinstance(e.inputs[0], Var):
-        return None
-    sizes, shape = e.params["slice_sizes"], e.inputs[0].shape
-    short = [axis for axis, n in enumerate(shape) if sizes[axis] != n]
-    return short[0] if len(short) == 1 and sizes[short[0]] == 1 else None
-
-
-def _leading_to(choice: Equation, axis: int, program: Program, returned: frozenset) -> _Chosen | None:
-    """What is computed entry by entry, back from what is chosen; None if no products are left out."""
-    at: dict[Var, int] = {choice.inputs[0]: axis}
+def _leading_to(choice: Equation, value: Var, axis: int, program: Program) -> _Chosen | None:
+    """What computes a value entry by entry, of which one is chosen; None if no products are left out."""
+    returned, at = frozenset(program.returned), {value: axis}
     group: dict[Equation, _Step] = {}
     for e in reversed(program.equations[: program.places[choice]]):
         if len(e.outputs) != 1 or (v := e.outputs[0]) not in at or v in returned:
@@ -135,8 +126,7 @@ def _step(e: Equation, axis: int, program: Program) -> _Step | None:
     """How an equation computes the entries of an axis of its result one by one; None if it does not."""
     if not e.is_pointwise or e.is_ragged or e.has_effects or e.calls:
         return None
-    shapes = [v.shape for v in e.inputs], [v.shape for v in e.outputs]
-    it = elementwise(e.params, *shapes) if is_relu(e) else nest_of(e.op, e.params, *shapes)
+    it = loops_of(e)
     if it is None:
         return None
     (axes,) = it.results

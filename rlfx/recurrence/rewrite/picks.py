@@ -29,16 +29,24 @@ def with_picks(program: Program, most: int) -> Program:
     """
 
     def instead(equation: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        if equation.op is not DYNAMIC_SLICE or equation.is_ragged:
+        axes = axes_of_one(equation)
+        if not axes:
             return None
-        x, sizes = equation.inputs[0], equation.params["slice_sizes"]
-        short = [axis for axis, n in enumerate(x.shape) if sizes[axis] != n]
-        number = jnp.issubdtype(x.dtype, jnp.number)
-        if not short or any(sizes[axis] != 1 for axis in short) or not number or math.prod(x.shape) > most:
+        x = equation.inputs[0]
+        if not jnp.issubdtype(x.dtype, jnp.number) or math.prod(x.shape) > most:
             return None
-        return functools.partial(_pick, axes=short), equation.inputs
+        return functools.partial(_pick, axes=axes), equation.inputs
 
     return exchanged(program, instead)
+
+
+def axes_of_one(e: Equation) -> list[int]:
+    """The axes along which an equation reads one element, where it reads all of the others; none of any other equation."""
+    if e.op is not DYNAMIC_SLICE or e.is_ragged:
+        return []
+    sizes, shape = e.params["slice_sizes"], e.inputs[0].shape
+    short = [axis for axis, n in enumerate(shape) if sizes[axis] != n]
+    return short if all(sizes[axis] == 1 for axis in short) else []
 
 
 def _pick(x: Any, *starts: Any, axes: Sequence[int]) -> Any:

@@ -42,7 +42,8 @@ def with_spread_after(program: Program) -> Program:
     return with_equations(program, live(tuple(spreading.build.equations), program))
 
 
-def _loops(e: Equation) -> Nest | None:
+def loops_of(e: Equation) -> Nest | None:
+    """The loops of an equation, of ``jax.nn.relu`` too; None if it has no place in the table."""
     shapes = [v.shape for v in e.inputs], [v.shape for v in e.outputs]
     return elementwise(e.params, *shapes) if is_relu(e) else nest_of(e.op, e.params, *shapes)
 
@@ -63,7 +64,7 @@ def relu(x: Any) -> Any:
 def _same(e: Equation, same: Same) -> dict[Var, frozenset[int]]:
     """The axes along which the outputs of an equation are the same: so are all operands that have them."""
     could = e.op is _BROADCAST or not same.keys().isdisjoint(v for v in e.inputs if isinstance(v, Var))
-    if not could or not e.is_pointwise or e.is_ragged or e.has_effects or (it := _loops(e)) is None:
+    if not could or not e.is_pointwise or e.is_ragged or e.has_effects or (it := loops_of(e)) is None:
         return {}
 
     def alike(loop: int) -> bool:
@@ -118,7 +119,7 @@ class _Spreading:
 
     def _shorten(self, e: Equation) -> None:
         """Compute an equation once."""
-        it = _loops(e)
+        it = loops_of(e)
         assert it is not None
         loops = {it.results[i][a] for i, v in enumerate(e.outputs) for a in self.same.get(v, ())}
         inputs = [

@@ -20,7 +20,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.timed import of_one
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var, users_of
 from rlfx.recurrence.language.primitives import series_p
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 
@@ -52,12 +52,7 @@ def postponed(program: Program, loop: Loop, fewest: int) -> dict[Var, Postponed]
     """
     if program.domain.until:
         return {}
-    users: dict[Var, list[Equation]] = {}
-    for e in loop.body:
-        for v in e.inputs:
-            if isinstance(v, Var):
-                users.setdefault(v, []).append(e)
-    definition, stacked = program.definitions(), frozenset(loop.stacked)
+    users, definition, stacked = users_of(loop.body), program.definitions(), frozenset(loop.stacked)
 
     def made_by(v: Var, others: Set[Equation]) -> Equation | None:
         """What computes a register for the next iteration alone."""
