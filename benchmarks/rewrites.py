@@ -235,6 +235,20 @@ def traces(width, batch, length=64):
     return step, None, (normal(batch, width, width), jnp.zeros((batch, width, width))), length, batch
 
 
+def glances(width, batch, length=64, window=16):
+    """Attention to the last timesteps, by four heads."""
+
+    def loss(w, x, t):
+        seen = rlfx.inputs(w["data"])[t]
+        q, k, v = ((seen @ m).reshape(4, -1) for m in w["to"])
+        keys, values = rlfx.series((k, v)).window(1 - window, 1)
+        weights = jax.nn.softmax(jnp.einsum("hw,mhw->hm", q, keys))
+        return (jnp.einsum("hm,mhw->hw", weights, values) ** 2).sum(), x
+
+    w = {"to": tuple(normal(width, width) * (i + 1) for i in range(3)), "data": normal(length, batch, width)}
+    return loss, w, jnp.zeros((batch,)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
 BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1, "contracted": 1,
           "patches": 1 << 40, "leaving_rows": 1 << 20, "postponed": 1}  # fmt: skip
@@ -254,6 +268,7 @@ CASES = {
     "pairs": (compares, [(8, 16), (16, 1), (16, 16), (16, 128), (32, 16), (64, 1), (64, 16), (200, 16)], True, 0),
     "contracted": (measures, [(4, 4), (4, 64), (6, 16), (8, 4), (8, 64), (16, 16), (32, 16)], True, 0),
     "postponed": (traces, [(8, 32), (16, 32), (16, 512), (32, 32), (64, 4), (64, 32), (128, 16)], False, 0),
+    "windows": (glances, [(16, 16), (32, 4), (32, 64), (64, 1), (64, 16), (64, 64), (256, 16)], True, False),
     "narrow": (acts, [(8, 64), (16, 64), (16, 512), (16, 4096), (32, 64), (32, 512), (64, 512), (64, 4096)], True, 0),
 }
 

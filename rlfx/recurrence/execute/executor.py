@@ -25,6 +25,7 @@ from rlfx.recurrence.execute.ragged import evaluate_ragged
 from rlfx.recurrence.execute.strided import run_strided
 from rlfx.recurrence.execute.tiling import run_blocked
 from rlfx.recurrence.execute.values import Value, Values, as_made, expand, map_over, of_atom, zeros
+from rlfx.recurrence.execute.window_products import run_window_product
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var
 from rlfx.recurrence.language.domain import Domain
@@ -33,6 +34,7 @@ from rlfx.recurrence.language.primitives import inputs_p
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Repeated, Together
 from rlfx.recurrence.schedule.strided import Strided
 from rlfx.recurrence.schedule.tiling import Blocked
+from rlfx.recurrence.schedule.window_products import WindowProduct
 
 
 class Execution:
@@ -81,16 +83,11 @@ class Execution:
             if isinstance(part, Blocked):
                 run_blocked(self, part, self._part)
             elif isinstance(part, Strided):
-                self._strided(part)
+                run_strided(part, self.env, self.t0 + self.times.data)
+            elif isinstance(part, WindowProduct):
+                run_window_product(part, self.env, self.sizes)
             else:
                 self.sequence(part, self.env, self.times, self.read_complete)
-
-    def _strided(self, part: Strided) -> None:
-        e = part.equation
-        with J.made_at(e.where, e.scope or f"rlfx.{e.op.name}"):
-            operands = [of_atom(a, self.env) for a in e.inputs[1:]]
-            outs = run_strided(e, part.n, part.at, operands, self.t0 + self.times.data)
-        self.env.update(zip(e.outputs, outs, strict=True))
 
     def _part(self, times: Any, domain: Domain, env: Mapping[Var, Value]) -> Execution:
         """An execution of a part of the timesteps that evaluates slices in a domain of its own."""

@@ -9,17 +9,25 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.execute.values import Value, map_over
+from rlfx.recurrence.execute.values import Value, Values, map_over, of_atom
 from rlfx.recurrence.ir.program import Equation
+from rlfx.recurrence.schedule.strided import Strided
 
 
-def run_strided(equation: Equation, n: int, at: int, operands: Sequence[Value], times: Any) -> list[Value]:
-    """The outputs of a ``cond`` whose second branch is taken at the absolute times t with ``t % n == at``.
+def run_strided(part: Strided, env: Values, times: Any) -> None:
+    """Add what a ``cond`` gives to ``env``, its second branch taken at the absolute times t with ``t % n == at``.
 
     Args:
-      operands: those of its branches, for all timesteps of the execution; one of them varies with t.
+      env: its operands, for all timesteps of the execution; one of them varies with t.
       times: the absolute times, one after another; int32 [T].
     """
+    e, n = part.equation, part.n
+    with J.made_at(e.where, e.scope or f"rlfx.{e.op.name}"):
+        operands = [of_atom(a, env) for a in e.inputs[1:]]
+        env.update(zip(e.outputs, _strided(e, n, part.at, operands, times), strict=True))
+
+
+def _strided(equation: Equation, n: int, at: int, operands: Sequence[Value], times: Any) -> list[Value]:
     size = times.shape[0]
     blocks = -(-size // n)
     first = (at - times[0]) % n  # of each n rows, the one that takes the branch

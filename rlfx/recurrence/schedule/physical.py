@@ -23,6 +23,7 @@ from rlfx.recurrence.schedule.sections import sections_of, tiled_series
 from rlfx.recurrence.schedule.strided import Strided, strided
 from rlfx.recurrence.schedule.tiling import Blocked, divide, in_tiles, wide_equations
 from rlfx.recurrence.schedule.truncated import Truncated, truncated
+from rlfx.recurrence.schedule.window_products import WindowProduct, window_products
 
 
 class Iteration(Protocol):
@@ -83,7 +84,7 @@ class Together:
       parts: equations in order; those that run in blocks; one that runs at every n-th timestep.
     """
 
-    parts: tuple[tuple[Equation, ...] | Blocked | Strided, ...]
+    parts: tuple[tuple[Equation, ...] | Blocked | Strided | WindowProduct, ...]
 
     @property
     def equations(self) -> tuple[Equation, ...]:
@@ -99,9 +100,9 @@ class Together:
         return f"all t: {len(self.equations)} equations"
 
 
-def _equations(part: tuple[Equation, ...] | Blocked | Strided) -> tuple[Equation, ...]:
+def _equations(part: tuple[Equation, ...] | Blocked | Strided | WindowProduct) -> tuple[Equation, ...]:
     match part:
-        case Blocked():
+        case Blocked() | WindowProduct():
             return part.equations
         case Strided():
             return (part.equation,)
@@ -236,6 +237,8 @@ def physical(
         parts = divide(stage.equations, graph, batch, target.room, wide, schedule.differentiated) if whole else [stage.equations]
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room)
+        if whole and target.rewrites.windows and not narrow:
+            parts = [p for part in parts for p in (window_products(part, graph) if isinstance(part, tuple) else [part])]
         program = graph.program
         return Together(
             tuple(p for part in parts for p in (strided(part, program) if isinstance(part, tuple) else [part]))

@@ -1,0 +1,151 @@
+"""Products with windows of a fixed length, ``keys.window(-15, 1) @ query``, for all timesteps: of blocks of rows.
+
+A window of all timesteps is as many copies of a series as it is long, and a product with it at each timestep is one of a matrix
+and a vector. A block of S timesteps sees S + w - 1 consecutive rows: products with them are products of matrices, of which each
+timestep takes its own w (Beltagy et al. 2020, section 3.1; ``bands.py`` does so with slices, whose length is symbolic). So are
+sums of windows by weights. Nothing is copied but rows that two blocks see, and so it is in the way back.
+``execute/window_products.py`` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rlfx import _jaxpr as J
+from rlfx._axes import nest_of
+from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.analysis.timed import of_one
+from rlfx.recurrence.ir.program import Equation, Lit, Program, Var
+from rlfx.recurrence.language.index import Window
+from rlfx.recurrence.schedule.bands import AT_ONCE, NARROWEST
+
+_DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
+
+
+@dataclass(frozen=True, eq=False)
+class WindowProduct:
+    """A product with a window, as it runs. Prints as text.
+
+    Attributes:
+      read: of the window.
+      equation: the product.
+      order: the axes of the window as the product has them.
+      fill: what there is outside of the domain.
+      side: which of its operands the window is.
+      along: the axis of its positions: of the result, or, where they are added up, of the other operand.
+      adds: whether they are.
+    """
+
+    read: Equation
+    equation: Equation
+    order: tuple[int, ...]
+    fill: Any
+    side: int
+    along: int
+    adds: bool
+
+    @property
+    def equations(self) -> tuple[Equation, ...]:
+        """What it computes; the window itself is not made."""
+        return (self.equation,)
+
+    @property
+    def block(self) -> int:
+        """Timesteps of a block."""
+        access = self.read.access
+        return -(-(access.hi - access.lo) // AT_ONCE) * AT_ONCE
+
+    def __str__(self) -> str:
+        return f"x[{self.read.access}]: products of blocks of {self.block} timesteps with all rows that they see"
+
+
+Part = tuple[Equation, ...] | WindowProduct
+
+
+def window_products(equations: Sequence[Equation], graph: Graph) -> list[Part]:
+    """Some equations of a stage of all timesteps, in order, with such products by themselves and without their windows."""
+    found = _found(equations, graph)
+    if not found:
+        return [tuple(equations)]
+    unmade = {p.read.outputs[0] for p in found.values()}
+    parts: list[Part] = []
+    others: list[Equation] = []
+    for e in equations:
+        if e in found:
+            parts += [*_some(others), found[e]]
+            others = []
+        elif e.op is _TRANSPOSE and e.inputs[0] in unmade:
+            unmade.add(e.outputs[0])
+        elif e.outputs[0] not in unmade:
+            others.append(e)
+    return [*parts, *_some(others)]
+
+
+def _some(equations: list[Equation]) -> Iterator[Part]:
+    if equations:
+        yield tuple(equations)
+
+
+def _found(equations: Sequence[Equation], graph: Graph) -> dict[Equation, WindowProduct]:
+    """The products, of windows of which nothing else is made."""
+    own = frozenset(equations)
+    found: dict[Equation, WindowProduct] = {}
+    for read in equations:
+        if not _is_short(read, graph.program):
+            continue
+        products = _products(read, read.outputs[0], tuple(range(len(read.outputs[0].shape))), graph, own)
+        mine = {p.equation: p for p in products if p is not None}
+        # No product with itself, and what is a product of two windows is one of the first.
+        if mine and len(mine) == len(products) and mine.keys().isdisjoint(found):
+            found |= mine
+    return found
+
+
+def _products(
+    read: Equation, window: Var, order: tuple[int, ...], graph: Graph, own: Collection[Equation]
+) -> list[WindowProduct | None]:
+    """What is made of a window whose axes are in some order; None for what is no product with it."""
+    if window in graph.complete:
+        return [None]
+    found: list[WindowProduct | None] = []
+    for e in graph.users.get(window, ()):
+        if e in own and e.op is _TRANSPOSE:
+            found += _products(read, e.outputs[0], tuple(order[a] for a in e.params["permutation"]), graph, own)
+        else:
+            found.append(_product(read, window, order, e, graph.program) if e in own else None)
+    return found
+
+
+def _is_short(e: Equation, program: Program) -> bool:
+    """Whether an equation reads windows, short against T, of numbers that are zero, or another number, outside of the domain."""
+    if not e.is_read or not isinstance(e.access, Window) or program.domain.until:
+        return False
+    width, fill = e.access.hi - e.access.lo, of_one(e.operands[0], program)
+    known = isinstance(fill, Lit) and bool(np.all(np.isfinite(fill.value)))
+    near = NARROWEST <= width <= program.domain.length // 2 and "t" in program.dims_of(e.source)
+    return near and known and jnp.issubdtype(e.outputs[0].dtype, jnp.floating)
+
+
+def _product(
+    read: Equation, window: Var, order: tuple[int, ...], e: Equation, program: Program
+) -> WindowProduct | None:
+    """A product of windows with something else of each timestep."""
+    if e.op is not _DOT or e.is_ragged or e.inputs.count(window) != 1:
+        return None
+    side = e.inputs.index(window)
+    other = e.inputs[1 - side]
+    it = nest_of(e.op, e.params, [v.shape for v in e.inputs], [e.outputs[0].shape])
+    if it is None or not isinstance(other, Var) or "t" not in program.dims_of(other):
+        return None
+    positions, theirs, (result,) = it.operands[side][order.index(0)], it.operands[1 - side], it.results
+    fill = of_one(read.operands[0], program).value  # type: ignore[union-attr]
+    if positions in theirs and positions not in result:
+        return WindowProduct(read, e, order, fill, side, theirs.index(positions), True)
+    if positions in result and positions not in theirs:
+        return WindowProduct(read, e, order, fill, side, result.index(positions), False)
+    return None
