@@ -151,3 +151,32 @@ def test_pairs_that_something_else_reads_stay():
         return p["w"][0, 0] * stop_gradient(pairs.sum(-1).min() + pairs[0, 1, 2]), s
 
     assert left(loss) == [(2, N, D)]
+
+
+def of_all(codes, bias):
+    """How far the two nearest of a batch are, of a number for each, with what is computed in functions and loops of its own."""
+    away = jax.jit(lambda x, y: jnp.sqrt(((x - y) ** 2).sum(-1) + 0.1))(codes[:, None], codes[None])
+    return -jax.lax.top_k(-away, 2)[0].sum(-1) + bias
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_bodies_of_shared_functions(stopped):
+    """Those of what is stopped, as sums by hand; what is differentiated stays."""
+    batch, stop = 9, stop_gradient if stopped else lambda x: x
+    p, carry = PARAMS | {"x": jax.random.normal(K[3], (T, batch, 3))}, jnp.linspace(0.5, 1.5, batch)
+
+    def loss(p, scale, t):
+        h = jnp.tanh(rlfx.inputs(p["x"])[t] @ p["w"])
+        return jnp.sum(h) * rlfx.shared(of_all, stop(h), 0.5)[t.index("b")] * scale, 0.9 * scale
+
+    def expected(p, scale):
+        h = [jnp.tanh(p["x"][t] @ p["w"]) for t in range(T)]
+        return sum((h[t].sum(-1) * of_all(stop(h[t]), 0.5) * 0.9**t * scale).mean() for t in range(T)) / T
+
+    def compiled(target):
+        fn = rlfx.compile(loss, length=T, batch=batch, target=target)
+        return jax.jit(jax.value_and_grad(lambda p, c: fn(p, c)[0], argnums=(0, 1)))
+
+    of_points.close(compiled(ALWAYS)(p, carry), jax.value_and_grad(expected, argnums=(0, 1))(p, carry))
+    texts = [compiled(target).lower(p, carry).as_text() for target in (ALWAYS, NEVER)]
+    assert ["9x9x5x" in text for text in texts] == [not stopped, True]

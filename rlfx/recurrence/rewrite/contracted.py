@@ -8,30 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.ir.bodies import Instead, exchanged_in_bodies
 from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.interpret import evaluate, inlined_body
 from rlfx.recurrence.ir.program import Atom, Equation, Program
-from rlfx.recurrence.language.primitives import whole_p
 
 _SUM, _TIMES, _BROADCAST, _TRANSPOSE = map(J.primitive, ("reduce_sum", "mul", "broadcast_in_dim", "transpose"))
 
 #: The axes over which an operand is spread, and the one that is added up, have at least so many numbers.
 _FEW = 4
-
-
-class Made(NamedTuple):
-    """How a value is made: of a program's equation, or a jaxpr's."""
-
-    op: Any
-    params: Mapping[str, Any]
-    inputs: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Factor:
       along: for each of its axes that of the product; None: it has one number there.
     """
 
-    value: Any
+    value: Atom
     along: tuple[int | None, ...]
 
     @property
@@ -86,51 +77,28 @@ def with_contractions(program: Program, fewest: int) -> Program:
 
     Meaning-preserving up to the order of sums. Those in bodies of ``rlfx.shared`` are, too.
     """
-    definition = {v: Made(e.op, e.params, e.inputs) for e in program.equations for v in e.outputs}
 
-    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        found = _contraction(Made(e.op, e.params, e.inputs), definition.get, fewest)
-        alone = found is not None and len(program.users.get(e.inputs[0], ())) == 1  # type: ignore[arg-type]
-        return (found, [o.value for o in found.operands]) if found is not None and alone else None
+    def instead_in(definition: Mapping, users: Mapping) -> Instead:
+        def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+            found = _contraction(e, definition, fewest)
+            alone = found is not None and len(users.get(e.inputs[0], ())) == 1
+            return (found, [o.value for o in found.operands]) if found is not None and alone else None
 
-    program = exchanged(program, instead)
-    bodies = {e: body for e in program.equations if e.op is whole_p and (body := _body(e.params["jaxpr"], fewest))}
-    if not bodies:
-        return program
-    equations = (replace(e, params={**e.params, "jaxpr": bodies[e]}) if e in bodies else e for e in program.equations)
-    return replace(program, equations=tuple(equations))
+        return instead
+
+    return exchanged_in_bodies(exchanged(program, instead_in(program.definitions(), program.users)), instead_in)
 
 
-def _body(body: Any, fewest: int) -> Any | None:
-    """A closed jaxpr with its sums as products; None if it has none."""
-    flat = inlined_body(body)
-    definition = {v: Made(e.primitive, e.params, e.invars) for e in flat.jaxpr.eqns for v in e.outvars}
-    known = lambda v: None if J.is_literal(v) else definition.get(v)  # noqa: E731
-    of = ((v, _contraction(made, known, fewest)) for v, made in definition.items())
-    found = {v: contraction for v, contraction in of if contraction is not None}
-    if not found:
-        return None
-    seen: dict[Any, Any] = {}
-
-    def rule(eqn: Any, operands: list) -> list | None:
-        seen.update((v, x) for v, x in zip(eqn.invars, operands, strict=True) if not J.is_literal(v))
-        contraction = next((found[v] for v in eqn.outvars if v in found), None)
-        return contraction and [contraction(*(seen[factor.value] for factor in contraction.operands))]
-
-    run = lambda *args: evaluate(flat.jaxpr, flat.consts, args, rule)  # noqa: E731
-    return J.without_dead_code(jax.make_jaxpr(run)(*body.in_avals))
-
-
-def _contraction(total: Made, definition: Callable[[Any], Made | None], fewest: int) -> Contraction | None:
+def _contraction(total: Equation, definition: Mapping, fewest: int) -> Contraction | None:
     """The contraction that a sum is; None if it is none, or is too small."""
-    if total.op is not _SUM or (product := definition(total.inputs[0])) is None or product.op is not _TIMES:
+    if total.op is not _SUM or (product := definition.get(total.inputs[0])) is None or product.op is not _TIMES:
         return None
-    shape, dtype = _type(total.inputs[0])
+    shape, dtype = total.inputs[0].shape, total.inputs[0].dtype
     if J.symbolic_axes(shape) or math.prod(shape) < fewest:
         return None
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         return None  # each product is rounded to few bits
-    if any(len(_type(v)[0]) != len(shape) for v in product.inputs):
+    if any(len(v.shape) != len(shape) for v in product.inputs):
         return None  # a number times all of them
     first, second = (_factor(v, len(shape), definition) for v in product.inputs)
     over = frozenset(total.params["axes"])
@@ -141,10 +109,10 @@ def _contraction(total: Made, definition: Callable[[Any], Made | None], fewest: 
     return Contraction((first, second), over)
 
 
-def _factor(v: Any, axes: int, definition: Callable[[Any], Made | None]) -> Factor:
+def _factor(v: Atom, axes: int, definition: Mapping) -> Factor:
     """What is spread, and along which axes."""
     along: list[int | None] = list(range(axes))
-    while (made := definition(v)) is not None and len(made.inputs) == 1:
+    while (made := definition.get(v)) is not None and len(made.inputs) == 1:
         if made.op is _BROADCAST:
             along = [along[d] for d in made.params["broadcast_dimensions"]]
         elif made.op is _TRANSPOSE:
@@ -153,11 +121,6 @@ def _factor(v: Any, axes: int, definition: Callable[[Any], Made | None]) -> Fact
         else:
             break
         (v,) = made.inputs
-        along = [None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)]
-    return Factor(v, tuple(None if n == 1 else a for n, a in zip(_type(v)[0], along, strict=True)))
+        along = [None if n == 1 else a for n, a in zip(v.shape, along, strict=True)]
+    return Factor(v, tuple(None if n == 1 else a for n, a in zip(v.shape, along, strict=True)))
 
-
-def _type(v: Any) -> tuple[tuple, Any]:
-    """Shape and dtype of a program's value, or of a jaxpr's."""
-    of = v if hasattr(v, "shape") else v.aval
-    return tuple(of.shape), of.dtype

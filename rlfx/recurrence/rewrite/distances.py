@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from rlfx.recurrence.analysis.active import active_equations, float_inputs
+from rlfx.recurrence.ir.bodies import Instead, exchanged_in_bodies
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.rewrite.pairs import Pairs, pairs_of
@@ -29,19 +30,25 @@ _FEWEST = 8
 def with_distances(program: Program, fewest: int) -> Program:
     """The program with such sums over ``fewest`` numbers or more; without any it is ``program``.
 
-    Meaning-preserving up to the order of sums.
+    Meaning-preserving up to the order of sums. Those in bodies of ``rlfx.shared`` are, too.
     """
-    definition, users = program.definitions(), program.users
     active = active_equations(program, float_inputs(program), (program.loss, *program.next_carry))
 
-    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+    def of_points(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         is_spread = lambda v: isinstance(v, Var) and not program.dims_of(v)  # over all points  # noqa: E731
-        pairs = None if e in active else pairs_of(e, definition, users, fewest, is_spread)
-        if pairs is None or not program.dims_of(e.outputs[0]) or not _is_short(pairs):
+        if e in active or not program.dims_of(e.outputs[0]):
             return None
-        return functools.partial(_added, pairs), pairs.operands
+        return _instead(pairs_of(e, program.definitions(), program.users, fewest, is_spread))
 
-    return exchanged(program, instead)
+    def in_body(definition: Mapping, users: Mapping) -> Instead:
+        return lambda e: _instead(pairs_of(e, definition, users, fewest))
+
+    return exchanged_in_bodies(exchanged(program, of_points), in_body, lambda e: e not in active)
+
+
+def _instead(pairs: Pairs | None) -> tuple[Callable, Sequence[Atom]] | None:
+    """What computes a sum over the last axis, and of which values."""
+    return (functools.partial(_added, pairs), pairs.operands) if pairs is not None and _is_short(pairs) else None
 
 
 def _is_short(pairs: Pairs) -> bool:
