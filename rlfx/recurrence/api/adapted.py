@@ -25,6 +25,7 @@ from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
+from rlfx.recurrence.rewrite.rows import with_rows_first
 from rlfx.recurrence.rewrite.shares import with_shares
 from rlfx.recurrence.rewrite.spread import with_spread_after
 from rlfx.recurrence.rewrite.stopped import with_stops
@@ -46,7 +47,7 @@ def adapted(
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
-    program = rewritten(with_shares, program)
+    program = rewritten(with_shares, rewritten(with_rows_first, program))
     if pays.branches:
         program = rewritten(with_now_and_then, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:

@@ -1,0 +1,92 @@
+"""Networks whose weights are ``[out, in]`` and on the left, ``w @ x``, as equinox has them, beside the same by ``x @ w``, in turns.
+
+    python benchmarks/weights_first.py [--rounds 40] [--json FILE]
+
+The ratio is of the two (1: it does not matter how a user writes it); medians of paired rounds, one process; pin it to one core.
+"""
+
+import argparse
+import pathlib
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import recorded
+
+import rlfx
+
+IN, HIDDEN = 16, 64
+KEYS = jax.random.split(jax.random.key(0), 4)
+
+
+def weights(key, *shape):
+    return jax.random.normal(key, shape) / shape[-1] ** 0.5
+
+
+PARAMS = {
+    "first": weights(KEYS[0], HIDDEN, IN), "then": weights(KEYS[1], HIDDEN, HIDDEN), "last": weights(KEYS[2], 4, HIDDEN),
+    "bias": jnp.zeros(HIDDEN),
+}  # fmt: skip
+
+
+def layers(times, p, h, x):
+    for name in ("first", "then", "then"):
+        x = jnp.tanh(times(p[name], x) + p["bias"])
+    return times(p["last"], x), h
+
+
+def recurrence(times, p, h, x):
+    h = jnp.tanh(times(p["first"], x) + times(p["then"], h) + p["bias"])
+    return times(p["last"], h), h
+
+
+def entities(times, p, h, x):
+    """Of eight, under ``jax.vmap``."""
+    each = jax.vmap(lambda e: jnp.tanh(times(p["then"], jnp.tanh(times(p["first"], e) + p["bias"]))))
+    return times(p["last"], each(x * jnp.arange(1.0, 9.0)[:, None]).max(0)), h
+
+
+def compiled(network, side, length=64, batch=64):
+    data = jax.random.normal(KEYS[3], (length, batch, IN))
+    turned = side == "x @ w"
+    params = {k: w.T.copy() if turned and w.ndim == 2 else w for k, w in PARAMS.items()}
+    times = (lambda w, x: x @ w) if turned else (lambda w, x: w @ x)
+
+    def program(p, h, t):
+        logits, h = network(times, p, h, rlfx.inputs(data)[t])
+        return -jax.nn.log_softmax(logits)[0], h
+
+    loss = rlfx.compile(program, length=length, batch=batch)
+    carry = jnp.zeros((batch, HIDDEN))
+    run = jax.jit(jax.value_and_grad(lambda p: loss(p, carry)[0])).lower(params).compile()
+    return lambda: jax.block_until_ready(run(params))
+
+
+def timed(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    rows = []
+    for network in (layers, recurrence, entities):
+        left, right = (compiled(network, side) for side in ("w @ x", "x @ w"))
+        left(), right()
+        pairs = [(timed(left), timed(right)) for _ in range(args.rounds)]
+        ratio = statistics.median(a / b for a, b in pairs)
+        left_ms, right_ms = (1e3 * statistics.median(x) for x in zip(*pairs, strict=True))
+        row = {"network": network.__name__, "ratio": round(ratio, 3)}
+        rows.append(row | {"left_ms": round(left_ms, 2), "right_ms": round(right_ms, 2)})
+        print(f"{network.__name__:12} {ratio:5.2f}   {left_ms:7.2f} ms w @ x, {right_ms:7.2f} ms x @ w")
+    if args.json:
+        recorded.write(args.json, recorded.about("weights_first") | {"rounds": args.rounds, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
