@@ -1,4 +1,4 @@
-"""Networks whose weights are ``[out, in]`` and on the left, ``w @ x``, as equinox has them, beside the same by ``x @ w``, in turns.
+"""Networks with weights ``[out, in]`` on the left, ``w @ x``, as equinox has them, beside the same by ``x @ w``, in turns.
 
     python benchmarks/weights_first.py [--rounds 40] [--json FILE]
 
