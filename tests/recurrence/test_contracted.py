@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rlfx
+from rlfx import _jaxpr as J
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from tests.recurrence import of_points
 
@@ -177,3 +178,23 @@ def test_a_body_that_tells_what_it_sees():
     of = [jnp.sin(p["x"][t] @ p["x"][t].T).sum() * 0.9**t for t in range(T)]
     np.testing.assert_allclose(found, sum(of) / T, rtol=2e-5)
     np.testing.assert_allclose(sorted(seen), sorted(p["x"].sum((1, 2))), rtol=2e-5)
+
+
+def test_sums_of_weights_by_what_each_point_has_are_products_of_rows():
+    """A layer, and likenesses to prototypes, as sums of elements: spread over points, and over no axis of their own."""
+    p = {"w": jax.random.normal(K[0], (24, 8)), "to": jax.random.normal(K[1], (32, 24)), "x": jax.random.normal(K[2], (T, B, 8))}
+
+    def sums(p, x, scale):
+        h = jnp.tanh((p["w"] * (x * scale)).sum(-1))
+        return jnp.sin((h[None] * p["to"]).sum(1)).sum()
+
+    with jax.numpy_rank_promotion("allow"):
+        of_points.close(of_points.gradient(sums, ALWAYS, CARRY, T)(p, CARRY), of_points.by_hand(sums, CARRY, T, (0, 1))(p, CARRY))
+        program = rlfx.trace(lambda p, s, t: (sums(p, rlfx.inputs(p["x"])[t], s), 0.9 * s), p, CARRY, length=T, batch=B)
+    found = with_contractions(program, 1)
+    assert with_contractions(found, 1) is found
+    products = [e for e in found.equations if e.op is J.primitive("dot_general")]
+    assert [e.outputs[0].shape for e in products] == [(24,), (32,)]
+    assert all(found.dims_of(e.inputs[0]) and not found.dims_of(e.inputs[1]) for e in products)
+    few = with_contractions(program, 24 * 8 + 1)
+    assert [e.outputs[0].shape for e in few.equations if e.op is J.primitive("dot_general")] == [(32,)]

@@ -55,7 +55,7 @@ def of_each_environment(params, x, t):
 
 
 def both_sides(params, x, t):
-    """``w @ x`` is another product than ``x @ w``."""
+    """``w @ x`` is a product of rows, too."""
     w, v, u = params
     new = jnp.sin(jnp.tanh(x @ w) @ u + jnp.tanh(v.T @ x) @ u)
     return jnp.sum(new), new
@@ -67,7 +67,7 @@ CASES = {
     "gates": (gates, SQUARE, D, [(D, D, D), (D, D, D)]),
     "wide": (wide, weights((200, 6), (200, 6), (6, 200)), 200, []),
     "of each environment": (of_each_environment, weights((D, 6), (D, 5), (6, D)), D, []),
-    "both sides": (both_sides, weights((D, 6), (D, 6), (6, D)), D, []),
+    "both sides": (both_sides, weights((D, 6), (D, 6), (6, D)), D, [(6, 6)]),
 }
 
 

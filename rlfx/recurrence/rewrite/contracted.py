@@ -78,19 +78,25 @@ def with_contractions(program: Program, fewest: int) -> Program:
     Meaning-preserving up to the order of sums. Those in bodies of ``rlfx.shared`` are, too.
     """
 
-    def instead_in(definition: Mapping, users: Mapping) -> Instead:
+    def instead_in(definition: Mapping, users: Mapping, dims_of: Callable[[Atom], Any] = lambda v: ()) -> Instead:
         def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-            found = _contraction(e, definition, fewest)
+            found = _contraction(e, definition, fewest, dims_of)
             alone = found is not None and len(users.get(e.inputs[0], ())) == 1
             return (found, [o.value for o in found.operands]) if found is not None and alone else None
 
         return instead
 
-    return exchanged_in_bodies(exchanged(program, instead_in(program.definitions(), program.users)), instead_in)
+    of_points = instead_in(program.definitions(), program.users, program.dims_of)
+    return exchanged_in_bodies(exchanged(program, of_points), instead_in)
 
 
-def _contraction(total: Equation, definition: Mapping, fewest: int) -> Contraction | None:
-    """The contraction that a sum is; None if it is none, or is too small."""
+def _contraction(
+    total: Equation, definition: Mapping, fewest: int, dims_of: Callable[[Atom], Any]
+) -> Contraction | None:
+    """The contraction that a sum is; None if it is none, or is too small.
+
+    What all points share is spread over them: that of others need not be spread over axes of its own.
+    """
     if total.op is not _SUM or (product := definition.get(total.inputs[0])) is None or product.op is not _TIMES:
         return None
     shape, dtype = total.inputs[0].shape, total.inputs[0].dtype
@@ -100,11 +106,14 @@ def _contraction(total: Equation, definition: Mapping, fewest: int) -> Contracti
         return None  # each product is rounded to few bits
     if any(len(v.shape) != len(shape) for v in product.inputs):
         return None  # a number times all of them
-    first, second = (_factor(v, len(shape), definition) for v in product.inputs)
+    factors = (_factor(v, len(shape), definition) for v in product.inputs)
+    first, second = sorted(factors, key=lambda factor: not dims_of(factor.value))  # what all points share comes last
     over = frozenset(total.params["axes"])
     among = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
-    spread = first.axes - second.axes, second.axes - first.axes
-    if not over <= first.axes & second.axes or min(map(among, (over, *spread))) < _FEW:
+    wanted = [over, second.axes - first.axes]
+    if not dims_of(first.value) or dims_of(second.value):
+        wanted.append(first.axes - second.axes)
+    if not over <= first.axes & second.axes or min(map(among, wanted)) < _FEW:
         return None
     return Contraction((first, second), over)
 

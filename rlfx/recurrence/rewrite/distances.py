@@ -36,9 +36,8 @@ def with_distances(program: Program, fewest: int) -> Program:
 
     def of_points(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         is_spread = lambda v: isinstance(v, Var) and not program.dims_of(v)  # over all points  # noqa: E731
-        if e in active or not program.dims_of(e.outputs[0]):
-            return None
-        return _instead(pairs_of(e, program.definitions(), program.users, fewest, is_spread))
+        pairs = None if e in active else pairs_of(e, program.definitions(), program.users, fewest, is_spread)
+        return _instead(pairs) if pairs is not None and program.dims_of(e.outputs[0]) else None
 
     def in_body(definition: Mapping, users: Mapping) -> Instead:
         return lambda e: _instead(pairs_of(e, definition, users, fewest))
