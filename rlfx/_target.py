@@ -80,7 +80,7 @@ class Rewrites:
       patches: convolutions that a gradient goes through time by, and small ones, are products, if their patches are at most so
         many numbers at a point (``rewrite/patches.py``); 0: never.
       tree_reductions: in loops over time, maxima of rows by halves (``execute/ragged/tree_reduction.py``).
-      shared_rows: products of one value with weights of at most so many rows are one while acting (``schedule/products.py``).
+      shared_rows: products of one value with weights of at most so many rows are one in loops over t (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
         backward loop (``gradient/deferred.py``).
       leaving_rows: products with weights of fewer rows leave a loop over time that does not need them, where nothing more is kept

@@ -128,3 +128,34 @@ def test_under_vmap_and_its_scope(shared):
     assert [e.scope for e in after.body if e.op is products_p] == ["nets"]
     for i, loss in enumerate(losses):
         np.testing.assert_allclose(loss, rlfx.reference(f, length=T, batch=B)([w[i] for w in seeds], x)[0], rtol=2e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is measured and done on CPUs")
+def test_in_loops_that_are_differentiated(shared):
+    """A cell that multiplies gate by gate, learnt through time: as by loops of numpy's kind, with two products for six."""
+    of_state, of_input = weights((D, D), (D, D), (D, D)), weights((3, D), (3, D), (3, D))
+    data = jnp.sin(jnp.arange(T * B * 3.0)).reshape(T, B, 3)
+
+    def cell(p, h, x):
+        (a, b, c), (i, j, k) = p
+        reset, update = jax.nn.sigmoid(x @ i + h @ a), jax.nn.sigmoid(x @ j + h @ b)
+        return update * h + (1.0 - update) * jnp.tanh(x @ k + reset * (h @ c))
+
+    def f(p, h, t):
+        h = cell(p, h, rlfx.inputs(data)[t])
+        return jnp.sum(h**2), h
+
+    def by_hand(p, h):
+        total = 0.0
+        for t in range(T):
+            h = cell(p, h, data[t])
+            total += (h**2).sum() / (T * B)
+        return total
+
+    h = jnp.linspace(-1.0, 1.0, B * D).reshape(B, D)
+    run = rlfx.compile(f, length=T, batch=B)
+    got = jax.jit(jax.grad(lambda p, h: run(p, h)[0], (0, 1)))((of_state, of_input), h)
+    wanted = jax.grad(by_hand, (0, 1))((of_state, of_input), h)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, wanted)
+    assert shared
+    assert all((D, D, D) in [e.params["columns"] for e in after.body if e.op is products_p] for _, after in shared)

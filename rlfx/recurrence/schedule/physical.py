@@ -261,7 +261,7 @@ def _repeated(
     program, ending = schedule.graph.program, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
-    if target.rewrites.shared_rows and not iteration.differentiable and (mine is None or mine.rewritable):
+    if target.rewrites.shared_rows and (mine is None or mine.rewritable):
         loop, joined = share_products(loop, program, target.rewrites.shared_rows)
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()

@@ -1,9 +1,10 @@
-"""Products of one value with several weights as one product, while acting.
+"""Products of one value with several weights as one product, in loops over time.
 
 An actor and a critic that see one observation, the gates of a recurrent cell, queries, keys and values: each is a product of
 its own with the same few rows. On a CPU one product with all the columns takes up to a third less time, the fewer rows the less,
-as long as the weights are small; they are put together once, before the loop. Where derivatives are taken there are many
-rows, and nothing to gain.
+as long as the weights are small; they are put together once, before the loop. So it is in the loops of a learner (of cells that
+multiply gate by gate, as flax's do: 0.90 to 0.95 of the time), but not in what it computes for all timesteps: of many rows there
+is nothing to gain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Networks with weights ``[out, in]`` on the left, ``w @ x``, as equinox has them, beside the same by ``x @ w``, in turns.
+"""Networks as libraries have them, beside the same as rlfx's own examples do, in turns.
 
-    python benchmarks/weights_first.py [--rounds 40] [--json FILE]
+    python benchmarks/ways_of_writing.py [--rounds 40] [--json FILE]
 
-The ratio is of the two (1: it does not matter how a user writes it); medians of paired rounds, one process; pin it to one core.
+Weights ``[out, in]`` on the left, ``w @ x`` (equinox), beside ``x @ w``; a cell that multiplies gate by gate (flax) beside one
+product for all of its gates. The ratio is of the two (1: it does not matter how a user writes it); medians of paired rounds, one
+process; pin it to one core.
 """
 
 import argparse
@@ -26,7 +28,7 @@ def weights(key, *shape):
 
 PARAMS = {
     "first": weights(KEYS[0], HIDDEN, IN), "then": weights(KEYS[1], HIDDEN, HIDDEN), "last": weights(KEYS[2], 4, HIDDEN),
-    "bias": jnp.zeros(HIDDEN),
+    "bias": jnp.zeros(HIDDEN), "gates of x": weights(KEYS[0], 3 * HIDDEN, IN), "gates": weights(KEYS[1], 3 * HIDDEN, HIDDEN),
 }  # fmt: skip
 
 
@@ -47,10 +49,30 @@ def entities(times, p, h, x):
     return times(p["last"], each(x * jnp.arange(1.0, 9.0)[:, None]).max(0)), h
 
 
+def gates(times, p, h, x):
+    """A gated recurrent unit, one product for all gates."""
+    (a, b, c), (i, j, k) = jnp.split(times(p["gates"], h), 3), jnp.split(times(p["gates of x"], x), 3)
+    return gated(p, times, h, a + i, b + j, c, k)
+
+
+def gate_by_gate(times, p, h, x):
+    a, b, c = (times(w, h) for w in p["gates"])
+    i, j, k = (times(w, x) for w in p["gates of x"])
+    return gated(p, times, h, a + i, b + j, c, k)
+
+
+def gated(p, times, h, reset, update, of_h, of_x):
+    new = jnp.tanh(of_x + jax.nn.sigmoid(reset) * of_h)
+    h = new + jax.nn.sigmoid(update) * (h - new)
+    return times(p["last"], h), h
+
+
 def compiled(network, side, length=64, batch=64):
     data = jax.random.normal(KEYS[3], (length, batch, IN))
     turned = side == "x @ w"
     params = {k: w.T.copy() if turned and w.ndim == 2 else w for k, w in PARAMS.items()}
+    if network is gate_by_gate:
+        params |= {k: jnp.split(params[k], 3, 1) for k in ("gates", "gates of x")}
     times = (lambda w, x: x @ w) if turned else (lambda w, x: w @ x)
 
     def program(p, h, t):
@@ -75,17 +97,18 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     rows = []
-    for network in (layers, recurrence, entities):
-        left, right = (compiled(network, side) for side in ("w @ x", "x @ w"))
-        left(), right()
-        pairs = [(timed(left), timed(right)) for _ in range(args.rounds)]
+    ways = [(network, (network, "w @ x"), (network, "x @ w")) for network in (layers, recurrence, entities, gates)]
+    for network, *pair in (*ways, (gate_by_gate, (gate_by_gate, "x @ w"), (gates, "x @ w"))):
+        theirs, ours = (compiled(*way) for way in pair)
+        theirs(), ours()
+        pairs = [(timed(theirs), timed(ours)) for _ in range(args.rounds)]
         ratio = statistics.median(a / b for a, b in pairs)
-        left_ms, right_ms = (1e3 * statistics.median(x) for x in zip(*pairs, strict=True))
+        their_ms, our_ms = (1e3 * statistics.median(x) for x in zip(*pairs, strict=True))
         row = {"network": network.__name__, "ratio": round(ratio, 3)}
-        rows.append(row | {"left_ms": round(left_ms, 2), "right_ms": round(right_ms, 2)})
-        print(f"{network.__name__:12} {ratio:5.2f}   {left_ms:7.2f} ms w @ x, {right_ms:7.2f} ms x @ w")
+        rows.append(row | {"theirs_ms": round(their_ms, 2), "ours_ms": round(our_ms, 2)})
+        print(f"{network.__name__:12} {ratio:5.2f}   {their_ms:7.2f} ms as libraries, {our_ms:7.2f} ms as rlfx's examples")
     if args.json:
-        recorded.write(args.json, recorded.about("weights_first") | {"rounds": args.rounds, "rows": rows})
+        recorded.write(args.json, recorded.about("ways_of_writing") | {"rounds": args.rounds, "rows": rows})
 
 
 if __name__ == "__main__":
