@@ -112,6 +112,7 @@ TABLES = {
     "untuned-sealed-thirteenth": functools.partial(with_later, "sealed_thirteenth", {"after": "sealed_thirteenth_after"}),
     "untuned-sealed-fourteenth": functools.partial(with_later, "sealed_fourteenth", {"after": "sealed_fourteenth_after"}),
     "untuned-sealed-fifteenth": functools.partial(with_later, "sealed_fifteenth", {"after": "sealed_fifteenth_after"}),
+    "untuned-sealed-sixteenth": functools.partial(with_later, "sealed_sixteenth", {"after": "sealed_sixteenth_after"}),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,

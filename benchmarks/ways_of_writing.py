@@ -49,6 +49,12 @@ def entities(times, p, h, x):
     return times(p["last"], each(x * jnp.arange(1.0, 9.0)[:, None]).max(0)), h
 
 
+def imagined(times, p, h, x):
+    """Twenty steps of a model, in a ``lax.scan`` of the user's."""
+    step = lambda z, _: (jnp.tanh(times(p["first"], x) + times(p["then"], z)), None)  # noqa: E731
+    return times(p["last"], jax.lax.scan(step, jnp.zeros(HIDDEN), None, length=20)[0]), h
+
+
 def gates(times, p, h, x):
     """A gated recurrent unit, one product for all gates."""
     (a, b, c), (i, j, k) = jnp.split(times(p["gates"], h), 3), jnp.split(times(p["gates of x"], x), 3)
@@ -97,7 +103,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     rows = []
-    ways = [(network, (network, "w @ x"), (network, "x @ w")) for network in (layers, recurrence, entities, gates)]
+    ways = [(network, (network, "w @ x"), (network, "x @ w")) for network in (layers, recurrence, entities, imagined, gates)]
     for network, *pair in (*ways, (gate_by_gate, (gate_by_gate, "x @ w"), (gates, "x @ w"))):
         theirs, ours = (compiled(*way) for way in pair)
         theirs(), ours()

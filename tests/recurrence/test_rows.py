@@ -9,6 +9,7 @@ import pytest
 import rlfx
 from rlfx import _jaxpr as J
 from rlfx.recurrence.api.adapted import adapted
+from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.rewrite.rows import with_rows_first
 from tests.recurrence import of_points
 
@@ -46,7 +47,19 @@ def any_axes(p, x, scale):
     return (jnp.einsum("io,i->o", p["w"].T, x * scale) ** 2).sum() + jnp.tensordot(p["w"], jnp.outer(p["v"], x), 2) ** 2
 
 
-PROGRAMS = [layers, of_entities, ensemble, any_axes]
+def of_loops(p, x, scale):
+    """Weights that a loop reads, on both sides of rows, and of several entities; turned in it; in a function of its own."""
+    layer = jax.jit(lambda w, h: jnp.tanh(w @ h))
+
+    def step(h, i):
+        each = jax.vmap(lambda e: p["w"] @ (0.1 * (e + h)))(jnp.outer(jnp.arange(1.0, 3.0), x))
+        return jnp.sin(0.2 * (layer(p["w"], h) @ p["w"]) + 0.1 * (h @ p["w"].T)[:IN]) + i, each.sum() + p["v"] @ each[1]
+
+    h, ys = jax.lax.scan(step, x * scale, jnp.linspace(0.0, 1.0, 5), reverse=True)
+    return (h**2).sum() + ys.sum()
+
+
+PROGRAMS = [layers, of_entities, ensemble, any_axes, of_loops]
 
 
 @pytest.mark.parametrize("sums", PROGRAMS)
@@ -62,7 +75,16 @@ def traced(sums):
 def left(program):
     """How many products have weights first."""
     products = (e for e in program.equations if e.op is DOT and program.dims_of(e.outputs[0]))
-    return sum(not program.dims_of(e.inputs[0]) for e in products)
+    return sum(not program.dims_of(e.inputs[0]) for e in products) + sum(map(left_in_loop, program.equations))
+
+
+def left_in_loop(e):
+    """How many of a loop's products have weights first, and how many weights it turns."""
+    if e.op is not J.SCAN:
+        return 0
+    body = inlined_body(e.params["jaxpr"]).jaxpr
+    weights = body.invars[: J.scan_counts(dict(e.params))[0]]
+    return sum(eqn.primitive in (DOT, J.primitive("transpose")) and eqn.invars[0] in weights for eqn in body.eqns)
 
 
 @pytest.mark.parametrize("sums", PROGRAMS)

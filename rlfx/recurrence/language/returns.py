@@ -182,7 +182,8 @@ def lambda_return(step: Any, next_value: Any, *, gamma: Any, lam: Any) -> jax.Ar
     Args:
       step: the environment's Step: ``reward`` ``float[]`` (or ``[...]``: several rewards), ``terminated`` and ``truncated``
         ``bool[]``.
-      next_value: the value of the next observation, ``float[]`` or like ``reward``, from :func:`next_value`.
+      next_value: the value of the next observation, ``float[]`` or like ``reward``, from :func:`next_value`; of stored
+        sequences ``rlfx.series(value, end=v)[t + 1]``, where v is that of what follows the last timestep.
       gamma: the discount, a number or ``float[]``; it may vary with t.
       lam: the mixing parameter, likewise; 1.0 gives Monte-Carlo returns, 0.0 one-step targets.
 
@@ -224,7 +225,8 @@ def n_step_return(step: Any, next_value: Any, *, gamma: Any, n: int) -> jax.Arra
     Args:
       step: the environment's Step: ``reward`` ``float[]`` (or ``[...]``: several rewards), ``terminated`` and ``truncated``
         ``bool[]``.
-      next_value: the value of the next observation, ``float[]`` or like ``reward``, from :func:`next_value`.
+      next_value: the value of the next observation, ``float[]`` or like ``reward``, from :func:`next_value`; of stored
+        sequences ``rlfx.series(value, end=v)[t + 1]``, where v is that of what follows the last timestep.
       gamma: the discount, a number or ``float[]``; it may vary with t.
       n: the number of rewards, at least 1. More than T are T.
 

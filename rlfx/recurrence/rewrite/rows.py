@@ -3,26 +3,29 @@
 Weights are kept as ``[out, in]`` by some (equinox, PyTorch), and a timestep's product is one of a matrix and a vector. Of all
 points it is ``[out, t, b]``, of which XLA turns the result, and the derivatives; and what knows products of rows (loops that are
 differentiated by their weights, products of one value, parts of what is put together) would not know it. Weights are turned
-once.
+once, those of the user's loops before these.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import exchanged
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.ir.build import Builder, exchanged, substituted
+from rlfx.recurrence.ir.interpret import evaluate, inlined_body
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
 
 _DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
 
 
 def with_rows_first(program: Program) -> Program:
-    """The program with such products; without any it is ``program``. Meaning-preserving, and idempotent.
+    """The program with such products, in ``lax.scan``, too; without any it is ``program``. Meaning-preserving, and idempotent.
 
     Those of several rows of a point, of which ``jax.vmap`` makes columns, are turned afterwards.
     """
@@ -34,37 +37,122 @@ def with_rows_first(program: Program) -> Program:
         if product is None or not _has_weights_first(product, program):
             return None
         wanted = e.params["permutation"] if turned else range(len(e.outputs[0].shape))
-        order = tuple(_rows_first(product).index(a) for a in wanted)
+        order = tuple(_rows_first(product.params, product.inputs).index(a) for a in wanted)
         w, x = product.inputs
-        return functools.partial(_by_rows, product.params, order), (x, w)
+        return (lambda x, w: _by_rows(product.params, order, x, _turned(product.params, w))), (x, w)
 
-    return exchanged(program, instead)
+    return _in_loops(exchanged(program, instead))
+
+
+def _in_loops(program: Program) -> Program:
+    """The same in the user's loops, of weights that these only read; others that they turn are turned before them, too."""
+    build, equations, other = Builder(program), [], {}
+    for e in program.equations:
+        loop = _Loop.of(e, program)
+        if loop is None:
+            equations.append(e)
+            continue
+        build.equations = []
+        outs = build.calls(loop, e.inputs, e)
+        equations += [*build.equations, e]
+        other |= dict(zip(e.outputs, outs, strict=True))
+    return substituted(with_equations(program, equations), other) if other else program
+
+
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """A ``lax.scan`` with such products, or with weights that it turns in each iteration, ``x @ w.T``.
+
+    Attributes:
+      params: of the equation.
+      body: its body.
+      found: these equations of the body, and which of its constants the weights are.
+    """
+
+    params: Mapping[str, Any]
+    body: Any
+    found: Mapping[Any, int]
+
+    @classmethod
+    def of(cls, e: Equation, program: Program) -> _Loop | None:
+        if e.op is not J.SCAN or e.is_ragged or e.has_effects or not any(map(program.dims_of, e.outputs)):
+            return None
+        body = inlined_body(e.params["jaxpr"])
+        count, _ = J.scan_counts(dict(e.params))
+        weights = {v: i for i, v in enumerate(body.jaxpr.invars[:count]) if not program.dims_of(e.inputs[i])}
+
+        def fits(eqn: Any) -> bool:
+            if eqn.primitive not in (_DOT, _TRANSPOSE) or any(map(J.is_literal, eqn.invars)) or eqn.invars[0] not in weights:
+                return False
+            x = eqn.invars[-1]
+            return eqn.primitive is _TRANSPOSE or (x not in weights and _adds_up_rows(eqn.params, x.aval))
+
+        found = {eqn: weights[eqn.invars[0]] for eqn in body.jaxpr.eqns if fits(eqn)}
+        return cls(e.params, body, found) if found else None
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """The loop's outputs."""
+        consts, carried = J.scan_counts(dict(self.params))
+        same, init, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
+        by_op = {_DOT: _turned, _TRANSPOSE: lambda params, w: jnp.transpose(w, params["permutation"])}
+        turned = {eqn: by_op[eqn.primitive](eqn.params, same[i]) for eqn, i in self.found.items()}
+
+        def rule(eqn: Any, operands: list) -> list | None:
+            if eqn not in turned or eqn.primitive is _TRANSPOSE:
+                return [turned[eqn]] if eqn in turned else None
+            inverse = np.argsort(_rows_first(eqn.params, [v.aval for v in eqn.invars]))
+            return [_by_rows(eqn.params, tuple(map(int, inverse)), operands[1], turned[eqn])]
+
+        def step(carry: tuple, x: tuple) -> tuple:
+            out = evaluate(self.body.jaxpr, self.body.consts, (*same, *carry, *x), rule)
+            return tuple(out[:carried]), tuple(out[carried:])
+
+        how = {name: self.params[name] for name in ("length", "reverse", "unroll")}
+        carry, ys = jax.lax.scan(step, tuple(init), tuple(xs), **how)
+        return [*carry, *ys]
 
 
 def _has_weights_first(e: Equation, program: Program) -> bool:
     """Whether it is a product of what all points share with rows of each of them."""
     if e.op is not _DOT or e.is_ragged or not program.dims_of(e.outputs[0]) or program.dims_of(e.inputs[0]):
         return False
-    (_, contracted), (_, batched) = e.params["dimension_numbers"]
-    axes = len(e.inputs[1].shape)
-    return contracted == (axes - 1,) or len(contracted) + len(batched) == axes
+    return _adds_up_rows(e.params, e.inputs[1])
 
 
-def _rows_first(product: Equation) -> tuple[int, ...]:
+def _adds_up_rows(params: Mapping, x: Any) -> bool:
+    """Whether it adds up the last axis of the second operand, or all of its axes."""
+    (_, contracted), (_, batched) = params["dimension_numbers"]
+    return contracted == (len(x.shape) - 1,) or len(contracted) + len(batched) == len(x.shape)
+
+
+def _rows_first(params: Mapping, operands: Sequence[Any]) -> tuple[int, ...]:
     """The axes of a product as they are with its operands in the other order."""
-    (contracted, _), (batched, _) = product.params["dimension_numbers"]
-    several, of_weights = len(batched), len(product.inputs[0].shape) - len(contracted) - len(batched)
-    axes = range(len(product.outputs[0].shape))
+    (contracted, _), (batched, _) = params["dimension_numbers"]
+    several = len(batched)
+    of_weights, of_rows = (len(v.shape) - len(contracted) - several for v in operands)
+    axes = range(several + of_weights + of_rows)
     return (*axes[:several], *axes[several + of_weights :], *axes[several : several + of_weights])
 
 
-def _by_rows(params: Any, order: tuple[int, ...], x: Any, w: Any) -> Any:
-    """The product of one point, its axes in some order: weights that it adds up along their last axis are turned."""
+def _turns(params: Mapping, w: Any) -> bool:
+    """Whether weights are added up along their last axis, and have others."""
+    (contracted, _), (batched, _) = params["dimension_numbers"]
+    return contracted == (w.ndim - 1,) and w.ndim > 1 and w.ndim - 2 not in batched
+
+
+def _turned(params: Mapping, w: Any) -> Any:
+    """Weights as rows are multiplied by them."""
+    return jnp.swapaxes(w, -1, -2) if _turns(params, w) else w
+
+
+def _by_rows(params: Mapping, order: tuple[int, ...], x: Any, w: Any) -> Any:
+    """The product of one point with weights that are turned, its axes in some order."""
     (of_w, of_x), (batch_w, batch_x) = params["dimension_numbers"]
+    of_w = (w.ndim - 2,) if _turns(params, w) else of_w
     precision = params["precision"]
-    if of_w == (w.ndim - 1,) and w.ndim > 1 and w.ndim - 2 not in batch_w:
-        w, of_w = jnp.swapaxes(w, -1, -2), (w.ndim - 2,)
-    numbers = ((of_x, of_w), (batch_x, batch_w))
-    turned = precision[::-1] if isinstance(precision, tuple) else precision
-    (out,) = J.bind(_DOT, {**params, "dimension_numbers": numbers, "precision": turned}, x, w)
+    changed = {
+        "dimension_numbers": ((of_x, of_w), (batch_x, batch_w)),
+        "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+    }
+    (out,) = J.bind(_DOT, {**params, **changed}, x, w)
     return out if order == tuple(range(out.ndim)) else jnp.transpose(out, order)
