@@ -56,7 +56,9 @@ def of_loops(p, x, scale):
         return jnp.sin(0.2 * (layer(p["w"], h) @ p["w"]) + 0.1 * (h @ p["w"].T)[:IN]) + i, each.sum() + p["v"] @ each[1]
 
     h, ys = jax.lax.scan(step, x * scale, jnp.linspace(0.0, 1.0, 5), reverse=True)
-    return (h**2).sum() + ys.sum()
+    again = lambda c, _: ((c[0], jnp.tanh(p["w"] @ c[0]).sum() * c[1]), None)  # what it begins with is what it gives  # noqa: E731
+    (h, z), _ = jax.lax.scan(again, (h, scale), None, length=2)
+    return (h**2).sum() + ys.sum() + z
 
 
 PROGRAMS = [layers, of_entities, ensemble, any_axes, of_loops]
@@ -75,15 +77,16 @@ def traced(sums):
 def left(program):
     """How many products have weights first."""
     products = (e for e in program.equations if e.op is DOT and program.dims_of(e.outputs[0]))
-    return sum(not program.dims_of(e.inputs[0]) for e in products) + sum(map(left_in_loop, program.equations))
+    return sum(not program.dims_of(e.inputs[0]) for e in products) + sum(left_in_loop(e, program) for e in program.equations)
 
 
-def left_in_loop(e):
+def left_in_loop(e, program):
     """How many of a loop's products have weights first, and how many weights it turns."""
     if e.op is not J.SCAN:
         return 0
     body = inlined_body(e.params["jaxpr"]).jaxpr
-    weights = body.invars[: J.scan_counts(dict(e.params))[0]]
+    consts = zip(body.invars[: J.scan_counts(dict(e.params))[0]], e.inputs, strict=False)
+    weights = [v for v, given in consts if not program.dims_of(given)]
     return sum(eqn.primitive in (DOT, J.primitive("transpose")) and eqn.invars[0] in weights for eqn in body.eqns)
 
 

@@ -20,7 +20,9 @@ Instead = Callable[[Equation], tuple[Callable, Sequence[Atom]] | None]
 InsteadIn = Callable[[Mapping[Var, Equation], Mapping[Var, Sequence[Equation]]], Instead]
 
 
-def exchanged_in_bodies(program: Program, instead_in: InsteadIn, fits: Callable[[Equation], bool] = bool) -> Program:
+def exchanged_in_bodies(
+    program: Program, instead_in: InsteadIn, fits: Callable[[Equation], bool] = lambda e: True
+) -> Program:
     """The program with other equations for some of those in bodies of ``rlfx.shared``; without any it is ``program``.
 
     Args:

@@ -53,9 +53,9 @@ def _in_loops(program: Program) -> Program:
             equations.append(e)
             continue
         build.equations = []
-        outs = build.calls(loop, e.inputs, e)
+        found = [other.get(out, out) if isinstance(out, Var) else out for out in build.calls(loop, e.inputs, e)]
         equations += [*build.equations, e]
-        other |= dict(zip(e.outputs, outs, strict=True))
+        other |= dict(zip(e.outputs, found, strict=True))
     return substituted(with_equations(program, equations), other) if other else program
 
 
