@@ -249,3 +249,14 @@ def test_gradients_of_an_ensemble():
     for grad in (jax.grad(loss), lambda w, x: jax.grad(lambda w: sum((g**2).sum() for g in jax.grad(loss)(w, x)))(w)):
         got, expected = jax.jit(fast_contractions(grad))(w, x), grad(w, x)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), got, expected)
+
+
+@pytest.mark.parametrize("columns", [(1, 3), (2, 3), (3, 3), (3, 2), (5, 5), (8, 2)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_small_ones_of_many(turned, columns):
+    """Under ``jax.vmap`` XLA ended the process with some of these, if they stood behind a barrier before they were turned."""
+    x, y = (jnp.sin(jnp.arange(80.0 * n)).reshape(2, 20, 2, n) for n in columns)
+    w = jnp.linspace(0.0, 1.0, columns[0] * columns[1]).reshape(columns[::-1] if turned else columns)
+    gradient = jax.value_and_grad(lambda w, x, y: (jnp.cos(y) * (jnp.sin(x) @ (w.T if turned else w))).sum())
+    found, expected = (jax.jit(jax.vmap(f, (None, 0, 0)))(w, x, y) for f in (fast_contractions(gradient), gradient))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)

@@ -10,7 +10,7 @@ import pytest
 import rlfx
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 
-T, B, ROWS, WIDTH, RATE = 6, 4, 5, 3, 0.1
+T, B, ROWS, WIDTH, RATE = 6, 4, 5, 12, 0.1
 CPU = rlfx.target("cpu")
 PLAIN = replace(CPU, rewrites=replace(CPU.rewrites, contractions=False))
 DATA = np.random.RandomState(0).randn(T, B, ROWS, WIDTH).astype(np.float32)

@@ -39,6 +39,9 @@ OVER_ROWS, _IN_PARTS = (((0,), (0,)), ((), ())), (((1,), (1,)), ((0,), (0,)))
 #: Rows of a part, the operands for which parts are faster (a multiple of so many columns on the left, at most so many on the
 #: right), and how many parts there are at most (their products are added up at the end).
 _PART, _ALIGNED, _WIDE, _MOST_PARTS = 160, 32, 128, 64
+#: Smaller ones stay in their order: there is nothing to gain, and of many of them (under ``jax.vmap``), turned behind a barrier,
+#: XLA:CPU (jaxlib 0.10) makes products in a layout that it cannot compile: the process ends.
+_SMALL_ROWS, _SMALL_COLUMNS = 16, 8
 #: So many members, of as many rows and columns, are taken one by one.
 _MEMBERS, _ROWS_OF_MEMBER, _COLUMNS_OF_MEMBER = 16, 256, 256
 
@@ -85,6 +88,8 @@ def contraction(eqn: Any, operands: list) -> list | None:
 
 def _over_rows(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
     """``left.T @ right``."""
+    if len(left) < _SMALL_ROWS or max(left.shape[1], right.shape[1]) <= _SMALL_COLUMNS:
+        return _product(params, left, right)
     narrow_first = left.shape[1] <= right.shape[1]
     out = _product(params, *((left, right) if narrow_first else (right, left)))
     out = jax.lax.optimization_barrier(out)  # else a transposition of it is folded into the product
