@@ -289,16 +289,20 @@ def timed(run):
     return time.perf_counter() - start
 
 
+def in_turns(runs, rounds):
+    """How long the first of two takes beside the second, the median of paired rounds, and the milliseconds of each."""
+    for run in runs:
+        run()
+    pairs = [[timed(run) for run in runs] for _ in range(rounds)]
+    return statistics.median(a / b for a, b in pairs), *(1e3 * statistics.median(x) for x in zip(*pairs, strict=True))
+
+
 def compare(name, rounds):
     make, sizes, gradient, without = CASES[name]
     rows = []
     for size in sizes:
         runs = [runner(make, size, gradient, **{name: value}) for value in (BEYOND.get(name, True), without)]
-        for run in runs:
-            run()
-        pairs = [[timed(run) for run in runs] for _ in range(rounds)]
-        with_it, without_it = (statistics.median(x) for x in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
+        ratio, with_ms, without_ms = in_turns(runs, rounds)
         own = getattr(CPU.rewrites, name)
         rows.append(
             {
@@ -306,13 +310,13 @@ def compare(name, rounds):
                 "width": size[0],
                 "batch": size[1],
                 "ratio": round(ratio, 3),
-                "with_ms": round(1e3 * with_it, 3),
-                "without_ms": round(1e3 * without_it, 3),
+                "with_ms": round(with_ms, 3),
+                "without_ms": round(without_ms, 3),
                 "used": bool(own),
             }
         )
         print(f"{name:16} width {size[0]:4} batch {size[1]:4}   {ratio:5.2f}   "
-              f"{1e3 * with_it:8.2f} ms with, {1e3 * without_it:8.2f} ms without")  # fmt: skip
+              f"{with_ms:8.2f} ms with, {without_ms:8.2f} ms without")  # fmt: skip
     return rows
 
 

@@ -9,12 +9,11 @@ process; pin it to one core.
 
 import argparse
 import pathlib
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import recorded
+from rewrites import in_turns
 
 import rlfx
 
@@ -91,12 +90,6 @@ def compiled(network, side, length=64, batch=64):
     return lambda: jax.block_until_ready(run(params))
 
 
-def timed(run):
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=40)
@@ -105,11 +98,7 @@ def main():
     rows = []
     ways = [(network, (network, "w @ x"), (network, "x @ w")) for network in (layers, recurrence, entities, imagined, gates)]
     for network, *pair in (*ways, (gate_by_gate, (gate_by_gate, "x @ w"), (gates, "x @ w"))):
-        theirs, ours = (compiled(*way) for way in pair)
-        theirs(), ours()
-        pairs = [(timed(theirs), timed(ours)) for _ in range(args.rounds)]
-        ratio = statistics.median(a / b for a, b in pairs)
-        their_ms, our_ms = (1e3 * statistics.median(x) for x in zip(*pairs, strict=True))
+        ratio, their_ms, our_ms = in_turns([compiled(*way) for way in pair], args.rounds)
         row = {"network": network.__name__, "ratio": round(ratio, 3)}
         rows.append(row | {"theirs_ms": round(their_ms, 2), "ours_ms": round(our_ms, 2)})
         print(f"{network.__name__:12} {ratio:5.2f}   {their_ms:7.2f} ms as libraries, {our_ms:7.2f} ms as rlfx's examples")

@@ -162,6 +162,15 @@ def known_of(data):
     return (~data["truncated"]).astype(jnp.float32).at[-1].set(0.0)
 
 
+def episodes(k, size, obs, actions):
+    """Stored ones ``[T, B]`` of some numbers and actions, by four keys; ``first``: of the timestep that an episode begins at."""
+    done = (jax.random.uniform(k[0], size) < 0.05).at[-1].set(True)
+    return {
+        "obs": jax.random.normal(k[1], (*size, obs)), "action": jax.random.randint(k[2], size, 0, actions), "done": done,
+        "first": jnp.concatenate([jnp.ones_like(done[:1]), done[:-1]]), "reward": jax.random.normal(k[3], size),
+    }  # fmt: skip
+
+
 def shifted(x, last):
     """The value at t + 1: ``x[1:]`` and then ``last``."""
     return jnp.concatenate([x[1:], last[None]])

@@ -197,7 +197,8 @@ def compiled(s: Stack, plan: rlfx.Plan | None) -> Callable:
 def check(s: Stack) -> None:
     """Compare, by its plan if that is legal."""
     weights, x, d = s.arguments()
-    plan, of_data = s.plan if is_legal(s) else None, s.plan is None
+    of_data = s.plan is None
+    plan = None if of_data or not is_legal(s) else s.plan
     found, expected = (gradients(f, x, d, weights, of_data) for f in (compiled(s, plan), s.by_hand))
 
     def close(a, b):

@@ -15,11 +15,11 @@ DATA = jax.random.normal(jax.random.key(0), (T, BATCH, 6))
 W = jax.random.normal(jax.random.key(1), (3, 6, HEADS * WIDTH)) / 2.0
 
 
-def attention(lo, hi, fill=0.0, data=DATA):
+def attention(lo, hi, fill=0.0):
     """Scores of a window, and a sum of it by weights."""
 
     def program(w, carry, t):
-        x = rlfx.inputs(data)[t]
+        x = rlfx.inputs(DATA)[t]
         q, k, v = ((x @ w[i]).reshape(HEADS, WIDTH) for i in range(3))
         keys, values = rlfx.series((k, v)).window(lo, hi, fill=(fill, fill))
         weights = jax.nn.softmax(jnp.einsum("hw,mhw->hm", q, keys))
@@ -68,9 +68,9 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def both(program, w=W, **given):
+def both(program, **given):
     fn = rlfx.compile(program, length=T, batch=BATCH, **given)
-    return jax.jit(jax.value_and_grad(fn, has_aux=True))(w, jnp.zeros(BATCH))
+    return jax.jit(jax.value_and_grad(fn, has_aux=True))(W, jnp.zeros(BATCH))
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ def test_values_and_gradients(name, made):
             assert len({p.equation for p in made}) == count
 
 
-def by_loops(w, lo, hi, fill, data):
+def by_loops(w, lo, hi, fill):
     """NumPy, float64: the loss of ``attention``."""
-    w, data, total = np.asarray(w, np.float64), np.asarray(data, np.float64), 0.0
+    w, data, total = np.asarray(w, np.float64), np.asarray(DATA, np.float64), 0.0
     q, k, v = ((data @ w[i]).reshape(T, BATCH, HEADS, WIDTH) for i in range(3))
     nothing = np.full((HEADS, WIDTH), fill)
     for t in range(T):
@@ -117,9 +117,9 @@ def by_loops(w, lo, hi, fill, data):
 @pytest.mark.parametrize(("lo", "hi", "fill"), [(-7, 1, 0.0), (2, 10, 0.25), (-3, 5, -1.0), (-8, 0, 0.0)])
 def test_against_loops(lo, hi, fill):
     (loss, _), grads = both(attention(lo, hi, fill))
-    np.testing.assert_allclose(loss, by_loops(W, lo, hi, fill, DATA), rtol=1e-5)
+    np.testing.assert_allclose(loss, by_loops(W, lo, hi, fill), rtol=1e-5)
     step = 1e-4 * np.asarray(jax.random.normal(jax.random.key(2), W.shape), np.float64)
-    there, back = (by_loops(np.asarray(W, np.float64) + s * step, lo, hi, fill, DATA) for s in (1, -1))
+    there, back = (by_loops(np.asarray(W, np.float64) + s * step, lo, hi, fill) for s in (1, -1))
     np.testing.assert_allclose((np.asarray(grads) * step).sum(), (there - back) / 2, rtol=2e-4)
 
 

@@ -154,10 +154,5 @@ def workload(length, batch, width, chunk=4):
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 6)
     size = length, batch
-    done = (jax.random.uniform(k[0], size) < 0.05).at[-1].set(True)
-    data = {
-        "obs": jax.random.normal(k[1], (*size, OBS)), "action": jax.random.randint(k[2], size, 0, ACTIONS), "done": done,
-        "first": jnp.concatenate([jnp.ones((1, batch), bool), done[:-1]]), "reward": jax.random.normal(k[3], size),
-        "log_prob": -2.0 * jax.random.uniform(k[4], size),
-    }  # fmt: skip
+    data = c.episodes(k, size, OBS, ACTIONS) | {"log_prob": -2.0 * jax.random.uniform(k[4], size)}
     return Workload(forms, (params_of(k[5], width), data), tolerance=2e-5)

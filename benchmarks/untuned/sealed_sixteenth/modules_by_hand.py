@@ -224,11 +224,6 @@ def workload(length, batch, modules, width, again=8, chunk=8):
         f"features first, {chunk} environments": columns(length, batch, chunk),
     }  # fmt: skip
     k = jax.random.split(jax.random.key(0), 6)
-    size = length, batch
-    done = (jax.random.uniform(k[0], size) < 0.05).at[-1].set(True)
-    data = {
-        "obs": jax.random.normal(k[1], (*size, OBS)), "action": jax.random.randint(k[2], size, 0, ACTIONS), "done": done,
-        "first": jnp.concatenate([jnp.ones((1, batch), bool), done[:-1]]), "reward": jax.random.normal(k[3], size),
-    }  # fmt: skip
+    data = c.episodes(k, (length, batch), OBS, ACTIONS)
     start = 0.5 * jax.random.normal(k[4], (batch, modules, width))
     return Workload(forms, (params_of(k[5], modules, width), data, start), tolerance=5e-6)

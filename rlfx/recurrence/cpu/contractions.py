@@ -41,7 +41,7 @@ OVER_ROWS, _IN_PARTS = (((0,), (0,)), ((), ())), (((1,), (1,)), ((0,), (0,)))
 _PART, _ALIGNED, _WIDE, _MOST_PARTS = 160, 32, 128, 64
 #: Smaller ones stay in their order: there is nothing to gain, and of many of them (under ``jax.vmap``), turned behind a barrier,
 #: XLA:CPU (jaxlib 0.10) makes products in a layout that it cannot compile: the process ends.
-_SMALL_ROWS, _SMALL_COLUMNS = 16, 8
+_SMALL_ROWS, _SMALL_COLUMNS = 16, 4
 #: So many members, of as many rows and columns, are taken one by one.
 _MEMBERS, _ROWS_OF_MEMBER, _COLUMNS_OF_MEMBER = 16, 256, 256
 

@@ -53,7 +53,7 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
     series = {} if last is None else {
         e: times_last(run.source_of(e, run.env), e, of_atom(e.operands[0], run.env), run.sizes) for e in last.reads
     }  # fmt: skip
-    bands = {e: rows_of_blocks(run.env[e.source], band, run.domain, run.sizes) for e, band in blocked.bands.items()}
+    bands = {e: rows_of_blocks(run.env[e.source], band, run.sizes) for e, band in blocked.bands.items()}
     found: list[list] = []
     for begin, end in blocked.sections:
         domain = run.domain

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.execute.bands import blocks_of, rows_between
 from rlfx.recurrence.execute.values import Value, Values, expand, map_over, scope_of
-from rlfx.recurrence.schedule.bands import AT_ONCE
+from rlfx.recurrence.schedule.bands import Band
 from rlfx.recurrence.schedule.window_products import WindowProduct
 
 
@@ -32,10 +33,7 @@ def run_window_product(part: WindowProduct, env: Values, sizes: Mapping[str, int
 
 def _of_all(part: WindowProduct, x: Any, other: Any) -> Any:
     """The product at all timesteps, ``[T, ...]``, of one environment."""
-    access, block, length = part.read.access, part.block, len(x)
-    width, blocks = access.hi - access.lo, -(-length // block)
-    rows = -(-(block + width - 1) // AT_ONCE) * AT_ONCE
-    by_block = lambda x, fill: _seen(x, access.lo, access.hi, fill, blocks, block, rows)  # noqa: E731
+    access, band, length = part.read.access, part.band, len(x)
 
     def of_block(seen: Any, lost: Any, others: Any) -> Any:
         """``[block, ...]``, of the rows that it sees, of which some are lost."""
@@ -46,17 +44,16 @@ def _of_all(part: WindowProduct, x: Any, other: Any) -> Any:
             return J.bind(part.equation.op, dict(part.equation.params), *operands)[0]
 
         if part.adds:
-            return jax.vmap(product)(_slanted(others, 1 + part.along, rows))
+            return jax.vmap(product)(_slanted(others, 1 + part.along, band.width))
         out = jax.vmap(product)(others)
         out = out + _along(lost, 1 + part.along, out)
-        return _straight(out, 1 + part.along, width)
+        return _straight(out, 1 + part.along, access.hi - access.lo)
 
     lost = _lost(x)
     whole = jnp.where(jnp.isnan(_along(lost, 0, x)), jnp.zeros_like(x), x)
-    others = _longer(other, blocks * block).reshape(blocks, block, *other.shape[1:])
-    seen, nothing = by_block(whole, np.asarray(part.fill, x.dtype)), np.zeros((), x.dtype)
-    out = jax.vmap(of_block)(seen, by_block(lost, nothing), others)
-    out = out.reshape(blocks * block, *out.shape[2:])[:length]
+    seen, others = blocks_of(whole, band, part.fill), blocks_of(other, Band(0, band.block, band.block))
+    out = jax.vmap(of_block)(seen, blocks_of(lost, band), others)
+    out = out.reshape(-1, *out.shape[2:])[:length]
     return out + _along(_in_windows(lost, access.lo, access.hi), 0, out) if part.adds else out
 
 
@@ -68,33 +65,13 @@ def _lost(x: Any) -> Any:
 
 def _in_windows(x: Any, lo: int, hi: int) -> Any:
     """Sums of ``x[T]`` over what each timestep sees."""
-    around = _around(x, lo, hi, np.zeros((), x.dtype))
-    return jax.lax.reduce_window(around, np.zeros((), x.dtype), jax.lax.add, (hi - lo,), (1,), "valid")[: len(x)]
+    around = rows_between(x, lo, len(x) - 1 + hi)
+    return jax.lax.reduce_window(around, np.zeros((), x.dtype), jax.lax.add, (hi - lo,), (1,), "valid")
 
 
 def _along(x: Any, axis: int, like: Any) -> Any:
     """``x[n]`` as it lies along one axis of another array."""
     return x.astype(like.dtype).reshape([-1 if a == axis else 1 for a in range(like.ndim)])
-
-
-def _longer(x: Any, length: int) -> Any:
-    """With zeros behind."""
-    return jnp.pad(x, ((0, length - len(x)), *((0, 0) for _ in x.shape[1:])))
-
-
-def _around(x: Any, lo: int, hi: int, fill: Any) -> Any:
-    """``x[T, ...]`` from what the first timestep sees to what the last does."""
-    filled = lambda n: jnp.broadcast_to(fill, (n, *x.shape[1:]))  # noqa: E731
-    return jnp.concatenate([filled(max(0, -lo)), x, filled(max(0, hi - 1))])[max(0, lo) :]
-
-
-def _seen(x: Any, lo: int, hi: int, fill: Any, blocks: int, block: int, rows: int) -> Any:
-    """``[blocks, rows, ...]``: of each block the rows from ``lo`` before its first timestep on."""
-    each = -(-rows // block)
-    around = _around(x, lo, hi, fill)
-    padded = _longer(around, max((blocks + each - 1) * block, len(around)))
-    parts = [padded[i * block : (i + blocks) * block].reshape(blocks, block, *x.shape[1:]) for i in range(each)]
-    return jnp.concatenate(parts, 1)[:, :rows]
 
 
 def _straight(x: Any, axis: int, width: int) -> Any:

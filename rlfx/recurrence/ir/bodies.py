@@ -39,26 +39,25 @@ def _exchanged(body: Any, instead_in: InsteadIn) -> Any | None:
     """A closed jaxpr with such equations; None if it has none."""
     flat = inlined_body(body)
     equations, names = _equations(flat.jaxpr)
-    instead = instead_in({v: e for e in equations for v in e.outputs}, users_of(equations))
-    found = {i: other for i, e in enumerate(equations) if (other := instead(e)) is not None}
+    instead = instead_in({v: e for e in equations.values() for v in e.outputs}, users_of(equations.values()))
+    found = {eqn: other for eqn, e in equations.items() if (other := instead(e)) is not None}
     if not found:
         return None
-    number = {id(eqn): i for i, eqn in enumerate(flat.jaxpr.eqns)}
     seen: dict[Var, Any] = {}
 
     def rule(eqn: Any, operands: list) -> list | None:
         seen.update((names[v], x) for v, x in zip(eqn.invars, operands, strict=True) if not J.is_literal(v))
-        if (i := number.get(id(eqn))) not in found:
+        if eqn not in found:
             return None
-        fn, atoms = found[i]
+        fn, atoms = found[eqn]
         return [fn(*(a.value if isinstance(a, Lit) else seen[a] for a in atoms))]
 
     run = lambda *args: evaluate(flat.jaxpr, flat.consts, args, rule)  # noqa: E731
     return J.without_dead_code(jax.make_jaxpr(run)(*body.in_avals))
 
 
-def _equations(jaxpr: Any) -> tuple[list[Equation], dict[Any, Var]]:
-    """Those of a jaxpr, and its names as values."""
+def _equations(jaxpr: Any) -> tuple[dict[Any, Equation], dict[Any, Var]]:
+    """Those of a jaxpr, each as a program's, and its names as values."""
     ids, names = itertools.count(), {}
 
     def var(v: Any) -> Var:
@@ -67,7 +66,7 @@ def _equations(jaxpr: Any) -> tuple[list[Equation], dict[Any, Var]]:
         return names[v]
 
     of = lambda v: Lit(v.val) if J.is_literal(v) else var(v)  # noqa: E731
-    equations = [
-        Equation(e.primitive, dict(e.params), tuple(map(of, e.invars)), tuple(map(var, e.outvars))) for e in jaxpr.eqns
-    ]
+    equations = {
+        e: Equation(e.primitive, dict(e.params), tuple(map(of, e.invars)), tuple(map(var, e.outvars))) for e in jaxpr.eqns
+    }
     return equations, names

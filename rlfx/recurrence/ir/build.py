@@ -106,6 +106,25 @@ def exchanged(program: Program, instead: Callable[[Equation], tuple[Callable, Se
     return with_equations(program, live(tuple(itertools.chain.from_iterable(others)), program))
 
 
+def with_calls(program: Program, instead: Callable[[Equation], Callable | None]) -> Program:
+    """The program with other equations for some of its own, of any number of outputs; if none is exchanged, it is ``program``.
+
+    Args:
+      instead: of an equation, a function of its inputs at one point that computes its outputs; None: it stays.
+    """
+    build, equations, other = Builder(program), [], {}
+    for e in program.equations:
+        fn = instead(e)
+        if fn is not None:
+            build.equations = []
+            outs = build.calls(fn, e.inputs, e)
+            equations += build.equations
+            found = (other.get(out, out) if isinstance(out, Var) else out for out in outs)
+            other |= dict(zip(e.outputs, found, strict=True))
+        equations.append(e)
+    return substituted(with_equations(program, equations), other) if other else program
+
+
 def substituted(program: Program, instead: Mapping[Var, Atom]) -> Program:
     """The program without the equations that give some values, and with others in place of these; without any ``program``."""
     if not instead:

@@ -14,12 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import Builder, exchanged, substituted
+from rlfx.recurrence.ir.build import exchanged, with_calls
 from rlfx.recurrence.ir.interpret import evaluate, inlined_body
-from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 
 _DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
 
@@ -36,32 +35,16 @@ def with_rows_first(program: Program) -> Program:
         product = definition.get(e.inputs[0]) if turned else e
         if product is None or not _has_weights_first(product, program):
             return None
-        wanted = e.params["permutation"] if turned else range(len(e.outputs[0].shape))
-        order = tuple(_rows_first(product.params, product.inputs).index(a) for a in wanted)
+        order = _order(product.params, product.inputs, e.params["permutation"] if turned else None)
         w, x = product.inputs
         return (lambda x, w: _by_rows(product.params, order, x, _turned(product.params, w))), (x, w)
 
-    return _in_loops(exchanged(program, instead))
-
-
-def _in_loops(program: Program) -> Program:
-    """The same in the user's loops, of weights that these only read; others that they turn are turned before them, too."""
-    build, equations, other = Builder(program), [], {}
-    for e in program.equations:
-        loop = _Loop.of(e, program)
-        if loop is None:
-            equations.append(e)
-            continue
-        build.equations = []
-        found = [other.get(out, out) if isinstance(out, Var) else out for out in build.calls(loop, e.inputs, e)]
-        equations += [*build.equations, e]
-        other |= dict(zip(e.outputs, found, strict=True))
-    return substituted(with_equations(program, equations), other) if other else program
+    return with_calls(exchanged(program, instead), lambda e: _Loop.of(e, program))
 
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """A ``lax.scan`` with such products, or with weights that it turns in each iteration, ``x @ w.T``.
+    """A ``lax.scan`` with such products of weights that it only reads, or that turns such weights in each iteration, ``x @ w.T``.
 
     Attributes:
       params: of the equation.
@@ -77,9 +60,12 @@ class _Loop:
     def of(cls, e: Equation, program: Program) -> _Loop | None:
         if e.op is not J.SCAN or e.is_ragged or e.has_effects or not any(map(program.dims_of, e.outputs)):
             return None
-        body = inlined_body(e.params["jaxpr"])
         count, _ = J.scan_counts(dict(e.params))
-        weights = {v: i for i, v in enumerate(body.jaxpr.invars[:count]) if not program.dims_of(e.inputs[i])}
+        shared = [i for i, v in enumerate(e.inputs[:count]) if v.shape and not program.dims_of(v)]
+        if not shared:
+            return None
+        body = inlined_body(e.params["jaxpr"])
+        weights = {body.jaxpr.invars[i]: i for i in shared}
 
         def fits(eqn: Any) -> bool:
             if eqn.primitive not in (_DOT, _TRANSPOSE) or any(map(J.is_literal, eqn.invars)) or eqn.invars[0] not in weights:
@@ -100,8 +86,8 @@ class _Loop:
         def rule(eqn: Any, operands: list) -> list | None:
             if eqn not in turned or eqn.primitive is _TRANSPOSE:
                 return [turned[eqn]] if eqn in turned else None
-            inverse = np.argsort(_rows_first(eqn.params, [v.aval for v in eqn.invars]))
-            return [_by_rows(eqn.params, tuple(map(int, inverse)), operands[1], turned[eqn])]
+            order = _order(eqn.params, [v.aval for v in eqn.invars])
+            return [_by_rows(eqn.params, order, operands[1], turned[eqn])]
 
         def step(carry: tuple, x: tuple) -> tuple:
             out = evaluate(self.body.jaxpr, self.body.consts, (*same, *carry, *x), rule)
@@ -125,13 +111,14 @@ def _adds_up_rows(params: Mapping, x: Any) -> bool:
     return contracted == (len(x.shape) - 1,) or len(contracted) + len(batched) == len(x.shape)
 
 
-def _rows_first(params: Mapping, operands: Sequence[Any]) -> tuple[int, ...]:
-    """The axes of a product as they are with its operands in the other order."""
+def _order(params: Mapping, operands: Sequence[Any], wanted: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Where the axes of a product are with its operands in the other order; ``wanted``: of its transpose."""
     (contracted, _), (batched, _) = params["dimension_numbers"]
     several = len(batched)
     of_weights, of_rows = (len(v.shape) - len(contracted) - several for v in operands)
     axes = range(several + of_weights + of_rows)
-    return (*axes[:several], *axes[several + of_weights :], *axes[several : several + of_weights])
+    others = (*axes[:several], *axes[several + of_weights :], *axes[several : several + of_weights])
+    return tuple(map(others.index, axes if wanted is None else wanted))
 
 
 def _turns(params: Mapping, w: Any) -> bool:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
-from rlfx.recurrence.ir.build import Builder, substituted
-from rlfx.recurrence.ir.program import Equation, Program, Var, with_equations
+from rlfx.recurrence.ir.build import with_calls
+from rlfx.recurrence.ir.program import Equation, Program
 
 
 def with_unrolled(program: Program, most: int) -> Program:
@@ -36,16 +36,12 @@ def with_iterations(program: Program, most: int, of: Callable[[Any], bool]) -> P
     Args:
       of: whether it is worth it for a loop whose body has such an equation.
     """
-    build, equations, instead = Builder(program), [], {}
-    for e in program.equations:
-        if _is_short(e, most) and not e.has_effects and any(map(of, J.equations_in({"jaxpr": e.params["jaxpr"]}))):
-            build.equations = []
-            outs = build.calls(_iterations(e.params), e.inputs, e)
-            equations += build.equations
-            found = (instead.get(out, out) if isinstance(out, Var) else out for out in outs)
-            instead |= dict(zip(e.outputs, found, strict=True))
-        equations.append(e)
-    return substituted(with_equations(program, equations), instead) if instead else program
+
+    def instead(e: Equation) -> Callable | None:
+        worth_it = _is_short(e, most) and not e.has_effects and any(map(of, J.equations_in({"jaxpr": e.params["jaxpr"]})))
+        return _iterations(e.params) if worth_it else None
+
+    return with_calls(program, instead)
 
 
 def _iterations(params: dict) -> Callable:

@@ -45,6 +45,11 @@ class Band:
         return TIME // self.block * self.block + self.first
 
 
+def in_vectors(rows: int) -> int:
+    """So many rows, or as many more as fill the last vector."""
+    return -(-rows // AT_ONCE) * AT_ONCE
+
+
 def is_window(equation: Equation, domain: Domain) -> bool:
     """Whether an equation reads windows, short against T, of which all timesteps would read copies.
 
@@ -63,6 +68,5 @@ def band_of(equation: Equation, domain: Domain, block: int) -> Band | None:
     lo, stop = (np.clip(domain.evaluate(e), 0, domain.length) for e in (equation.access.first, equation.access.stop))
     begins = domain.times() // block * block
     first = int((lo - begins).min())
-    width = max(1, int((np.maximum(stop, lo) - begins).max()) - first)
-    width = -(-width // AT_ONCE) * AT_ONCE
+    width = in_vectors(max(1, int((np.maximum(stop, lo) - begins).max()) - first))
     return Band(first, width, block) if width <= MOST_COPIES * block else None

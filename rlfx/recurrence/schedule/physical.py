@@ -7,7 +7,7 @@ TimeRL (section 6) has its runtime decide the like while it interprets a schedul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,7 +81,8 @@ class Together:
     """Equations that run for all timesteps at once, part by part.
 
     Attributes:
-      parts: equations in order; those that run in blocks; one that runs at every n-th timestep.
+      parts: equations in order; those that run in blocks; one that runs at every n-th timestep; a product with a window, which is
+        not made.
     """
 
     parts: tuple[tuple[Equation, ...] | Blocked | Strided | WindowProduct, ...]
@@ -102,9 +103,9 @@ class Together:
 
 def _equations(part: tuple[Equation, ...] | Blocked | Strided | WindowProduct) -> tuple[Equation, ...]:
     match part:
-        case Blocked() | WindowProduct():
+        case Blocked():
             return part.equations
-        case Strided():
+        case Strided() | WindowProduct():
             return (part.equation,)
         case _:
             return part
@@ -238,15 +239,17 @@ def physical(
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room)
         if whole and target.rewrites.windows and not narrow:
-            parts = [p for part in parts for p in (window_products(part, graph) if isinstance(part, tuple) else [part])]
-        program = graph.program
-        return Together(
-            tuple(p for part in parts for p in (strided(part, program) if isinstance(part, tuple) else [part]))
-        )
+            parts = _apart(parts, lambda equations: window_products(equations, graph))
+        return Together(tuple(_apart(parts, lambda equations: strided(equations, graph.program))))
 
     narrow = is_narrow(schedule, batch, steps or graph.program.domain.length, target.rewrites.narrow)
     nodes = tuple(map(node, schedule.stages))
     return ExecutablePlan(graph, target, nodes, iteration.differentiable, first, narrow)
+
+
+def _apart(parts: Iterable, divide: Callable[[tuple[Equation, ...]], Iterable]) -> list:
+    """The parts of a stage, those that are equations in order divided further."""
+    return [p for part in parts for p in (divide(part) if isinstance(part, tuple) else [part])]
 
 
 def _repeated(

@@ -22,7 +22,7 @@ from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.analysis.timed import of_one
 from rlfx.recurrence.ir.program import Equation, Lit, Program, Var
 from rlfx.recurrence.language.index import Window
-from rlfx.recurrence.schedule.bands import AT_ONCE, NARROWEST
+from rlfx.recurrence.schedule.bands import NARROWEST, Band, in_vectors
 
 _DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
 
@@ -50,18 +50,14 @@ class WindowProduct:
     adds: bool
 
     @property
-    def equations(self) -> tuple[Equation, ...]:
-        """What it computes; the window itself is not made."""
-        return (self.equation,)
-
-    @property
-    def block(self) -> int:
-        """Timesteps of a block."""
-        access = self.read.access
-        return -(-(access.hi - access.lo) // AT_ONCE) * AT_ONCE
+    def band(self) -> Band:
+        """Which rows a block of timesteps sees."""
+        width = self.read.access.hi - self.read.access.lo
+        block = in_vectors(width)
+        return Band(self.read.access.lo, in_vectors(block + width - 1), block)
 
     def __str__(self) -> str:
-        return f"x[{self.read.access}]: products of blocks of {self.block} timesteps with all rows that they see"
+        return f"x[{self.read.access}]: products of blocks of {self.band.block} timesteps with all rows that they see"
 
 
 Part = tuple[Equation, ...] | WindowProduct
@@ -125,10 +121,14 @@ def _is_short(e: Equation, program: Program) -> bool:
     """Whether an equation reads windows, short against T, of numbers that are zero, or another number, outside of the domain."""
     if not e.is_read or not isinstance(e.access, Window) or program.domain.until:
         return False
-    width, fill = e.access.hi - e.access.lo, of_one(e.operands[0], program)
-    known = isinstance(fill, Lit) and bool(np.all(np.isfinite(fill.value)))
-    near = NARROWEST <= width <= program.domain.length // 2 and "t" in program.dims_of(e.source)
-    return near and known and jnp.issubdtype(e.outputs[0].dtype, jnp.floating)
+    near = NARROWEST <= e.access.hi - e.access.lo <= program.domain.length // 2 and "t" in program.dims_of(e.source)
+    return near and _fill(e, program) is not None and jnp.issubdtype(e.outputs[0].dtype, jnp.floating)
+
+
+def _fill(read: Equation, program: Program) -> Any | None:
+    """The numbers outside of the domain, if they are known, and finite."""
+    fill = of_one(read.operands[0], program)
+    return fill.value if isinstance(fill, Lit) and np.all(np.isfinite(fill.value)) else None
 
 
 def _product(
@@ -143,9 +143,7 @@ def _product(
     if it is None or not isinstance(other, Var) or "t" not in program.dims_of(other):
         return None
     positions, theirs, (result,) = it.operands[side][order.index(0)], it.operands[1 - side], it.results
-    fill = of_one(read.operands[0], program).value  # type: ignore[union-attr]
-    if positions in theirs and positions not in result:
-        return WindowProduct(read, e, order, fill, side, theirs.index(positions), True)
-    if positions in result and positions not in theirs:
-        return WindowProduct(read, e, order, fill, side, result.index(positions), False)
-    return None
+    adds = positions in theirs
+    if adds == (positions in result):  # a batch of products
+        return None
+    return WindowProduct(read, e, order, _fill(read, program), side, (theirs if adds else result).index(positions), adds)
