@@ -107,7 +107,8 @@ class Rewrites:
         (``rewrite/packed.py``); 0: never.
       postponed: states of at least so many numbers that begin anew, as traces do, do so where they are read
         (``schedule/postponed.py``); 0: never.
-      windows: products with windows of all timesteps are products of blocks of rows (``schedule/window_products.py``).
+      windows: products with windows of all timesteps, of at least so many numbers at a position, are products of blocks of rows
+        (``schedule/window_products.py``); 0: never.
       inside: what a loop over time could be given for all timesteps is computed in it, if it would leave the cache: products, and
         what is made of less (``Room.tile``; ``schedule/fusion.py``).
     """
@@ -135,7 +136,7 @@ class Rewrites:
     turns: int = 0
     packed: int = 0
     postponed: int = 0
-    windows: bool = False
+    windows: int = 0
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ def _cpu() -> Target:
             contracted=512,
             turns=8,
             postponed=256,
-            windows=True,
+            windows=8,
         ),
         (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True)),
         MACHINES["cpu"],

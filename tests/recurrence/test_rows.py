@@ -11,6 +11,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.api.adapted import adapted
 from rlfx.recurrence.ir.interpret import inlined_body
 from rlfx.recurrence.rewrite.rows import with_rows_first
+from rlfx.recurrence.rewrite.transposes import absorb_transposes
 from tests.recurrence import of_points
 
 CPU = rlfx.target("cpu")
@@ -19,6 +20,7 @@ K = jax.random.split(jax.random.key(0), 5)
 PARAMS = {
     "w": jax.random.normal(K[0], (OUT, IN)), "v": jax.random.normal(K[1], (OUT,)),
     "several": jax.random.normal(K[2], (3, OUT, IN)), "x": jax.random.normal(K[3], (T, B, IN)),
+    "wide": jax.random.normal(K[4], (20, IN)), "square": jax.random.normal(K[0], (20, 20)) / 5.0,
 }  # fmt: skip
 CARRY = jnp.linspace(0.5, 1.5, B)
 DOT = J.primitive("dot_general")
@@ -61,7 +63,16 @@ def of_loops(p, x, scale):
     return (h**2).sum() + ys.sum() + z
 
 
-PROGRAMS = [layers, of_entities, ensemble, any_axes, of_loops]
+def of_columns(p, x, scale):
+    """Entities along the last axis: weights on the left of matrices, and ``jax.vmap`` over columns, both several layers deep."""
+    columns = jnp.outer(x, jnp.arange(1.0, 4.0)) * scale
+    y = jnp.tanh(p["wide"] @ columns)
+    z = jnp.sin(p["square"] @ y + y)
+    each = jax.vmap(lambda e: jnp.cos(jnp.tanh(e @ p["wide"].T) @ p["square"]), in_axes=1, out_axes=1)(columns)
+    return (z.max(1) * each.sum(1)).sum() + (p["square"] @ each).max()
+
+
+PROGRAMS = [layers, of_entities, ensemble, any_axes, of_loops, of_columns]
 
 
 @pytest.mark.parametrize("sums", PROGRAMS)
@@ -97,6 +108,27 @@ def test_no_weights_are_first(sums):
     assert left(program) > left(found) == 0
     assert with_rows_first(found) is found
     assert left(adapted(program, CPU)) == 0
+
+
+def test_columns_are_turned_once_and_then_stay():
+    """Of layers of columns, the entities alone are turned: what is the largest of them is found in any order."""
+    after = absorb_transposes(with_rows_first(traced(of_columns)))
+    turned = [e for e in after.equations if e.op is J.primitive("transpose") and after.dims_of(e.outputs[0])]
+    assert len(turned) == 2, after  # for two networks
+    assert all(e.inputs[0].shape == (IN, 3) for e in turned)
+    products = [e for e in after.equations if e.op is DOT and after.dims_of(e.outputs[0])]
+    assert all(e.params["dimension_numbers"][0][0] == (1,) for e in products)
+
+
+def test_few_weights_leave_columns_where_they_are():
+    """What mixes entities, and what adds them up, is as fast there."""
+    mixes = np.full((3, 3), 0.5, np.float32)
+    for sums in (
+        lambda p, x, s: jnp.tanh(mixes @ (jnp.outer(jnp.arange(1.0, 4.0), x) * s)).sum(),
+        lambda p, x, s: (jnp.full(100, 0.5) @ (jnp.outer(jnp.arange(100.0), x) * s)).sum(),
+    ):
+        program = traced(sums)
+        assert with_rows_first(program) is program
 
 
 def test_what_is_of_rows_or_has_no_points_stays():

@@ -79,6 +79,44 @@ SLICES = {
 }
 
 
+def of_points(x, w):
+    """What no slice is of: maxima of columns under ``jax.vmap``, a softmax of turned scores, and one turned back."""
+    each = jax.vmap(lambda e: jnp.tanh(e * w[:, 0]), in_axes=1, out_axes=1)(x)
+    scores = jax.nn.softmax((x * w).T + w[:, 0][None], axis=0)
+    again = jnp.sin(jnp.cos(x.T) * 2.0).T * w
+    return each.max(1).sum() + scores[:, 0].sum() + again.sum()
+
+
+def alone(x, w):
+    """Two turned values, of which one is needed as it is."""
+    needed = jnp.cumsum(x.T, 0) * 0.5
+    return (jnp.sin(x.T) * 2.0).max(1) @ w[0] + needed[:, 0].sum() + (x.T * w.T).min(0).sum()
+
+
+POINTS = {of_points: (5, 1), alone: (3, 1)}
+
+
+@pytest.mark.parametrize("use", POINTS)
+def test_what_points_have(use, monkeypatch):
+    """Without slices: fewer are left, with the same values and gradients."""
+
+    def f(w, x, t):
+        return use(jnp.sin(x * w + 1.0 * t), w), jnp.cos(x)
+
+    args = {"length": T, "batch": BATCH}
+    got = jax.jit(jax.value_and_grad(lambda w: rlfx.compile(f, **args)(w, X0)[0]))(W)
+    want = jax.value_and_grad(lambda w: rlfx.reference(f, **args)(w, X0)[0])(W)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+    monkeypatch.setattr("rlfx.recurrence.api.traced.REWRITES", ())
+    program = rlfx.trace(f, W, X0, **args)
+    after = absorb_transposes(program)
+    turned = lambda p: sum(e.op is J.primitive("transpose") and bool(p.dims_of(e.outputs[0])) for e in p.equations)  # noqa: E731
+    assert (turned(program), turned(after)) == POINTS[use], after
+    assert absorb_transposes(after) is after
+    np.testing.assert_allclose(rlfx.reference(after)(W, X0)[0], rlfx.reference(program)(W, X0)[0], rtol=2e-6)
+
+
 def program_of(use, cut):
     def program(w, x, t):
         keys = SLICES[cut](rlfx.series(jnp.sin(x * w)), t)

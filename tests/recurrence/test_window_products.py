@@ -10,9 +10,9 @@ import pytest
 import rlfx
 from rlfx.recurrence.execute import window_products as executed
 
-T, BATCH, HEADS, WIDTH = 16, 2, 2, 3
+T, BATCH, HEADS, WIDTH = 16, 2, 2, 8
 DATA = jax.random.normal(jax.random.key(0), (T, BATCH, 6))
-W = jax.random.normal(jax.random.key(1), (3, 6, HEADS * WIDTH)) / 2.0
+W = jax.random.normal(jax.random.key(1), (3, 6, HEADS * WIDTH)) / 4.0
 
 
 def attention(lo, hi, fill=0.0):
@@ -62,9 +62,17 @@ def halves(w, carry, t):
     return jnp.einsum("mw,w->m", near, x, preferred_element_type=jnp.float32).sum(), carry
 
 
+def narrow(w, carry, t):
+    """Four numbers at a position: a block would multiply more than it spares in copies."""
+    x = jnp.tanh(rlfx.inputs(DATA)[t] @ w[0])[:4]
+    near = rlfx.series(x).window(-7, 1)
+    return (jax.nn.softmax(near @ x) @ near).sum() ** 2, carry
+
+
 PROGRAMS = {
     "ahead": (attention(2, 10, 0.25), 2), "turned": (turned, 3), "mixed": (mixed, 0), "of two": (of_two, 1),
     "without environments": (without_environments, 2), "halves": (halves, 1),
+    "narrow": (narrow, 0),
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from rlfx.recurrence.rewrite.shares import with_shares
 from rlfx.recurrence.rewrite.spread import with_spread_after
 from rlfx.recurrence.rewrite.stopped import with_stops
 from rlfx.recurrence.rewrite.taken import with_taken_first
+from rlfx.recurrence.rewrite.transposes import absorb_transposes
 from rlfx.recurrence.rewrite.unrolled import with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_given
 from rlfx.recurrence.schedule.plan import Plan
@@ -47,7 +48,8 @@ def adapted(
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
-    program = rewritten(with_shares, rewritten(with_rows_first, program))
+    program = rewritten(absorb_transposes, rewritten(with_rows_first, program))
+    program = rewritten(with_shares, program)
     if pays.branches:
         program = rewritten(with_now_and_then, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:

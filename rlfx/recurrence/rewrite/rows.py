@@ -8,6 +8,7 @@ once, those of the user's loops before these.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 
 _DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
 
+#: Columns are multiplied by so few weights (those that mix eight entities) as fast as rows.
+_FEW = 64
+
 
 def with_rows_first(program: Program) -> Program:
     """The program with such products, in ``lax.scan``, too; without any it is ``program``. Meaning-preserving, and idempotent.
@@ -31,6 +35,8 @@ def with_rows_first(program: Program) -> Program:
     definition = program.definitions()
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
+        if _has_columns(e, program):
+            return (lambda x, w: _of_columns(e.params, x, w)), e.inputs
         turned = e.op is _TRANSPOSE and isinstance(e.inputs[0], Var)
         product = definition.get(e.inputs[0]) if turned else e
         if product is None or not _has_weights_first(product, program):
@@ -99,10 +105,34 @@ class _Loop:
 
 
 def _has_weights_first(e: Equation, program: Program) -> bool:
-    """Whether it is a product of what all points share with rows of each of them."""
+    """Whether it is a product of what all points share with rows of each of them, or with columns, ``w[out, in] @ x[in, n]``."""
     if e.op is not _DOT or e.is_ragged or not program.dims_of(e.outputs[0]) or program.dims_of(e.inputs[0]):
         return False
-    return _adds_up_rows(e.params, e.inputs[1])
+    (contracted, _), (batched, _) = e.params["dimension_numbers"]
+    columns = not batched and len(contracted) == 1 and _are_several(e.inputs[0])
+    return columns or _adds_up_rows(e.params, e.inputs[1])
+
+
+def _has_columns(e: Equation, program: Program) -> bool:
+    """Whether it is a product of the columns of each point, ``[in, n]``, with weights."""
+    if e.op is not _DOT or e.is_ragged or not program.dims_of(e.inputs[0]) or program.dims_of(e.inputs[1]):
+        return False
+    x, w = e.inputs
+    (contracted, _), (batched, _) = e.params["dimension_numbers"]
+    columns = not batched and len(contracted) == 1 and contracted[0] < len(x.shape) - 1
+    return columns and _are_several(w)
+
+
+def _are_several(w: Any) -> bool:
+    """Whether columns are multiplied by enough weights that turning them pays."""
+    return len(w.shape) > 1 and math.prod(w.shape) > _FEW
+
+
+def _of_columns(params: Mapping, x: Any, w: Any) -> Any:
+    """Such a product, as one of rows."""
+    ((axis,), of_w), batched = params["dimension_numbers"]
+    changed = {"dimension_numbers": (((x.ndim - 1,), of_w), batched)}
+    return J.bind(_DOT, {**params, **changed}, jnp.moveaxis(x, axis, -1), w)[0]
 
 
 def _adds_up_rows(params: Mapping, x: Any) -> bool:
@@ -136,6 +166,8 @@ def _by_rows(params: Mapping, order: tuple[int, ...], x: Any, w: Any) -> Any:
     """The product of one point with weights that are turned, its axes in some order."""
     (of_w, of_x), (batch_w, batch_x) = params["dimension_numbers"]
     of_w = (w.ndim - 2,) if _turns(params, w) else of_w
+    if len(of_x) == 1 and not batch_x:
+        x, of_x = jnp.moveaxis(x, of_x[0], -1), (x.ndim - 1,)
     precision = params["precision"]
     changed = {
         "dimension_numbers": ((of_x, of_w), (batch_x, batch_w)),

@@ -1,4 +1,4 @@
-"""Transposes of slices move behind what acts on elements, until a product or a reduction takes its operand in any order.
+"""Transposes move behind what acts on elements, until a product or a reduction takes its operand in any order.
 
 ``einsum("thw,hw->th", keys, q)`` is a product of each head, ``[h, t]``, that is then turned to ``[t, h]``; the softmax over t and
 the product with the values would do as well without. Turned, all scores are written once more forwards and twice backwards,
@@ -23,21 +23,23 @@ _TRANSPOSE, _DOT, _BROADCAST = (J.primitive(p) for p in ("transpose", "dot_gener
 
 
 def absorb_transposes(program: Program) -> Program:
-    """Let products and reductions take slices in the order in which they are. Meaning-preserving; idempotent."""
-    if not _turned(program.equations):
-        return program
-    moving = _Moving(program)
-    for e in program.equations:
-        moving.add(e)
-    equations = live(tuple(moving.build.equations), program)
-    if _turned(equations) >= _turned(program.equations):
-        return program
-    return with_equations(program, equations)
+    """Let products and reductions take what each point has in the order in which it is. Meaning-preserving; idempotent.
+
+    All transposes move, or those of them that do so alone, if fewer are left.
+    """
+    for v in (None, *_turned(program)):
+        moving = _Moving(program, v)
+        for e in program.equations:
+            moving.add(e)
+        after = with_equations(program, live(tuple(moving.build.equations), program))
+        if len(_turned(after)) < len(_turned(program)):
+            return absorb_transposes(after)
+    return program
 
 
-def _turned(equations: Sequence[Equation]) -> int:
-    """How many slices of symbolic length are transposed."""
-    return sum(e.op is _TRANSPOSE and bool(J.symbolic_axes(e.outputs[0].shape)) for e in equations)
+def _turned(program: Program) -> list[Var]:
+    """What is transposed at each point, rather than once for all of them."""
+    return [e.outputs[0] for e in program.equations if e.op is _TRANSPOSE and program.dims_of(e.outputs[0])]
 
 
 class _Moving:
@@ -45,18 +47,24 @@ class _Moving:
 
     Attributes:
       of: values that are not there yet: each is the transpose of another one by a permutation.
+      same: those that are another one as it is, turned back.
+      only: the one transpose that moves; None: all.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, only: Var | None):
+        self.program, self.only = program, only
         self.build = Builder(program)
         self.definition = program.definitions()
         self.of: dict[Var, tuple[Var, tuple[int, ...]]] = {}
+        self.same: dict[Var, Var] = {}
         self.needed = {v for v in program.returned if isinstance(v, Var)} | {e.source for e in program.equations if e.is_read}
 
     def add(self, e: Equation) -> None:
         """Append an equation, on operands as they are before they are transposed if it allows that."""
+        if any(isinstance(v, Var) and v in self.same for v in e.inputs):
+            e = dataclasses.replace(e, inputs=tuple(self.same.get(v, v) if isinstance(v, Var) else v for v in e.inputs))
         moved = [v for v in e.inputs if isinstance(v, Var) and v in self.of]
-        if e.op is _TRANSPOSE and J.symbolic_axes(e.outputs[0].shape):
+        if e.op is _TRANSPOSE and self.program.dims_of(e.outputs[0]) and (moved or self.only in (None, e.outputs[0])):
             (x,), order = e.inputs, tuple(e.params["permutation"])
             if isinstance(x, Var):
                 base, before = self.of.get(x, (x, tuple(range(len(order)))))
@@ -87,8 +95,11 @@ class _Moving:
     def _later(self, e: Equation, base: Var, order: tuple[int, ...]) -> None:
         """The output of an equation is a transpose of ``base``."""
         (out,) = e.outputs
+        if order == tuple(range(len(order))) and out not in self.needed:
+            self.same[out] = base
+            return
         self.of[out] = base, order
-        if out in self.needed or not J.symbolic_axes(out.shape):
+        if out in self.needed:
             self._present(out)
 
     def _replaced(self, e: Equation, order: tuple[int, ...], inputs: Sequence[Atom], params: dict) -> None:
@@ -107,6 +118,7 @@ class _Moving:
 
     def _back(self, v: Atom, order: tuple[int, ...], like: Equation) -> Atom:
         """A value of which ``v`` is the transpose: what is repeated along slices is repeated along other axes."""
+        v = self.same.get(v, v) if isinstance(v, Var) else v
         if order == tuple(range(len(v.shape))) or not v.shape:
             return v
         if isinstance(v, Var) and v in self.of and self.of[v][1] == order:
@@ -133,10 +145,17 @@ class _Moving:
         axes = tuple(sorted(order[a] for a in e.params["axes"]))
         self._replaced(e, tuple(sorted(left).index(a) for a in left), [base], {**e.params, "axes": axes})
 
+    def _takes(self, v: Var, contracted: tuple[int, ...]) -> bool:
+        """Whether a product takes what ``v`` is the transpose of: slices, and rows, added up along their last axis."""
+        base, order = self.of[v]
+        return bool(J.symbolic_axes(v.shape)) or [order[a] for a in contracted] == [len(base.shape) - 1]
+
     def _product(self, e: Equation) -> None:
         contracted, batched = e.params["dimension_numbers"]
         inputs, numbers, result = [], [], list(range(len(batched[0])))
         for v, *sides in zip(e.inputs, contracted, batched, strict=True):
+            if isinstance(v, Var) and v in self.of and not self._takes(v, sides[0]):
+                self._present(v)
             base, order = (
                 self.of.get(v, (v, tuple(range(len(v.shape))))) if isinstance(v, Var) else (v, range(len(v.shape)))
             )

@@ -239,7 +239,7 @@ def physical(
         if whole and parts == [stage.equations] and not iteration.differentiable:
             parts = in_tiles(stage.equations, graph, batch, target.room)
         if whole and target.rewrites.windows and not narrow:
-            parts = _apart(parts, lambda equations: window_products(equations, graph))
+            parts = _apart(parts, lambda equations: window_products(equations, graph, target.rewrites.windows))
         return Together(tuple(_apart(parts, lambda equations: strided(equations, graph.program))))
 
     narrow = is_narrow(schedule, batch, steps or graph.program.domain.length, target.rewrites.narrow)

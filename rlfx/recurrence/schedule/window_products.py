@@ -9,6 +9,7 @@ sums of windows by weights. Nothing is copied but rows that two blocks see, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class WindowProduct:
       side: which of its operands the window is.
       along: the axis of its positions: of the result, or, where they are added up, of the other operand.
       adds: whether they are.
+      features: numbers at a position that one product, of a batch of them, takes.
     """
 
     read: Equation
@@ -48,6 +50,7 @@ class WindowProduct:
     side: int
     along: int
     adds: bool
+    features: int
 
     @property
     def band(self) -> Band:
@@ -63,9 +66,14 @@ class WindowProduct:
 Part = tuple[Equation, ...] | WindowProduct
 
 
-def window_products(equations: Sequence[Equation], graph: Graph) -> list[Part]:
-    """Some equations of a stage of all timesteps, in order, with such products by themselves and without their windows."""
-    found = _found(equations, graph)
+def window_products(equations: Sequence[Equation], graph: Graph, at_least: int = 1) -> list[Part]:
+    """Some equations of a stage of all timesteps, in order, with such products by themselves and without their windows.
+
+    Args:
+      at_least: numbers at a position that one product takes. A block multiplies about twice what it uses, and with few numbers
+        the products are most of the time.
+    """
+    found = _found(equations, graph, at_least)
     if not found:
         return [tuple(equations)]
     unmade = {p.read.outputs[0] for p in found.values()}
@@ -87,7 +95,7 @@ def _some(equations: list[Equation]) -> Iterator[Part]:
         yield tuple(equations)
 
 
-def _found(equations: Sequence[Equation], graph: Graph) -> dict[Equation, WindowProduct]:
+def _found(equations: Sequence[Equation], graph: Graph, at_least: int) -> dict[Equation, WindowProduct]:
     """The products, of windows of which nothing else is made."""
     own = frozenset(equations)
     found: dict[Equation, WindowProduct] = {}
@@ -95,7 +103,7 @@ def _found(equations: Sequence[Equation], graph: Graph) -> dict[Equation, Window
         if not _is_short(read, graph.program):
             continue
         products = _products(read, read.outputs[0], tuple(range(len(read.outputs[0].shape))), graph, own)
-        mine = {p.equation: p for p in products if p is not None}
+        mine = {p.equation: p for p in products if p is not None and p.features >= at_least}
         # No product with itself, and what is a product of two windows is one of the first.
         if mine and len(mine) == len(products) and mine.keys().isdisjoint(found):
             found |= mine
@@ -142,8 +150,12 @@ def _product(
     it = nest_of(e.op, e.params, [v.shape for v in e.inputs], [e.outputs[0].shape])
     if it is None or not isinstance(other, Var) or "t" not in program.dims_of(other):
         return None
-    positions, theirs, (result,) = it.operands[side][order.index(0)], it.operands[1 - side], it.results
+    mine, theirs, (result,) = it.operands[side], it.operands[1 - side], it.results
+    positions = mine[order.index(0)]
     adds = positions in theirs
     if adds == (positions in result):  # a batch of products
         return None
-    return WindowProduct(read, e, order, _fill(read, program), side, (theirs if adds else result).index(positions), adds)
+    along = (theirs if adds else result).index(positions)
+    heads = {positions, *theirs} & {positions, *result}
+    features = math.prod(n for axis, n in zip(mine, window.shape, strict=True) if axis not in heads)
+    return WindowProduct(read, e, order, _fill(read, program), side, along, adds, features)
