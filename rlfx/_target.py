@@ -91,6 +91,7 @@ class Rewrites:
       branches: blocks of timesteps that a loss does not count are skipped, and what is chosen at every n-th timestep is computed
         there: a branch costs next to nothing (``gradient/counted.py``, ``rewrite/now_and_then.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
+      rows_taken: products of one-hot vectors with weights are rows of these (``rewrite/one_hot.py``).
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
         (``rewrite/reals.py``); 0: never.
@@ -126,6 +127,7 @@ class Rewrites:
     affine: bool = False
     branches: bool = False
     picks: int = 0
+    rows_taken: bool = False
     narrow: int = 0
     inside: bool = False
     reals: int = 0
@@ -261,6 +263,7 @@ def _cpu() -> Target:
             deferred_rows=32,
             leaving_rows=64,
             branches=True,
+            rows_taken=True,
             narrow=32,
             inside=True,
             reals=256,

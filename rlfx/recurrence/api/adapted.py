@@ -18,9 +18,12 @@ from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.distances import with_distances
+from rlfx.recurrence.rewrite.invariant import with_invariants_before
 from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.narrow import with_narrow
 from rlfx.recurrence.rewrite.now_and_then import with_now_and_then
+from rlfx.recurrence.rewrite.one_hot import with_rows_taken
+from rlfx.recurrence.rewrite.outer import with_outer_sums
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
@@ -48,8 +51,11 @@ def adapted(
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
-    program = rewritten(absorb_transposes, rewritten(with_rows_first, program))
-    program = rewritten(with_shares, program)
+    program = rewritten(with_rows_first, rewritten(with_invariants_before, program))
+    program = rewritten(absorb_transposes, program)
+    if pays.rows_taken:
+        program = rewritten(with_rows_taken, program)
+    program = rewritten(with_shares, rewritten(with_outer_sums, program))
     if pays.branches:
         program = rewritten(with_now_and_then, program)
     if pays.reals and complex_numbers(program, own) >= pays.reals:

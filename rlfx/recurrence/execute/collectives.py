@@ -13,6 +13,7 @@ from rlfx._axes import extreme_of
 from rlfx.recurrence.execute.extent import Extent, over_devices
 from rlfx.recurrence.execute.extremes import largest_or_smallest
 from rlfx.recurrence.execute.held import counted
+from rlfx.recurrence.execute.outer import reduce_outer
 from rlfx.recurrence.execute.values import Value, axis_of, expand, map_over
 from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.language.operands import mask_like
@@ -54,6 +55,8 @@ def _reduce(run: Any, equation: Equation, values: list[Value], env, t: Value) ->
     if op == "last" and valid is not None:
         return [run.last(equation.inputs[0]) if isinstance(equation.inputs[0], Var) else values[0]]
     count = None if valid is None else counted(valid, over, run.extent)
+    if equation.params.get("outer") is not None:
+        return [reduce_outer(equation.params["outer"], values, op, over, run.sizes, count, run.extent)]
     return [reduce_value(op, values[0], over, run.sizes, count, run.extent)]
 
 

@@ -43,6 +43,34 @@ def evaluate(
     return J.walk(jaxpr, consts, args, visit, inlines=inlines)
 
 
+def scanned(params: Mapping[str, Any], body: Any, operands: Sequence[Any], rule: Callable[[Any, list], Any]) -> list[Any]:
+    """The outputs of a ``lax.scan`` with its parameters and operands, whose body's equations are evaluated by a rule.
+
+    Args:
+      body: its closed jaxpr, or one that means the same.
+      rule: as for :func:`evaluate`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> loop = lambda x: jax.lax.scan(lambda c, y: (jnp.sin(c) + y, c), x, jnp.ones(3))
+      >>> (eqn,) = [e for e in jax.make_jaxpr(loop)(0.0).eqns if e.primitive.name == "scan"]
+      >>> halved = lambda eqn, operands: [operands[0] / 2] if eqn.primitive.name == "sin" else None
+      >>> last, all = scanned(eqn.params, eqn.params["jaxpr"], [jnp.float32(0.0), jnp.ones(3)], halved)
+      >>> float(last)
+      1.75
+    """
+    consts, carried = J.scan_counts(dict(params))
+    same, init, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
+
+    def step(carry: tuple, x: tuple) -> tuple:
+        out = evaluate(body.jaxpr, body.consts, (*same, *carry, *x), rule)
+        return tuple(out[:carried]), tuple(out[carried:])
+
+    how = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, ys = jax.lax.scan(step, tuple(init), tuple(xs), **how)
+    return [*carry, *ys]
+
+
 def has_only_a_name(eqn: Any) -> bool:
     """Whether an equation is a call that means nothing but its body, and is not kept as one (``J.computed_once``)."""
     return eqn.primitive in J.INLINED and not J.stays_a_call(eqn)

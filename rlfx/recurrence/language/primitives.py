@@ -53,7 +53,10 @@ declare_p = _primitive("declare", lambda *, shape, dtype, weak_type: J.ShapedArr
 define_p = _primitive("define", lambda declared, value, *, outer: _same(value))
 #: ``reduce_p(x; op, over)``: a reduction over timesteps and environments. ``op="any"`` is of the environments of one device:
 #: it may decide whether something is computed, never what its result is, and devices do not wait for each other.
-reduce_p = _primitive("reduce", lambda x, *, op, over: J.ShapedArray(x.shape, x.dtype))
+#: ``outer``: of the product of several, how they are multiplied (``ir/outer.py``).
+reduce_p = _primitive(
+    "reduce", lambda x, *_, op, over, outer=None: J.ShapedArray(x.shape if outer is None else outer.shape, x.dtype)
+)
 #: ``inputs_p(xs; axes)``: element ``(t, b)`` of data given from outside.
 inputs_p = _primitive("inputs", lambda xs, *, axes: J.ShapedArray(xs.shape[len(axes) :], xs.dtype))
 #: ``whole_p(*args; jaxpr, num_consts)``: one call on the whole batch; its results do not vary with b.

@@ -121,7 +121,7 @@ class Evaluation:
 
     def _points(self, e: Equation, here: AtPoint, t: int, b: int) -> list[tuple]:
         if e.op is reduce_p:
-            return [(self._twin(e, here, s, c).inputs[0], s, c) for s, c in self._reduced(e, t, b)]
+            return [(v, s, c) for s, c in self._reduced(e, t, b) for v in self._twin(e, here, s, c).inputs]
         if e.op is whole_p:
             n = e.params["num_consts"]
             consts = [(a, t, b) for a in e.inputs[:n]]
@@ -200,8 +200,9 @@ class Evaluation:
 
     def _outputs(self, e: Equation, here: AtPoint, t: int, b: int) -> Sequence[Any]:
         if e.op is reduce_p:
-            points = stacked([self._get(*k) for k in self._points(e, here, t, b)])
-            op = e.params["op"]
+            values = [self._get(*k) for k in self._points(e, here, t, b)]
+            outer, op, n = e.params.get("outer"), e.params["op"], len(e.inputs)
+            points = stacked(values if outer is None else [outer.of_point(values[i : i + n]) for i in range(0, len(values), n)])
             return [points[-1] if op == "last" else getattr(jnp, op)(points, axis=0).astype(points.dtype)]
         if e.op is whole_p:
             n = e.params["num_consts"]

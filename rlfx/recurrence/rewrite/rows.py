@@ -3,7 +3,7 @@
 Weights are kept as ``[out, in]`` by some (equinox, PyTorch), and a timestep's product is one of a matrix and a vector. Of all
 points it is ``[out, t, b]``, of which XLA turns the result, and the derivatives; and what knows products of rows (loops that are
 differentiated by their weights, products of one value, parts of what is put together) would not know it. Weights are turned
-once, those of the user's loops before these.
+once, those of the user's loops before these (where a loop turns them itself, ``invariant.py`` does so).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged, with_calls
-from rlfx.recurrence.ir.interpret import evaluate, inlined_body
+from rlfx.recurrence.ir.interpret import inlined_body, scanned
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 
 _DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
@@ -50,7 +49,7 @@ def with_rows_first(program: Program) -> Program:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """A ``lax.scan`` with such products of weights that it only reads, or that turns such weights in each iteration, ``x @ w.T``.
+    """A ``lax.scan`` with such products of weights that it only reads.
 
     Attributes:
       params: of the equation.
@@ -74,34 +73,25 @@ class _Loop:
         weights = {body.jaxpr.invars[i]: i for i in shared}
 
         def fits(eqn: Any) -> bool:
-            if eqn.primitive not in (_DOT, _TRANSPOSE) or any(map(J.is_literal, eqn.invars)) or eqn.invars[0] not in weights:
+            if eqn.primitive is not _DOT or any(map(J.is_literal, eqn.invars)):
                 return False
-            x = eqn.invars[-1]
-            return eqn.primitive is _TRANSPOSE or (x not in weights and _adds_up_rows(eqn.params, x.aval))
+            w, x = eqn.invars
+            return w in weights and x not in weights and _adds_up_rows(eqn.params, x.aval)
 
         found = {eqn: weights[eqn.invars[0]] for eqn in body.jaxpr.eqns if fits(eqn)}
         return cls(e.params, body, found) if found else None
 
     def __call__(self, *operands: Any) -> list[Any]:
         """The loop's outputs."""
-        consts, carried = J.scan_counts(dict(self.params))
-        same, init, xs = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
-        by_op = {_DOT: _turned, _TRANSPOSE: lambda params, w: jnp.transpose(w, params["permutation"])}
-        turned = {eqn: by_op[eqn.primitive](eqn.params, same[i]) for eqn, i in self.found.items()}
+        turned = {eqn: _turned(eqn.params, operands[i]) for eqn, i in self.found.items()}
 
         def rule(eqn: Any, operands: list) -> list | None:
-            if eqn not in turned or eqn.primitive is _TRANSPOSE:
-                return [turned[eqn]] if eqn in turned else None
+            if eqn not in turned:
+                return None
             order = _order(eqn.params, [v.aval for v in eqn.invars])
             return [_by_rows(eqn.params, order, operands[1], turned[eqn])]
 
-        def step(carry: tuple, x: tuple) -> tuple:
-            out = evaluate(self.body.jaxpr, self.body.consts, (*same, *carry, *x), rule)
-            return tuple(out[:carried]), tuple(out[carried:])
-
-        how = {name: self.params[name] for name in ("length", "reverse", "unroll")}
-        carry, ys = jax.lax.scan(step, tuple(init), tuple(xs), **how)
-        return [*carry, *ys]
+        return scanned(self.params, self.body, operands, rule)
 
 
 def _has_weights_first(e: Equation, program: Program) -> bool:

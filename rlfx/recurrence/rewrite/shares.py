@@ -78,7 +78,7 @@ class _Made:
         known = [build.name(e.outputs[0], like, aside_p) for e in self.sums]
         slopes = build.calls(self._slopes, (*known, *self.others), like)
         weights = [self._weight(build, e, v, like) for e, v in zip(self.sums, slopes, strict=True)]
-        elements = [e.inputs[0] for e in self.sums]
+        elements = [v for e in self.sums for v in e.inputs]
         found = build.call(self._at_a_point, (*known, *self.others, *weights, *elements), like)
         assert isinstance(found, Var)
         return found
@@ -102,7 +102,8 @@ class _Made:
             build.equations.append(replace(e, params=params, inputs=(given,), outputs=(slope,)))
         if e.params["op"] == "sum":
             count = build.var((), slope.dtype)
-            build.equations.append(replace(e, inputs=(Lit(np.ones((), slope.dtype)),), outputs=(count,)))
+            params = {"op": "sum", "over": e.params["over"]}
+            build.equations.append(replace(e, params=params, inputs=(Lit(np.ones((), slope.dtype)),), outputs=(count,)))
             slope = build.call(jnp.multiply, (slope, count), like)
         return build.name(slope, like, aside_p)
 
@@ -112,7 +113,7 @@ class _Made:
 
         @jax.custom_jvp
         def term(*values: Any) -> Any:
-            return _at(values[-n:], self._of(*values[: n + m]))
+            return _at(values[2 * n + m :], self._of(*values[: n + m]))
 
         def derivative(values: tuple, tangents: tuple) -> tuple:
             others, by = values[n : n + m], tangents[n : n + m]
@@ -123,10 +124,14 @@ class _Made:
                 return self._of(*values[:n], *at.values())
 
             found, moved = jax.jvp(of, [others[i] for i in moving], [by[i] for i in moving])
-            for weight, x in zip(values[n + m : -n], tangents[-n:], strict=True):
-                if not isinstance(x, _Zero):
-                    moved += jnp.sum(weight * x).astype(moved.dtype)
-            return _at(values[-n:], found), moved
+            at = 2 * n + m
+            for weight, e in zip(values[n + m : at], self.sums, strict=True):
+                last = at + len(e.inputs)
+                for i, x in enumerate(tangents[at:last]):
+                    if not isinstance(x, _Zero):
+                        moved += jnp.sum(_weight_of(e, i, weight, values[at:last]) * x).astype(moved.dtype)
+                at = last
+            return _at(values[2 * n + m :], found), moved
 
         term.defjvp(derivative, symbolic_zeros=True)
         return term(*values)
@@ -135,6 +140,12 @@ class _Made:
         """The term, of the sums and the others."""
         (found,) = self.term.run(values, jnp.asarray, _evaluate)
         return found
+
+
+def _weight_of(e: Equation, i: int, weight: Any, factors: Sequence) -> Any:
+    """What an element of a sum weighs, or, of an outer product, one of its factors."""
+    outer = e.params.get("outer")
+    return weight if outer is None else outer.slope(i, weight, factors)
 
 
 def _evaluate(e: Equation, operands: Sequence) -> Sequence:
