@@ -3,7 +3,8 @@
     python -m benchmarks.untuned [--set tuning|held-out|looked-at|unseen|sealed|sealed-again|sealed-third|sealed-fourth|
                                   sealed-fifth|sealed-sixth|sealed-seventh|sealed-eighth|sealed-ninth|
                                   sealed-tenth|sealed-eleventh|sealed-twelfth|sealed-thirteenth|
-                                  sealed-fourteenth|sealed-fifteenth|sealed-sixteenth]
+                                  sealed-fourteenth|sealed-fifteenth|sealed-sixteenth|
+                                  sealed-seventeenth]
                                  [--only NAME ...] [--rounds 15] [--seconds 20] [--quick] [--malloc default|keeps-pages]
                                  [--cores 1] [--out FILE.json]
 
@@ -34,7 +35,7 @@ KEEPS_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "M
 SETS = (
     "tuning", "held-out", "looked-at", "unseen", "sealed", "sealed-again", "sealed-third", "sealed-fourth", "sealed-fifth",
     "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh", "sealed-twelfth",
-    "sealed-thirteenth", "sealed-fourteenth", "sealed-fifteenth", "sealed-sixteenth",
+    "sealed-thirteenth", "sealed-fourteenth", "sealed-fifteenth", "sealed-sixteenth", "sealed-seventeenth",
 )  # fmt: skip
 #: Those that nothing was tuned on when they were written.
 UNTUNED = tuple(name for name in SETS if name != "tuning")
