@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.recurrence.rewrite.unrolled import with_unrolled
+from rlfx import _jaxpr as J
+from rlfx.recurrence.rewrite.unrolled import with_recurrent_iterations, with_unrolled
 from tests import strategies
 from tests.sampling import spread
 
@@ -117,3 +118,46 @@ def test_generated_programs_are_the_same_with_and_without(seed):
         return jax.jit(jax.value_and_grad(lambda own: fn({**params, **own}, carry, key)[0]))(inexact)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient(ALWAYS), gradient(NEVER))
+
+
+def ticks(p, h, t):
+    """A recurrence that asks its cell three times, and a loop beside it that no timestep depends on."""
+    x = rlfx.inputs(p["x"])[t]
+    cell = lambda z, _: (jnp.tanh(p["w"] @ z + x), z.sum() * p["scale"])  # noqa: E731
+    h, rewards = jax.lax.scan(cell, h, None, length=3)
+    beside, _ = jax.lax.scan(lambda z, _: (jnp.sin(p["w"] @ z), None), x, None, length=3)
+    return jnp.sum(rewards**2) + jnp.sum(h * beside), h
+
+
+def test_iterations_of_a_recurrence_are_equations():
+    """Of the loop that a timestep depends on alone."""
+    program = rlfx.trace(ticks, *arguments(), length=T, batch=B)
+    found = with_recurrent_iterations(program, 512)
+    scans = lambda program: [e for e in program.equations if e.op is J.SCAN]  # noqa: E731
+    assert (len(scans(program)), len(scans(found))) == (2, 1)
+    assert sum(e.op is J.primitive("dot_general") for e in found.equations) == 3
+    assert with_recurrent_iterations(found, 512) is found
+    assert with_recurrent_iterations(program, 8) is program
+
+
+@pytest.mark.parametrize("deferred", [0, 32])
+def test_values_and_gradients_of_a_recurrence_of_loops(deferred):
+    """As by hand, whether gradients of weights are contracted after the loop over time or in it."""
+
+    def plain(p, h):
+        total = 0.0
+        for b in range(B):
+            state = h[b]
+            for t in range(T):
+                x = beside = p["x"][t, b]
+                for _ in range(3):
+                    total += (state.sum() * p["scale"]) ** 2
+                    state, beside = jnp.tanh(p["w"] @ state + x), jnp.sin(p["w"] @ beside)
+                total += jnp.sum(state * beside)
+        return total / (T * B)
+
+    target = dataclasses.replace(CPU, rewrites=dataclasses.replace(CPU.rewrites, deferred_rows=deferred))
+    fn = rlfx.compile(ticks, length=T, batch=B, target=target)
+    found = jax.jit(jax.value_and_grad(lambda p, h: fn(p, h)[0], argnums=(0, 1)))(*arguments())
+    expected = jax.value_and_grad(plain, argnums=(0, 1))(*arguments())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)

@@ -34,7 +34,7 @@ from rlfx.recurrence.rewrite.spread import with_spread_after
 from rlfx.recurrence.rewrite.stopped import with_stops
 from rlfx.recurrence.rewrite.taken import with_taken_first
 from rlfx.recurrence.rewrite.transposes import absorb_transposes
-from rlfx.recurrence.rewrite.unrolled import with_unrolled
+from rlfx.recurrence.rewrite.unrolled import with_recurrent_iterations, with_unrolled
 from rlfx.recurrence.schedule.fusion import bytes_given
 from rlfx.recurrence.schedule.plan import Plan
 
@@ -73,6 +73,9 @@ def adapted(
     if pays.patches:
         few = 0 if memory_first else FEW
         program = rewritten(functools.partial(with_patches, most=pays.patches, few=few), program, "with_patches")
+    if pays.unrolled and not memory_first and own <= pays.deferred_rows:
+        most = pays.unrolled
+        program = rewritten(functools.partial(with_recurrent_iterations, most=most), program, "with_recurrent_iterations")
     if pays.unrolled:
         program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
     if pays.apart:

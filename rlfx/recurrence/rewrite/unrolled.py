@@ -12,10 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.ir.build import with_calls
-from rlfx.recurrence.ir.program import Equation, Program
+from rlfx.recurrence.ir.program import Equation, Program, Var
 
 
 def with_unrolled(program: Program, most: int) -> Program:
@@ -28,18 +30,38 @@ def with_unrolled(program: Program, most: int) -> Program:
     return replace(program, equations=tuple(_unrolled(e) if _is_short(e, most) else e for e in program.equations))
 
 
-def with_iterations(program: Program, most: int, of: Callable[[Any], bool]) -> Program:
+def with_recurrent_iterations(program: Program, most: int) -> Program:
+    """The program with the equations of all iterations of short loops that multiply, where a timestep depends on them and they
+    on the one before; without any it is ``program``. Meaning-preserving.
+
+    Of spikes of some ticks, or of a cell that is asked several times: the gradients of their weights are contracted after the
+    loop over time then, as those of a recurrence's own products are (``gradient/deferred.py``).
+    """
+    if not any(_is_short(e, most) for e in program.equations):
+        return program
+    definition, graph = program.definitions(), nx.DiGraph()
+    graph.add_edges_from(
+        (definition[v], e) for e in program.equations for v in e.inputs if isinstance(v, Var) and v in definition
+    )
+    within = {e for cycle in nx.strongly_connected_components(graph) if len(cycle) > 1 for e in cycle}
+    return with_iterations(program, most, lambda eqn: eqn.primitive in PRODUCTS, within.__contains__)
+
+
+def with_iterations(
+    program: Program, most: int, of: Callable[[Any], bool], where: Callable[[Equation], bool] = lambda e: True
+) -> Program:
     """The program with the equations of all iterations of such loops, so that rewrites see what they have in common.
 
     Without such loops it is ``program``.
 
     Args:
       of: whether it is worth it for a loop whose body has such an equation.
+      where: which loops may be such.
     """
 
     def instead(e: Equation) -> Callable | None:
-        worth_it = _is_short(e, most) and not e.has_effects and any(map(of, J.equations_in({"jaxpr": e.params["jaxpr"]})))
-        return _iterations(e.params) if worth_it else None
+        short = _is_short(e, most) and not e.has_effects and where(e)
+        return _iterations(e.params) if short and any(map(of, J.equations_in({"jaxpr": e.params["jaxpr"]}))) else None
 
     return with_calls(program, instead)
 
