@@ -27,6 +27,7 @@ from rlfx.recurrence.rewrite.outer import with_outer_sums
 from rlfx.recurrence.rewrite.pairs import with_loops_over_pairs
 from rlfx.recurrence.rewrite.patches import FEW, with_patches
 from rlfx.recurrence.rewrite.picks import with_picks
+from rlfx.recurrence.rewrite.prototypes import with_prototypes
 from rlfx.recurrence.rewrite.reals import complex_numbers, with_reals
 from rlfx.recurrence.rewrite.rows import with_rows_first
 from rlfx.recurrence.rewrite.shares import with_shares
@@ -83,6 +84,7 @@ def adapted(
     if pays.picks:  # of products of rows, too
         program = rewritten(functools.partial(with_picks, most=pays.picks), program, "with_picks")
     if pays.pairs:
+        program = rewritten(functools.partial(with_prototypes, fewest=pays.pairs), program, "with_prototypes")
         program = rewritten(functools.partial(with_distances, fewest=pays.pairs), program, "with_distances")
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     program = rewritten(with_stops, merged(program))  # what is merged has the same types: nothing to verify
