@@ -39,7 +39,7 @@ def weighted(w, s, t):
 
 def shared(w, s, t):
     """Factors that some points share."""
-    x, y = values(w, s, t)
+    _, y = values(w, s, t)
     common = rlfx.inputs(DATA[:, 0], axes="t")[t]
     return (rlfx.sum(jnp.outer(common, y)) ** 2).sum() + (rlfx.mean(jnp.outer(common, w[0]), over="t") * y[None]).sum()
 

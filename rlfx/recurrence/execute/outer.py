@@ -60,7 +60,7 @@ def _scaled(value: Value, axes: Axes, scale: Value, theirs: Axes, sizes: Mapping
     """A factor times another one, all of whose axes it has."""
     dims = value.dims | scale.dims
     value, scale = expand(value, dims, sizes), expand(scale, dims, sizes)
-    data, letters = _lettered(scale, theirs)
+    data, _ = _lettered(scale, theirs)
     own = [a for a in theirs if a is not None]
     kept = [i for i, a in enumerate(axes) if a in own]
     order = [own.index(axes[i]) for i in kept]

@@ -60,10 +60,11 @@ class Outer:
           >>> outer.slope(0, jnp.ones((2, 3)), [jnp.ones(2), jnp.arange(3.0)])
           Array([3., 3.], dtype=float32)
         """
-        others = [(_squeezed(x, axes), lettered(axes)) for j, (x, axes) in enumerate(zip(factors, self.axes, strict=True)) if j != i]
-        names = ",".join([name for _, name in others] + [self.result])
+        others = [j for j in range(len(factors)) if j != i]
+        names = ",".join([*(lettered(self.axes[j]) for j in others), self.result])
+        given = (_squeezed(factors[j], self.axes[j]) for j in others)
         precision = jax.lax.Precision.HIGHEST if self.exact else None
-        found = jnp.einsum(f"{names}->{lettered(self.axes[i])}", *(x for x, _ in others), weight, precision=precision)
+        found = jnp.einsum(f"{names}->{lettered(self.axes[i])}", *given, weight, precision=precision)
         return found.reshape(factors[i].shape)
 
     def __str__(self) -> str:

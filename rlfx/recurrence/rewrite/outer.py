@@ -45,7 +45,9 @@ def _instead(e: Equation, program: Program) -> Equation | None:
 def _outer(v: Var, program: Program) -> tuple[tuple[Atom, ...], Outer] | None:
     """The factors of a product that is larger than each, or of such a product times what has axes of one of them alone."""
     d = program.definitions().get(v)
-    if d is None or d.op not in (_MUL, _DOT) or d.is_ragged or J.symbolic_axes(v.shape) or any(u.dtype != v.dtype for u in d.inputs):
+    if d is None or d.op not in (_MUL, _DOT) or d.is_ragged or J.symbolic_axes(v.shape):
+        return None
+    if any(u.dtype != v.dtype for u in d.inputs):
         return None
     it = nest_of(d.op, d.params, [u.shape for u in d.inputs], [v.shape])
     if it is None:

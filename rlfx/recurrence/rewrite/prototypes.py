@@ -54,8 +54,8 @@ class _Distances:
     def __call__(self, x: Any, y: Any, *scale: Any) -> Any:
         """The distances ``[..., n]``."""
         ndim = len(self.shape)
-        scale = jnp.reshape(scale[0], (1,) * (ndim - scale[0].ndim) + scale[0].shape) if scale else jnp.ones((1,) * ndim, x.dtype)
-        found = _distances(self.by is _DIV, jnp.reshape(x, (x.shape[-1],)), y, scale)
+        by = jnp.reshape(scale[0], scale[0].shape or (1,) * ndim) if scale else jnp.ones((1,) * ndim, x.dtype)
+        found = _distances(self.by is _DIV, jnp.reshape(x, (x.shape[-1],)), y, by)
         return jnp.reshape(jnp.broadcast_to(found, self.shape[:-1]), self.shape[:-1])
 
 
