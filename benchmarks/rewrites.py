@@ -249,6 +249,17 @@ def glances(width, batch, length=64, window=16):
     return loss, w, jnp.zeros((batch,)), length, batch
 
 
+def looks_up(width, batch, length=64):
+    """Eight one-hot vectors of ``width`` places, times weights of 64 units."""
+
+    def loss(w, x, t):
+        places = rlfx.inputs(w["data"])[t].astype(jnp.int32)
+        return (jnp.tanh((jax.nn.one_hot(places, width) @ w["table"]).sum(0)) ** 2).sum(), x
+
+    places = jax.random.randint(KEY, (length, batch, 8), 0, width)
+    return loss, {"table": normal(width, 64), "data": places.astype(jnp.float32)}, jnp.zeros((batch,)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
 BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1, "contracted": 1,
           "patches": 1 << 40, "leaving_rows": 1 << 20, "postponed": 1, "windows": 1}  # fmt: skip
@@ -269,6 +280,7 @@ CASES = {
     "contracted": (measures, [(4, 4), (4, 64), (6, 16), (8, 4), (8, 64), (16, 16), (32, 16)], True, 0),
     "postponed": (traces, [(8, 32), (16, 32), (16, 512), (32, 32), (64, 4), (64, 32), (128, 16)], False, 0),
     "windows": (glances, [(16, 4), (16, 16), (16, 64), (32, 4), (32, 64), (64, 1), (64, 16), (64, 64), (256, 16)], True, 0),
+    "rows_taken": (looks_up, [(4, 64), (16, 4), (16, 64), (64, 4), (64, 64), (256, 64)], True, False),
     "narrow": (acts, [(8, 64), (16, 64), (16, 512), (16, 4096), (32, 64), (32, 512), (64, 512), (64, 4096)], True, 0),
 }
 

@@ -3,8 +3,9 @@
     python benchmarks/ways_of_writing.py [--rounds 40] [--json FILE]
 
 Weights ``[out, in]`` on the left, ``w @ x`` (equinox), beside ``x @ w``; a cell that multiplies gate by gate (flax) beside one
-product for all of its gates. The ratio is of the two (1: it does not matter how a user writes it); medians of paired rounds, one
-process; pin it to one core.
+product for all of its gates; entities as columns beside rows; one-hot vectors beside rows of weights; weights that a nested loop
+normalises beside those that are normalised before it. The ratio is of the two (1: it does not matter how a user writes it);
+medians of paired rounds, one process; pin it to one core.
 """
 
 import argparse
@@ -72,6 +73,54 @@ def gated(p, times, h, reset, update, of_h, of_x):
     return times(p["last"], h), h
 
 
+def columns(times, p, h, x):
+    """Layers of eight entities along the last axis."""
+    z = x[:, None] * jnp.arange(1.0, 9.0)
+    for name in ("first", "then"):
+        z = jnp.tanh(times_columns(times, p[name], z) + p["bias"][:, None])
+    return times(p["last"], z.max(1)), h
+
+
+def times_columns(times, w, z):
+    """``w @ z`` for weights on the left; by ``jax.vmap`` over columns for those on the right."""
+    return jax.vmap(lambda e: times(w, e), in_axes=1, out_axes=1)(z)
+
+
+def as_rows(times, p, h, x):
+    z = x * jnp.arange(1.0, 9.0)[:, None]
+    for name in ("first", "then"):
+        z = jnp.tanh(jax.vmap(lambda e, name=name: times(p[name], e))(z) + p["bias"])
+    return times(p["last"], z.max(0)), h
+
+
+def places(x):
+    return jnp.abs(100.0 * x).astype(jnp.int32) % HIDDEN
+
+
+def one_hot(times, p, h, x):
+    return times(p["last"], jnp.tanh(jax.vmap(lambda i: times(p["then"], jax.nn.one_hot(i, HIDDEN)))(places(x)).sum(0))), h
+
+
+def looked_up(times, p, h, x):
+    return times(p["last"], jnp.tanh(p["then"][places(x)].sum(0))), h
+
+
+def unit(w):
+    return w / jnp.linalg.norm(w, axis=0, keepdims=True)
+
+
+def normalised(times, p, h, x):
+    """Twenty steps, in each of which weights are normalised."""
+    step = lambda z, _: (jnp.tanh(times(p["first"], x) + times(unit(p["then"]), z)), None)  # noqa: E731
+    return times(p["last"], jax.lax.scan(step, jnp.zeros(HIDDEN), None, length=20)[0]), h
+
+
+def normalised_before(times, p, h, x):
+    w, given = unit(p["then"]), times(p["first"], x)
+    step = lambda z, _: (jnp.tanh(given + times(w, z)), None)  # noqa: E731
+    return times(p["last"], jax.lax.scan(step, jnp.zeros(HIDDEN), None, length=20)[0]), h
+
+
 def compiled(network, side, length=64, batch=64):
     data = jax.random.normal(KEYS[3], (length, batch, IN))
     turned = side == "x @ w"
@@ -97,11 +146,14 @@ def main():
     args = parser.parse_args()
     rows = []
     ways = [(network, (network, "w @ x"), (network, "x @ w")) for network in (layers, recurrence, entities, imagined, gates)]
-    for network, *pair in (*ways, (gate_by_gate, (gate_by_gate, "x @ w"), (gates, "x @ w"))):
+    for theirs, ours in ((gate_by_gate, gates), (columns, as_rows), (one_hot, looked_up), (normalised, normalised_before)):
+        ways.append((theirs, (theirs, "x @ w"), (ours, "x @ w")))
+    ways.append((columns, (columns, "w @ x"), (as_rows, "x @ w")))
+    for network, *pair in ways:
         ratio, their_ms, our_ms = in_turns([compiled(*way) for way in pair], args.rounds)
-        row = {"network": network.__name__, "ratio": round(ratio, 3)}
+        row = {"network": network.__name__, "way": pair[0][1], "ratio": round(ratio, 3)}
         rows.append(row | {"theirs_ms": round(their_ms, 2), "ours_ms": round(our_ms, 2)})
-        print(f"{network.__name__:12} {ratio:5.2f}   {their_ms:7.2f} ms as libraries, {our_ms:7.2f} ms as rlfx's examples")
+        print(f"{network.__name__:12} {pair[0][1]} {ratio:5.2f}   {their_ms:7.2f} ms, {our_ms:7.2f} ms as rlfx's examples")
     if args.json:
         recorded.write(args.json, recorded.about("ways_of_writing") | {"rounds": args.rounds, "rows": rows})
 

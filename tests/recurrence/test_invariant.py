@@ -50,8 +50,28 @@ def in_part(p, x, scale):
     return z.sum() * scale
 
 
+def on_both_sides(p, x, scale):
+    """A large value, which stays, and a small one that is made of it, which leaves; and a rule that is no derivative."""
+    wide = lambda: jnp.exp(jnp.sin(x)[:, None] * jnp.arange(1.0, 9.0)[None])  # noqa: E731
+
+    def step(z, i):
+        large = wide()
+        return jnp.sin(z + large.sum(1) + (large * i).sum(1) + clipped(x[0])), None
+
+    return jax.lax.scan(step, x, jnp.linspace(0.0, 1.0, 3))[0].sum() * scale
+
+
+@jax.custom_vjp
+def clipped(x):
+    """Each iteration has a cotangent of its own."""
+    return 2.0 * x
+
+
+clipped.defvjp(lambda x: (2.0 * x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
+
+
 #: With the equations that compute in the loop's body before, and after.
-PROGRAMS = {normalised: (10, 5), given_again: (6, 3), nested: (7, 2), in_part: (8, 2)}
+PROGRAMS = {normalised: (10, 5), given_again: (6, 3), nested: (7, 2), in_part: (8, 2), on_both_sides: (16, 14)}
 
 
 @pytest.mark.parametrize("sums", PROGRAMS)

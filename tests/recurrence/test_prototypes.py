@@ -23,7 +23,7 @@ CARRY = jnp.linspace(0.5, 1.5, B)
 
 
 def radial(p, x, scale):
-    return jnp.exp(-0.3 * ((x - p["y"]) ** 2).sum(-1)) @ p["w"] * scale
+    return jnp.exp(-0.3 * ((x[None] - p["y"]) ** 2).sum(-1)) @ p["w"] * scale
 
 
 def other_first(p, x, scale):
@@ -33,12 +33,12 @@ def other_first(p, x, scale):
 
 def divided(p, x, scale):
     """By a length of each dimension."""
-    return (jnp.exp(-(((x - p["y"]) / p["s"][0]) ** 2).sum(-1)) * p["w"]).sum() * scale
+    return (jnp.exp(-(((x[None] - p["y"]) / p["s"][0][None]) ** 2).sum(-1)) * p["w"]).sum() * scale
 
 
 def several(p, x, scale):
     """Kernels with lengths of their own, under ``jax.vmap``; and one number for all dimensions."""
-    kernel = lambda s: jnp.exp(-((((x - p["y"]) / s) ** 2).sum(-1)))  # noqa: E731
+    kernel = lambda s: jnp.exp(-((((x[None] - p["y"]) / s[None]) ** 2).sum(-1)))  # noqa: E731
     both = jax.vmap(kernel)(p["s"]) @ p["w"]
     far = ((x[None] - p["y"]) * p["s"][0, 0]) ** 2
     return both.sum() * scale + jnp.tanh(far.sum(-1)).sum()
@@ -50,12 +50,6 @@ def multiplied(p, x, scale):
 
 
 PROGRAMS = [radial, other_first, divided, several, multiplied]
-
-
-@pytest.fixture(autouse=True)
-def ranks():
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.mark.parametrize("sums", PROGRAMS)
@@ -98,7 +92,7 @@ def test_it_does_not_matter_where_points_are():
     """A thousand from zero, gradients are as those of differences."""
 
     def program(p, s, t):
-        return jnp.exp(-0.5 * ((rlfx.inputs(p["x"])[t] - p["y"]) ** 2).sum(-1)).sum(), s
+        return jnp.exp(-0.5 * ((rlfx.inputs(p["x"])[t][None] - p["y"]) ** 2).sum(-1)).sum(), s
 
     far = PARAMS | {"x": PARAMS["x"] + 1000.0, "y": PARAMS["y"] + 1000.0}
     fn = rlfx.compile(program, length=T, batch=B, target=ALWAYS)
@@ -111,11 +105,11 @@ def test_it_does_not_matter_where_points_are():
 
 def test_what_is_no_such_distance_stays():
     for sums in (
-        lambda p, x, s: ((x - jnp.outer(p["w"], x)) ** 2).sum() * s,  # of what each point has
-        lambda p, x, s: (jnp.abs(x - p["y"]) ** 3).sum() * s,
-        lambda p, x, s: ((x - p["y"]) ** 2).sum(0).max() * s,
-        lambda p, x, s: ((x - p["y"][:3]) ** 2).sum(-1).max() * s,  # few
-        lambda p, x, s: jax.lax.stop_gradient(((x - p["y"]) ** 2).sum(-1)).max() * s,
+        lambda p, x, s: ((x[None] - jnp.outer(p["w"], x)) ** 2).sum() * s,  # of what each point has
+        lambda p, x, s: (jnp.abs(x[None] - p["y"]) ** 3).sum() * s,
+        lambda p, x, s: ((x[None] - p["y"]) ** 2).sum(0).max() * s,
+        lambda p, x, s: ((x[None] - p["y"][:3]) ** 2).sum(-1).max() * s,  # few
+        lambda p, x, s: jax.lax.stop_gradient(((x[None] - p["y"]) ** 2).sum(-1)).max() * s,
     ):
         program = traced(sums)
         assert with_prototypes(program, 1) is program
@@ -126,7 +120,7 @@ def test_in_a_recurrence_nothing_of_all_prototypes_and_dimensions_is_kept():
     centres = jax.random.normal(K[0], (n, D))
 
     def program(w, z, t):
-        z = jnp.tanh(jnp.exp(-((z - centres) ** 2).sum(-1)) @ w)
+        z = jnp.tanh(jnp.exp(-((z[None] - centres) ** 2).sum(-1)) @ w)
         return (z**2).sum(), z
 
     fn = rlfx.compile(program, length=length, batch=batch, plan=rlfx.Plan())

@@ -52,8 +52,10 @@ def adapted(
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
-    program = rewritten(with_rows_first, rewritten(with_invariants_before, program))
-    program = rewritten(absorb_transposes, program)
+    given = program = rewritten(with_invariants_before, program)
+    program = rewritten(with_rows_first, program)
+    if program is not given:  # what was written has absorbed its own
+        program = rewritten(absorb_transposes, program)
     if pays.rows_taken:
         program = rewritten(with_rows_taken, program)
     program = rewritten(with_shares, rewritten(with_outer_sums, program))

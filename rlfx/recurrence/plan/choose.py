@@ -346,10 +346,13 @@ def rows_of(learner: Learner, batch: int) -> float:
     Weights that it multiplies several times (a model, unrolled) are read, and have gradients, as often. With convolutions, too:
     they have a row for each position, and activations that longer blocks move through a slower cache.
     """
+    return math.inf if any(e.op is CONVOLUTION for e in learner.active) else mean_rows(learner, batch)
+
+
+def mean_rows(learner: Learner, batch: int) -> float:
+    """As :func:`rows_of`, with convolutions as they are: where most weights are not theirs, those decide."""
     program = learner.program
     domain, params = program.domain, set(program.params)
-    if any(e.op is CONVOLUTION for e in learner.active):
-        return math.inf
     read = [v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params]
     products = (e for e in learner.region.equations if e in learner.active and (e.op in PRODUCTS or e.op is J.SCAN))
     flops = sum(

@@ -22,7 +22,7 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.choose import (
     ROWS_OF_BLOCK,
     ROWS_OF_LOOP,
-    rows_of,
+    mean_rows,
     seconds_of_loops,
     why_not_environments,
 )
@@ -103,8 +103,8 @@ def _tile_of_environments(
     program, whole = learner.program, learner.whole
     tile, cache = target.room.tile or math.inf, target.room.cache
     each = activation_bytes(whole, 1) * program.domain.length * copies
-    rows = math.ceil(ROWS_OF_BLOCK / (rows_of(learner, 1) * program.domain.length))
-    count = divisor_near(batch, max(1, int(TILE * tile // each), min(int(cache // (2 * each)), rows)))
+    rows = math.ceil(ROWS_OF_BLOCK / (mean_rows(learner, 1) * program.domain.length))
+    count = divisor_near(batch, max(1, int(TILE * tile // each), min(int(cache // each), rows)))
     if each > CACHES * tile or count == batch or why_not_environments(whole, order) is not None:
         return None
     if _multiplies(whole):

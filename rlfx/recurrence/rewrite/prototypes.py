@@ -137,7 +137,7 @@ def _derivative(divides: bool, values: tuple, tangents: tuple) -> tuple:
     moved = jnp.zeros_like(found)
     weight = (1.0 / scale**2 if divides else scale**2)[..., 0, :]  # [..., d or 1]
     centre = jax.lax.stop_gradient(y.mean(0))
-    here, there = x - centre, y - centre
+    here, there = x - centre, y - centre[None]
     if not is_zero(dx):
         by = weight * _like(dx, weight)  # [..., d]
         moved += 2.0 * ((_like(here, weight) * by).sum(-1, keepdims=True) - by @ there.T)

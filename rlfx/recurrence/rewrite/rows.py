@@ -19,8 +19,12 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.ir.build import exchanged, with_calls
 from rlfx.recurrence.ir.interpret import inlined_body, scanned
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
+from rlfx.recurrence.rewrite.unrolled import has_more_than
 
 _DOT, _TRANSPOSE = J.primitive("dot_general"), J.primitive("transpose")
+
+#: Equations of a loop's body, at most, that are traced once more: a physics engine has thousands.
+_MOST = 1024
 
 #: Columns are multiplied by so few weights (those that mix eight entities) as fast as rows.
 _FEW = 64
@@ -64,6 +68,8 @@ class _Loop:
     @classmethod
     def of(cls, e: Equation, program: Program) -> _Loop | None:
         if e.op is not J.SCAN or e.is_ragged or e.has_effects or not any(map(program.dims_of, e.outputs)):
+            return None
+        if has_more_than(_MOST, e.params["jaxpr"].jaxpr):
             return None
         count, _ = J.scan_counts(dict(e.params))
         shared = [i for i, v in enumerate(e.inputs[:count]) if v.shape and not program.dims_of(v)]

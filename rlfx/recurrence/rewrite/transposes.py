@@ -21,25 +21,35 @@ from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equati
 
 _TRANSPOSE, _DOT, _BROADCAST = (J.primitive(p) for p in ("transpose", "dot_general", "broadcast_in_dim"))
 
+#: What takes its operands in any order, or gives what it would otherwise give in another order.
+_MOVED_BY = J.ELEMENTWISE | REDUCTIONS.keys() | {_TRANSPOSE, _DOT}
+
 
 def absorb_transposes(program: Program) -> Program:
     """Let products and reductions take what each point has in the order in which it is. Meaning-preserving; idempotent.
 
     All transposes move, or those of them that do so alone, if fewer are left.
     """
-    for v in (None, *_turned(program)):
-        moving = _Moving(program, v)
-        for e in program.equations:
-            moving.add(e)
-        after = with_equations(program, live(tuple(moving.build.equations), program))
-        if len(_turned(after)) < len(_turned(program)):
-            return absorb_transposes(after)
+    turned = [e.outputs[0] for e in program.equations if e.op is _TRANSPOSE and program.dims_of(e.outputs[0])]
+    alone = [v for v in turned if any(e.op in _MOVED_BY for e in program.users.get(v, ()))] if len(turned) > 1 else []
+    for v in (None, *alone) if turned else ():
+        equations = _moved(program, turned, v)
+        if equations is not None:
+            return absorb_transposes(with_equations(program, live(tuple(equations), program)))
     return program
 
 
-def _turned(program: Program) -> list[Var]:
-    """What is transposed at each point, rather than once for all of them."""
-    return [e.outputs[0] for e in program.equations if e.op is _TRANSPOSE and program.dims_of(e.outputs[0])]
+def _moved(program: Program, turned: Sequence[Var], only: Var | None) -> list[Equation] | None:
+    """The equations after one transpose has moved, or all; None if no fewer are left."""
+    places = [program.places[program.definitions()[v]] for v in turned]
+    moving, first = _Moving(program, only), turned.index(only or turned[0])
+    moving.build.equations, moving.turned = list(program.equations[: places[first]]), first  # nothing moves before it
+    for e in program.equations[places[first] :]:
+        moving.add(e)
+        if only is not None and not moving.of and not moving.same:  # nor any more
+            if moving.turned + sum(place > program.places[e] for place in places) >= len(turned):
+                return None
+    return moving.build.equations if moving.turned < len(turned) else None
 
 
 class _Moving:
@@ -49,10 +59,11 @@ class _Moving:
       of: values that are not there yet: each is the transpose of another one by a permutation.
       same: those that are another one as it is, turned back.
       only: the one transpose that moves; None: all.
+      turned: how many values of points are transposed now.
     """
 
     def __init__(self, program: Program, only: Var | None):
-        self.program, self.only = program, only
+        self.program, self.only, self.turned = program, only, 0
         self.build = Builder(program)
         self.definition = program.definitions()
         self.of: dict[Var, tuple[Var, tuple[int, ...]]] = {}
@@ -81,6 +92,12 @@ class _Moving:
         for v in dict.fromkeys(e.inputs):
             if isinstance(v, Var):
                 self._present(v)
+        self.append(e)
+
+    def append(self, e: Equation) -> None:
+        """Append an equation as it is."""
+        if e.op is _TRANSPOSE:
+            self.turned += any(map(self.program.dims_of, (*e.inputs, *e.outputs)))
         self.build.equations.append(e)
 
     def _present(self, v: Var) -> None:
@@ -88,7 +105,7 @@ class _Moving:
         if v in self.of:
             base, order = self.of.pop(v)
             like = self.definition[v]
-            self.build.equations.append(
+            self.append(
                 dataclasses.replace(like, op=_TRANSPOSE, params={"permutation": order}, inputs=(base,), outputs=(v,))
             )
 
@@ -137,7 +154,7 @@ class _Moving:
             e, params, inputs = like, {"permutation": tuple(order.index(a) for a in range(len(order)))}, (v,)
             e = dataclasses.replace(e, op=_TRANSPOSE)
         out = self.build.var(shape, v.dtype)
-        self.build.equations.append(dataclasses.replace(e, params=params, inputs=inputs, outputs=(out,)))
+        self.append(dataclasses.replace(e, params=params, inputs=inputs, outputs=(out,)))
         return out
 
     def _reduction(self, e: Equation, base: Var, order: tuple[int, ...]) -> None:
@@ -145,16 +162,19 @@ class _Moving:
         axes = tuple(sorted(order[a] for a in e.params["axes"]))
         self._replaced(e, tuple(sorted(left).index(a) for a in left), [base], {**e.params, "axes": axes})
 
-    def _takes(self, v: Var, contracted: tuple[int, ...]) -> bool:
-        """Whether a product takes what ``v`` is the transpose of: slices, and rows, added up along their last axis."""
+    def _takes(self, v: Var, other: Atom, contracted: tuple[int, ...]) -> bool:
+        """Whether a product takes what ``v`` is the transpose of: slices, and rows, added up along their last axis.
+
+        Not with itself, so that what is computed of one side alone is.
+        """
         base, order = self.of[v]
-        return bool(J.symbolic_axes(v.shape)) or [order[a] for a in contracted] == [len(base.shape) - 1]
+        return bool(J.symbolic_axes(v.shape)) or (base is not other and [order[a] for a in contracted] == [len(base.shape) - 1])
 
     def _product(self, e: Equation) -> None:
         contracted, batched = e.params["dimension_numbers"]
         inputs, numbers, result = [], [], list(range(len(batched[0])))
-        for v, *sides in zip(e.inputs, contracted, batched, strict=True):
-            if isinstance(v, Var) and v in self.of and not self._takes(v, sides[0]):
+        for v, other, *sides in zip(e.inputs, e.inputs[::-1], contracted, batched, strict=True):
+            if isinstance(v, Var) and v in self.of and not self._takes(v, other, sides[0]):
                 self._present(v)
             base, order = (
                 self.of.get(v, (v, tuple(range(len(v.shape))))) if isinstance(v, Var) else (v, range(len(v.shape)))

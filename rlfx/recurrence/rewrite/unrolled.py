@@ -12,12 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 
 from rlfx import _jaxpr as J
+from rlfx._lazy import nx
+from rlfx.recurrence.analysis.active import active_equations, float_inputs
 from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.ir.build import with_calls
 from rlfx.recurrence.ir.program import Equation, Program, Var
+
+#: Iterations that are equations of a recurrence, at most: what each multiplies is kept for all timesteps.
+_FEW = 16
 
 
 def with_unrolled(program: Program, most: int) -> Program:
@@ -32,19 +36,22 @@ def with_unrolled(program: Program, most: int) -> Program:
 
 def with_recurrent_iterations(program: Program, most: int) -> Program:
     """The program with the equations of all iterations of short loops that multiply, where a timestep depends on them and they
-    on the one before; without any it is ``program``. Meaning-preserving.
+    on the one before, and a gradient goes through them; without any it is ``program``. Meaning-preserving.
 
     Of spikes of some ticks, or of a cell that is asked several times: the gradients of their weights are contracted after the
     loop over time then, as those of a recurrence's own products are (``gradient/deferred.py``).
     """
-    if not any(_is_short(e, most) for e in program.equations):
+    short = [e for e in program.equations if _is_short(e, most) and e.params["length"] <= _FEW]
+    if not short or program.domain.batch is None:
         return program
+    active = active_equations(program, float_inputs(program), (program.loss, *program.next_carry))
     definition, graph = program.definitions(), nx.DiGraph()
     graph.add_edges_from(
         (definition[v], e) for e in program.equations for v in e.inputs if isinstance(v, Var) and v in definition
     )
     within = {e for cycle in nx.strongly_connected_components(graph) if len(cycle) > 1 for e in cycle}
-    return with_iterations(program, most, lambda eqn: eqn.primitive in PRODUCTS, within.__contains__)
+    found = within & active & set(short)
+    return with_iterations(program, most, lambda eqn: eqn.primitive in PRODUCTS, found.__contains__)
 
 
 def with_iterations(
@@ -85,12 +92,18 @@ def _iterations(params: dict) -> Callable:
 def _is_short(e: Equation, most: int) -> bool:
     if e.op is not J.SCAN or e.is_ragged or e.params["unroll"] != 1:  # of a loop over a slice the length depends on t
         return False
-    return e.params["length"] >= 2 and e.params["length"] * _equations(e.params["jaxpr"].jaxpr) <= most
+    return e.params["length"] >= 2 and not has_more_than(most // e.params["length"], e.params["jaxpr"].jaxpr)
 
 
-def _equations(jaxpr: Any) -> int:
-    """With those of what it calls."""
-    return sum(1 + sum(_equations(body) for body, _ in J.sub_jaxprs(dict(e.params))) for e in jaxpr.eqns)
+def has_more_than(most: int, jaxpr: Any) -> bool:
+    """Whether a jaxpr has more equations than that, with those of what it calls."""
+    count, todo = 0, [jaxpr]
+    while todo and count <= most:
+        equations = todo.pop().eqns
+        count += len(equations)
+        if count <= most:
+            todo += [body for e in equations for body, _ in J.sub_jaxprs(dict(e.params))]
+    return count > most
 
 
 def _unrolled(e: Equation) -> Equation:
