@@ -47,8 +47,9 @@ def _moved(program: Program, turned: Sequence[Var], only: Var | None) -> list[Eq
     for e in program.equations[places[first] :]:
         moving.add(e)
         if only is not None and not moving.of and not moving.same:  # nor any more
-            if moving.turned + sum(place > program.places[e] for place in places) >= len(turned):
-                return None
+            moving.turned += sum(place > program.places[e] for place in places)
+            moving.build.equations += program.equations[program.places[e] + 1 :]
+            break
     return moving.build.equations if moving.turned < len(turned) else None
 
 
