@@ -1,11 +1,14 @@
 """Means and sums over points of outer products are products of matrices: as the reference and plain loops say, and not made."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rlfx
+from rlfx.recurrence.schedule.tiling import Blocked
 
 T, B, N = 5, 3, 4
 K = jax.random.split(jax.random.key(0), 3)
@@ -126,3 +129,31 @@ def test_the_products_are_not_made():
     step = jax.jit(jax.value_and_grad(lambda w: fn(w, jnp.zeros(batch)), has_aux=True))
     needed = step.lower(jnp.eye(width)).compile().memory_analysis().temp_size_in_bytes
     assert needed < 12 * data.nbytes < length * batch * width * width * 4 / 5, needed
+
+
+@pytest.mark.parametrize("block", [2, 3, 4])
+def test_what_acts_in_blocks_reduces_in_them(block):
+    """Every reduction over timesteps of what blocks give; what is returned of all timesteps is there, too."""
+    length, width = 12, 16
+    data = jax.random.normal(K[2], (length, B, width))
+    weights = jax.random.normal(K[1], (width, width)) / 4.0
+    cpu = rlfx.target("cpu")
+    with_room = lambda tile: dataclasses.replace(cpu, room=dataclasses.replace(cpu.room, cache=2 * tile, tile=tile))  # noqa: E731
+
+    def program(w, s, t):
+        y = jnp.tanh(rlfx.inputs(data)[t] @ w)
+        z = jnp.tanh(y @ w)
+        moments = rlfx.mean(jnp.outer(y, z)), rlfx.sum(z, over="t"), rlfx.max(y), rlfx.min(z), rlfx.mean(z, over=("t", "b"))
+        return jax.lax.stop_gradient((z * s).sum()), s, (moments, z[0] - moments[-1][0])
+
+    def compiled(tile):
+        fn = rlfx.compile(program, length=length, batch=B, target=with_room(tile))
+        (found,) = (p for node in fn.physical(weights, CARRY).acting.nodes for p in node.parts if isinstance(p, Blocked))
+        return fn, found
+
+    step = compiled(1)[1].largest // length
+    fn, blocked = compiled(block * step)
+    assert (blocked.block, len(blocked.sums)) == (block, 5)
+    found = jax.jit(fn)(weights, CARRY)
+    expected = rlfx.reference(program, length=length, batch=B)(weights, CARRY)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)

@@ -21,7 +21,7 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Slice
 from rlfx.recurrence.language.precision import narrowed, widened
-from rlfx.recurrence.schedule.tiling import Blocked
+from rlfx.recurrence.schedule.tiling import PARTIAL, Blocked
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
       at: ``(times, domain, env) -> execution`` of a part of them.
     """
     defined = {v for e in blocked.equations for v in e.outputs}
-    used = dict.fromkeys(v for e in blocked.equations for v in e.point_inputs if isinstance(v, Var))
+    every = (*blocked.equations, *blocked.sums)
+    used = dict.fromkeys(v for e in every for v in e.point_inputs if isinstance(v, Var))
     inputs = {v: run.now() if v is run.program.now else run.env[v] for v in used if v not in defined}
     moving = [v for v in inputs if "t" in inputs[v].dims]
     # Gradients of what all blocks use are added up in at least float32.
@@ -64,7 +65,7 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
             if sliced and (view := reads.view_slice(run.env[e.source], e, section, run.sizes)) is not None:
                 views[e.outputs[0]] = view
         done = {*bands, *turned}
-        rest = tuple(e for e in blocked.equations if e not in done and not any(v in views for v in e.outputs))
+        rest = tuple(e for e in every if e not in done and not any(v in views for v in e.outputs))
 
         def evaluate(times, slices, rows, rest=rest, section=section, views=views):
             here = {v: replace(i, data=x) for x, (v, i) in zip(slices, _pick(inputs, moving), strict=True)}
@@ -86,13 +87,17 @@ def run_blocked(run: Any, blocked: Blocked, at: Any) -> None:
                 return reads.read_window(source, access, fill, run.domain, run.domain.length, part.sizes, times)
 
             part.sequence(rest, part.env, part.times, read)
-            return [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]
+            found = [expand(part.env[v], run.program.dims_of(v) | {"t"}, part.sizes).data for v in blocked.outputs]
+            return found + [part.env[v].data[None] for e in blocked.sums for v in e.outputs]
 
         slices = [inputs[v].data for v in moving]
         found.append(_map_blocks(evaluate, blocked.block, begin, end, slices, run.times.data, list(bands.values())))
-    for v, parts in zip(blocked.outputs, zip(*found, strict=True), strict=True):
-        data = _joined(list(parts))
-        run.env[v] = Value(data, run.program.dims_of(v) | {"t"})
+    data = [_joined(list(parts)) for parts in zip(*found, strict=True)]
+    for v, x in zip(blocked.outputs, data[: len(blocked.outputs)], strict=True):
+        run.env[v] = Value(x, run.program.dims_of(v) | {"t"})
+    for e, x in zip(blocked.sums, data[len(blocked.outputs) :], strict=True):
+        whole = PARTIAL[e.params["op"]](widened(x), axis=0)
+        run.env[e.outputs[0]] = Value(narrowed(whole, x.dtype), run.program.dims_of(e.outputs[0]))
 
 
 def _pick(inputs: Mapping[Var, Value], moving: Sequence[Var]) -> list[tuple[Var, Value]]:
@@ -117,7 +122,7 @@ def _map_blocks(fn: Any, block: int, begin: int, end: int, moving: Sequence, tim
     if whole > 1:
         rows = [x[first : first + whole] for x in bands]
         ys = jax.lax.map(lambda xs: again(*xs), (cut(times), [cut(x) for x in moving], rows))
-        outs.append([y.reshape(whole * block, *y.shape[2:]) for y in ys])
+        outs.append([y.reshape(-1, *y.shape[2:]) for y in ys])
     elif whole:
         outs.append(one(begin, begin + block, first))
     rest = begin + whole * block

@@ -104,7 +104,7 @@ class Together:
 def _equations(part: tuple[Equation, ...] | Blocked | Strided | WindowProduct) -> tuple[Equation, ...]:
     match part:
         case Blocked():
-            return part.equations
+            return (*part.equations, *part.sums)
         case Strided() | WindowProduct():
             return (part.equation,)
         case _:

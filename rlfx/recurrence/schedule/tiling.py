@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
+
 from rlfx import _jaxpr as J
 from rlfx._target import Room
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all
@@ -35,6 +37,8 @@ SMALLEST_SECTION = 256
 SMALLEST_BLOCK = 8
 #: Rows that a block multiplies its weights with, at least: each block reads them, and a learner's adds to their gradients.
 ROWS_OF_BLOCK = 256
+#: What a reduction of all timesteps makes of those of its blocks, which are of one length.
+PARTIAL = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
 #: What acts on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
     series_p,
@@ -56,6 +60,7 @@ class Blocked:
       largest: bytes of their largest value, if it were computed for all timesteps at once; without slices, of all of them.
       bands: what each block sees of windows that move with t, by the equations that read them.
       last: which of them have positions last, where blocks are of one timestep.
+      sums: reductions over all timesteps of what they give: each block's part, put together afterwards.
     """
 
     equations: tuple[Equation, ...]
@@ -65,6 +70,7 @@ class Blocked:
     largest: int
     bands: Mapping[Equation, Band] = field(default_factory=dict)
     last: PositionsLast | None = None
+    sums: tuple[Equation, ...] = ()
 
     def __str__(self) -> str:
         slices = ", ".join(dict.fromkeys(f"x[{e.access}]" for e in self.equations if e.is_read))
@@ -107,7 +113,7 @@ def in_tiles(equations: Sequence[Equation], graph: Graph, batch: int, room: Room
 
     Where acting is no loop (networks on data of ``inputs``), their values for all timesteps would go to memory and back. As long
     as they stay in the machine's cache, one pass is as fast, and compiles in two thirds of the time. What ends in another
-    timestep, or over all of them, stands between such parts.
+    timestep stands between such parts; so does what is reduced over all of them, but for reductions of a part's own values.
     """
     if room.tile is None:
         return [tuple(equations)]
@@ -115,16 +121,35 @@ def in_tiles(equations: Sequence[Equation], graph: Graph, batch: int, room: Room
     tiled = frozenset(e for e in equations if e.is_pointwise and not e.is_ragged and _varies(e, program))
     levels = _levels(equations, tiled, graph)
     by_level = {n: tuple(e for e in equations if levels[e] == n) for n in sorted(set(levels.values()))}
-    parts = [(_tiles(members, graph, batch, room) if n % 2 else None) or members for n, members in by_level.items()]
+    parts: list[tuple | Blocked] = []
+    summed: set[Equation] = set()
+    for n, members in by_level.items():
+        sums = tuple(e for e in by_level.get(n + 1, ()) if _adds_up(e, members, program))
+        tiles = _tiles(members, sums, graph, batch, room) if n % 2 else None
+        summed.update(() if tiles is None else tiles.sums)
+        parts.append(tiles or tuple(e for e in members if e not in summed))
     return parts if any(isinstance(p, Blocked) for p in parts) else [tuple(equations)]
+
+
+def _adds_up(e: Equation, members: Sequence[Equation], program: Program) -> bool:
+    """Whether it reduces, over timesteps, what some equations give: a reduction of those of its blocks."""
+    own = {v for m in members for v in m.outputs}
+    found = e.is_over_time and e.params["op"] in PARTIAL and not program.domain.until
+    return found and all(v in own or "t" not in program.dims_of(v) for v in e.inputs) and not own.isdisjoint(e.inputs)
 
 
 def _varies(e: Equation, program: Program) -> bool:
     return bool(e.outputs) and all("t" in program.dims_of(v) for v in e.outputs)
 
 
-def _tiles(members: tuple[Equation, ...], graph: Graph, batch: int, room: Room) -> Blocked | None:
-    """How pointwise equations run in blocks; None if the cache has room for all, or if there is no product among them."""
+def _tiles(
+    members: tuple[Equation, ...], sums: tuple[Equation, ...], graph: Graph, batch: int, room: Room
+) -> Blocked | None:
+    """How pointwise equations run in blocks; None if the cache has room for all, or if there is no product among them.
+
+    Args:
+      sums: what is reduced in them, too, if they are of one length.
+    """
     program, length = graph.program, graph.program.domain.length
     largest = sum(bytes_in_all(v, program, batch) for e in members for v in e.outputs)
     if room.tile is None or largest <= room.cache or not any(e.op in PRODUCTS for e in members):
@@ -132,8 +157,9 @@ def _tiles(members: tuple[Equation, ...], graph: Graph, batch: int, room: Room) 
     step = largest / length
     enough = min(room.cache // (2 * step), math.ceil(ROWS_OF_BLOCK / batch))
     block = divisor_near(length, max(1, int(room.tile // step), int(enough)))
-    outputs = _outputs(members, graph, _used(members, graph))
-    return Blocked(members, outputs, block, ((0, length),), largest) if block < length else None
+    sums = () if length % block else sums
+    outputs = _outputs(members, graph, _used((*members, *sums), graph))
+    return Blocked(members, outputs, block, ((0, length),), largest, sums=sums) if block < length else None
 
 
 def _used(members: tuple[Equation, ...], graph: Graph) -> set[Var]:
