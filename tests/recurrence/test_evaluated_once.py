@@ -282,6 +282,12 @@ def test_explain_says_where_the_critic_is():
     assert "reverse scan" not in acting  # advantages are the learner's
 
 
+def test_explain_says_how_many_environments_are_learnt_from_at_a_time():
+    fn = rlfx.compile(targets, length=T, batch=B, plan=rlfx.Plan(environments=2))
+    said = "learning (evaluated and differentiated), for all timesteps at once, 2 environments at a time"
+    assert said in str(fn.explain(PARAMS, X, KEY))
+
+
 def traces(p, h, t):
     """A recurrence that multiplies nothing, between layers that do: gates depend on the data alone."""
     p, data = p

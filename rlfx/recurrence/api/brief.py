@@ -108,7 +108,8 @@ def brief(explained: Any) -> Brief:
     one_pass = run.acting.differentiated
     passes = [("acting and learning, in one loop" if one_pass else "acting", _rows(run.acting.nodes, 1, named))]
     if run.learning is not None:
-        how = f", {explained.plan.tile} at a time" if explained.plan.block else ", for all timesteps at once"
+        how = "" if explained.plan.block else ", for all timesteps at once"
+        how += f", {explained.plan.tile} at a time" if explained.plan.tile else ""
         passes.append(
             (
                 program.domain.names.text(f"learning (evaluated and differentiated){how}"),
