@@ -17,26 +17,26 @@ W = jax.random.normal(K[1], (N, N)) / 2.0
 CARRY = jnp.linspace(0.5, 1.5, B)
 
 
-def values(w, s, t):
-    x = rlfx.inputs(DATA)[t]
+def values(w, s, t, x=None):
+    x = rlfx.inputs(DATA)[t] if x is None else x
     return x, jnp.tanh(x @ w) * s
 
 
-def moments(w, s, t):
-    x, y = values(w, s, t)
+def moments(w, s, t, x=None):
+    x, y = values(w, s, t, x)
     return (rlfx.mean(jnp.outer(y, y)) ** 2).sum() + (rlfx.sum(x[:, None] * y[None], over=("t", "b")) * w).sum()
 
 
-def of_one_axis(w, s, t):
+def of_one_axis(w, s, t, x=None):
     """Over environments, over timesteps: the other one stays."""
-    x, y = values(w, s, t)
+    x, y = values(w, s, t, x)
     each = rlfx.mean(jnp.outer(x, y), over="b")
     return (jnp.cos(each) @ y).sum() + (rlfx.sum(jnp.einsum("i,j->ij", y, x), over="t") ** 2).mean()
 
 
-def weighted(w, s, t):
+def weighted(w, s, t, x=None):
     """By a number of each point, by one of each column, and by a constant."""
-    x, y = values(w, s, t)
+    x, y = values(w, s, t, x)
     return (rlfx.mean(s * jnp.outer(x, y)) ** 2).sum() + (rlfx.mean(0.5 * (jnp.outer(y, y) * x[None])) ** 3).sum()
 
 
@@ -76,6 +76,22 @@ def test_values_and_gradients(program, over):
         args["until"] = lambda s: s < 0.7
     run = lambda make: jax.value_and_grad(lambda w: make(f, **args)(w, CARRY)[0])  # noqa: E731
     for x, y in zip(jax.jit(run(rlfx.compile))(W), run(rlfx.reference)(W), strict=True):
+        np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("program", [moments, of_one_axis, weighted])
+def test_on_a_mesh(program):
+    """Each device adds up its own environments."""
+    data, carry = jnp.concatenate([DATA, DATA[:, :1]], 1), jnp.linspace(0.5, 1.5, 4)
+
+    def f(w, s, t):
+        return program(w, s, t, rlfx.inputs(data)[t]), 0.9 * s
+
+    mesh = jax.make_mesh((2,), ("b",), devices=jax.devices()[:2])
+    args = {"length": T, "batch": 4}
+    run = lambda fn: jax.value_and_grad(lambda w: fn(w, carry)[0])(W)  # noqa: E731
+    found, expected = run(rlfx.compile(f, mesh=mesh, **args)), run(rlfx.reference(f, **args))
+    for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-6)
 
 

@@ -34,6 +34,7 @@ def reduce_outer(
             right = _scaled(*right, scale, theirs, sizes)
     if valid is not None:
         left, right = ((_of_valid(value, valid, sizes), theirs) for value, theirs in (left, right))
+    left = expand(left[0], left[0].dims | (set(over) - right[0].dims), sizes), left[1]
     dims = left[0].dims | right[0].dims
     (x, of_x), (y, of_y) = (_lettered(*side) for side in (left, right))
     result = "".join(d for d in AXES if d in dims and d not in over) + outer.result
