@@ -17,6 +17,12 @@ def gradient(sums, target, carry, length, wrt=(0, 1), **how):
     return jax.jit(jax.value_and_grad(lambda p, c: fn(p, c)[0], argnums=wrt))
 
 
+def traced(sums, params, carry, length):
+    """The program of ``sums`` at every point, with a scale that falls."""
+    loss = lambda p, s, t: (sums(p, rlfx.inputs(p["x"])[t], s), 0.9 * s)  # noqa: E731
+    return rlfx.trace(loss, params, carry, length=length, batch=len(carry))
+
+
 def by_hand(sums, carry, length, wrt):
     batch = len(carry)
 

@@ -190,7 +190,7 @@ def test_sums_of_weights_by_what_each_point_has_are_products_of_rows():
 
     with jax.numpy_rank_promotion("allow"):
         of_points.close(of_points.gradient(sums, ALWAYS, CARRY, T)(p, CARRY), of_points.by_hand(sums, CARRY, T, (0, 1))(p, CARRY))
-        program = rlfx.trace(lambda p, s, t: (sums(p, rlfx.inputs(p["x"])[t], s), 0.9 * s), p, CARRY, length=T, batch=B)
+        program = of_points.traced(sums, p, CARRY, T)
     found = with_contractions(program, 1)
     assert with_contractions(found, 1) is found
     products = [e for e in found.equations if e.op is J.primitive("dot_general")]

@@ -67,7 +67,7 @@ def test_values_and_gradients_are_those_of_loops(sums):
 
 
 def traced(sums):
-    return rlfx.trace(lambda p, s, t: (sums(p, rlfx.inputs(p["x"])[t], s), 0.9 * s), PARAMS, CARRY, length=T, batch=B)
+    return of_points.traced(sums, PARAMS, CARRY, T)
 
 
 def products(program):

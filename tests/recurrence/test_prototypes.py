@@ -60,13 +60,14 @@ def test_values_and_gradients_are_those_of_loops(sums):
 
 
 def traced(sums):
-    return rlfx.trace(lambda p, s, t: (sums(p, rlfx.inputs(p["x"])[t], s), 0.9 * s), PARAMS, CARRY, length=T, batch=B)
+    return of_points.traced(sums, PARAMS, CARRY, T)
 
 
 @pytest.mark.parametrize("sums", PROGRAMS)
 def test_they_are_found(sums):
     program = traced(sums)
     found = with_prototypes(program, 1)
+
     def squares(program):
         """Of more than one number, however they are written."""
         power = lambda e: e.op.name in ("integer_pow", "square") or (e.op.name == "mul" and e.inputs[0] is e.inputs[1])  # noqa: E731

@@ -361,3 +361,8 @@ def _immediate(cycle: list) -> CausalityError:
             fix="Read a strictly earlier or later timestep, x[t - 1] or x[t + 1].",
         )
     )
+
+
+def cyclic(graph: nx.DiGraph) -> frozenset[Equation]:
+    """The equations that depend on themselves at other timesteps, of a graph from definitions to readers."""
+    return frozenset(e for c in nx.strongly_connected_components(graph) if len(c) > 1 for e in c)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rlfx.recurrence.execute.extent import Extent, over_devices
-from rlfx.recurrence.execute.values import AXES, Value, expand
+from rlfx.recurrence.execute.values import AXES, Value, axis_of, expand
 from rlfx.recurrence.ir.outer import Axes, Outer, lettered
 from rlfx.recurrence.language.operands import mask_like
 from rlfx.recurrence.language.precision import wide
@@ -82,5 +82,5 @@ def _count(
 ) -> Any:
     """How many points count, as the sum has axes."""
     mask = expand(valid, dims, sizes).data
-    number = jnp.sum(mask, axis=tuple(i for i, d in enumerate(a for a in AXES if a in dims) if d in over))
+    number = jnp.sum(mask, axis=tuple(axis_of(dims, d) for d in over))
     return mask_like(over_devices(mesh, "sum", number.astype(like.dtype)), like)

@@ -89,7 +89,5 @@ def _rows(index: Any, w: Any, *, axis: int | None, of_w: int, first: bool, out: 
     numbers = jax.lax.GatherDimensionNumbers(
         offset_dims=tuple(range(index.ndim, index.ndim + w.ndim - 1)), collapsed_slice_dims=(0,), start_index_map=(0,)
     )
-    rows = jax.lax.gather(
-        table, index[..., None], numbers, (1, *table.shape[1:]), mode="fill", fill_value=0
-    )  # fmt: skip
+    rows = jax.lax.gather(table, index[..., None], numbers, (1, *table.shape[1:]), mode="fill", fill_value=0)
     return rows if first else jnp.moveaxis(rows, range(index.ndim), range(-index.ndim, 0))

@@ -52,10 +52,8 @@ def _outer(v: Var, program: Program) -> tuple[tuple[Atom, ...], Outer] | None:
     it = nest_of(d.op, d.params, [u.shape for u in d.inputs], [v.shape])
     if it is None:
         return None
-    place: dict[int | None, int] = {}
-    for axes in (*it.results, *it.operands):
-        for loop in axes:
-            place.setdefault(loop, len(place))
+    loops = dict.fromkeys(loop for axes in (*it.results, *it.operands) for loop in axes if loop is not None)
+    place = {loop: i for i, loop in enumerate(loops)}
     axes = tuple(tuple(None if loop is None else place[loop] for loop in operand) for operand in it.operands)
     if max(math.prod(u.shape) for u in d.inputs) < math.prod(v.shape):
         return d.inputs, Outer(axes, v.shape, d.op is _MUL)

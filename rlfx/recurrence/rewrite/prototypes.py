@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,16 +63,15 @@ def with_prototypes(program: Program, fewest: int) -> Program:
     """The program with such distances, of ``fewest`` numbers or more, where a gradient goes through them; without any
     ``program``. Meaning-preserving up to reassociation; idempotent.
     """
+    definition, found = program.definitions(), {}
+    for e in program.equations:
+        far = _found(e, program, definition) if e.op is _SUM and not e.is_ragged else None
+        if far is not None and math.prod(far.shape) >= fewest:
+            found[e] = far, [far.x, far.y, *([] if far.scale is None else [far.scale])]
+    if not found:
+        return program
     active = active_equations(program, float_inputs(program), (program.loss, *program.next_carry))
-    definition = program.definitions()
-
-    def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        found = _found(e, program, definition) if e.op is _SUM and e in active and not e.is_ragged else None
-        if found is None or math.prod(found.shape) < fewest:
-            return None
-        return found, [found.x, found.y, *([] if found.scale is None else [found.scale])]
-
-    return exchanged(program, instead)
+    return exchanged(program, lambda e: found.get(e) if e in active else None)
 
 
 def _found(e: Equation, program: Program, definition: Mapping[Var, Equation]) -> _Distances | None:
@@ -107,11 +106,12 @@ def _is_square(e: Equation) -> bool:
 
 def _of_difference(d: Equation, scale: Atom | None, by: Any, shape: tuple[int, ...], program: Program) -> _Distances | None:
     """Of one point, and of prototypes that all points share; either may come first."""
+    n, dims = shape[-2:] if len(shape) > 1 else (0, 0)
+    if n < _FEWEST or not 1 < dims <= _MOST:
+        return None
     for x, y in (d.inputs, d.inputs[::-1]):
-        n, dims = shape[-2:] if len(shape) > 1 else (0, 0)
-        mine = isinstance(x, Var) and bool(program.dims_of(x)) and math.prod(x.shape) == x.shape[-1] == dims if x.shape else False
-        theirs = not program.dims_of(y) and y.shape == (n, dims)
-        if mine and theirs and n >= _FEWEST and 1 < dims <= _MOST:
+        mine = program.dims_of(x) and x.shape[-1:] == (dims,) and math.prod(x.shape) == dims
+        if mine and not program.dims_of(y) and y.shape == (n, dims):
             return _Distances(x, y, scale, by, shape)
     return None
 
@@ -125,8 +125,13 @@ def _distances(divides: bool, x: Any, y: Any, scale: Any) -> Any:
 def _differences(divides: bool, x: Any, y: Any, scale: Any) -> list:
     """Scaled, of each dimension ``[..., n]``."""
     at = lambda j: scale[..., j if scale.shape[-1] > 1 else 0]  # noqa: E731
-    far = lambda j: jnp.expand_dims(x[j] - y[:, j], tuple(range(scale.ndim - 2)))  # noqa: E731
+    far = functools.partial(_unscaled, x, y, scale)
     return [far(j) / at(j) if divides else far(j) * at(j) for j in range(len(x))]
+
+
+def _unscaled(x: Any, y: Any, scale: Any, j: int) -> Any:
+    """The difference in one dimension, with as many axes as its scale."""
+    return jnp.expand_dims(x[j] - y[:, j], tuple(range(scale.ndim - 2)))
 
 
 @functools.partial(_distances.defjvp, symbolic_zeros=True)
@@ -147,7 +152,7 @@ def _derivative(divides: bool, values: tuple, tangents: tuple) -> tuple:
     if not is_zero(ds):
         of = jnp.broadcast_to(-ds / scale if divides else ds, (*scale.shape[:-1], len(x)))
         for j, d in enumerate(_differences(divides, x, y, scale)):
-            far = d if divides else jnp.expand_dims(x[j] - y[:, j], tuple(range(scale.ndim - 2)))
+            far = d if divides else _unscaled(x, y, scale, j)
             moved += 2.0 * d * far * of[..., j]
     return found, moved
 

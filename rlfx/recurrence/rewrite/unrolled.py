@@ -17,6 +17,7 @@ from rlfx import _jaxpr as J
 from rlfx._lazy import nx
 from rlfx.recurrence.analysis.active import active_equations, float_inputs
 from rlfx.recurrence.analysis.cost import PRODUCTS
+from rlfx.recurrence.analysis.graph import cyclic
 from rlfx.recurrence.ir.build import with_calls
 from rlfx.recurrence.ir.program import Equation, Program, Var
 
@@ -49,8 +50,7 @@ def with_recurrent_iterations(program: Program, most: int) -> Program:
     graph.add_edges_from(
         (definition[v], e) for e in program.equations for v in e.inputs if isinstance(v, Var) and v in definition
     )
-    within = {e for cycle in nx.strongly_connected_components(graph) if len(cycle) > 1 for e in cycle}
-    found = within & active & set(short)
+    found = cyclic(graph) & active & set(short)
     return with_iterations(program, most, lambda eqn: eqn.primitive in PRODUCTS, found.__contains__)
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlfx import _jaxpr as J
-from rlfx._lazy import nx
 from rlfx.recurrence.analysis.active import active_equations, is_float
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, bytes_of_residuals
-from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.analysis.graph import Graph, cyclic
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
 from rlfx.recurrence.ir.access import reach_in
 from rlfx.recurrence.ir.program import Equation, Program, Var
@@ -130,7 +129,7 @@ def _cut(
     """The learner; ``whole``: one whose region may read other timesteps, and does what no output of acting needs."""
     last = frozenset(v for v in targets if v in set(program.next_carry))
     graph = Graph(program, frozenset(targets) - last, last)
-    recurrent = _recurrent(graph)
+    recurrent = cyclic(graph.nx)
     widened = _widened(graph.equations, program.domain)
     data = {v for e in program.equations if e.op is inputs_p for v in e.outputs}
     returned = set(outputs.equations)
@@ -172,10 +171,6 @@ def _cut(
         schedule(region, differentiated=active, fuses=False),
         outputs,
     )
-
-
-def _recurrent(graph: Graph) -> frozenset[Equation]:
-    return frozenset(e for c in nx.strongly_connected_components(graph.nx) if len(c) > 1 for e in c)
 
 
 def _widened(equations: Iterable[Equation], domain: Domain) -> frozenset[Equation]:

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-import jax.numpy as jnp
-
 from rlfx import _jaxpr as J
 from rlfx._target import Room
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all
@@ -37,8 +35,8 @@ SMALLEST_SECTION = 256
 SMALLEST_BLOCK = 8
 #: Rows that a block multiplies its weights with, at least: each block reads them, and a learner's adds to their gradients.
 ROWS_OF_BLOCK = 256
-#: What a reduction of all timesteps makes of those of its blocks, which are of one length.
-PARTIAL = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
+#: Reductions that are the same of those of blocks, which are of one length.
+PARTIAL = frozenset({"sum", "mean", "max", "min"})
 #: What acts on positions one by one, alike at every t.
 POSITIONWISE = (J.ELEMENTWISE | J.STACKING) | {
     series_p,
@@ -124,18 +122,21 @@ def in_tiles(equations: Sequence[Equation], graph: Graph, batch: int, room: Room
     parts: list[tuple | Blocked] = []
     summed: set[Equation] = set()
     for n, members in by_level.items():
-        sums = tuple(e for e in by_level.get(n + 1, ()) if _adds_up(e, members, program))
-        tiles = _tiles(members, sums, graph, batch, room) if n % 2 else None
+        tiles = _tiles(members, by_level.get(n + 1, ()), graph, batch, room) if n % 2 else None
         summed.update(() if tiles is None else tiles.sums)
         parts.append(tiles or tuple(e for e in members if e not in summed))
     return parts if any(isinstance(p, Blocked) for p in parts) else [tuple(equations)]
 
 
-def _adds_up(e: Equation, members: Sequence[Equation], program: Program) -> bool:
-    """Whether it reduces, over timesteps, what some equations give: a reduction of those of its blocks."""
-    own = {v for m in members for v in m.outputs}
-    found = e.is_over_time and e.params["op"] in PARTIAL and not program.domain.until
-    return found and all(v in own or "t" not in program.dims_of(v) for v in e.inputs) and not own.isdisjoint(e.inputs)
+def _sums(own: AbstractSet[Var], later: Iterable[Equation], program: Program) -> tuple[Equation, ...]:
+    """What reduces some values over timesteps, and none that blocks of these do not have."""
+
+    def fits(e: Equation) -> bool:
+        if not e.is_over_time or e.params["op"] not in PARTIAL or program.domain.until:
+            return False
+        return all(v in own or "t" not in program.dims_of(v) for v in e.inputs) and not own.isdisjoint(e.inputs)
+
+    return tuple(filter(fits, later))
 
 
 def _varies(e: Equation, program: Program) -> bool:
@@ -143,12 +144,12 @@ def _varies(e: Equation, program: Program) -> bool:
 
 
 def _tiles(
-    members: tuple[Equation, ...], sums: tuple[Equation, ...], graph: Graph, batch: int, room: Room
+    members: tuple[Equation, ...], later: Iterable[Equation], graph: Graph, batch: int, room: Room
 ) -> Blocked | None:
     """How pointwise equations run in blocks; None if the cache has room for all, or if there is no product among them.
 
     Args:
-      sums: what is reduced in them, too, if they are of one length.
+      later: those of the next level: what reduces their values does so in blocks, if they are of one length.
     """
     program, length = graph.program, graph.program.domain.length
     largest = sum(bytes_in_all(v, program, batch) for e in members for v in e.outputs)
@@ -157,7 +158,7 @@ def _tiles(
     step = largest / length
     enough = min(room.cache // (2 * step), math.ceil(ROWS_OF_BLOCK / batch))
     block = divisor_near(length, max(1, int(room.tile // step), int(enough)))
-    sums = () if length % block else sums
+    sums = () if length % block else _sums({v for e in members for v in e.outputs}, later, program)
     outputs = _outputs(members, graph, _used((*members, *sums), graph))
     return Blocked(members, outputs, block, ((0, length),), largest, sums=sums) if block < length else None
 
