@@ -15,6 +15,7 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
+from rlfx.recurrence.rewrite.branches import with_branches_chosen
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.distances import with_distances
@@ -36,7 +37,7 @@ from rlfx.recurrence.rewrite.stopped import with_stops
 from rlfx.recurrence.rewrite.taken import with_taken_first
 from rlfx.recurrence.rewrite.transposes import absorb_transposes
 from rlfx.recurrence.rewrite.unrolled import with_recurrent_iterations, with_unrolled
-from rlfx.recurrence.schedule.fusion import bytes_given
+from rlfx.recurrence.schedule.fusion import CLOSE, bytes_given
 from rlfx.recurrence.schedule.plan import Plan
 
 
@@ -52,7 +53,7 @@ def adapted(
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
-    given = program = rewritten(with_invariants_before, program)
+    given = program = rewritten(with_invariants_before, rewritten(with_branches_chosen, program))
     program = rewritten(with_rows_first, program)
     if program is not given:  # what was written has absorbed its own
         program = rewritten(absorb_transposes, program)
@@ -103,6 +104,8 @@ def adapted(
         asked = replace(asked, nested=Leaving(start, room.at_once if room.tile is None else room.cache))
     if pays.leaving_rows and not (memory_first or small) and asked.loops is None:
         asked = replace(asked, rows=pays.leaving_rows)
-    if pays.inside and room.tile is not None and asked.loops is None and bytes_given(program, own) > room.tile:
-        asked = replace(asked, inside=Inside(room.tile, start, own))
+    if pays.inside and room.tile is not None and asked.loops is None:
+        close = room.tile // 2  # what a loop is given is read while it writes as much
+        if bytes_given(program, own) > close or bytes_given(program, own, products=False) > CLOSE:
+            asked = replace(asked, inside=Inside(close, start, own))
     return program if asked is program.directives else replace(program, directives=asked)

@@ -40,10 +40,10 @@ CACHES = 8
 MOST = 2
 
 #: Environments at a time, at least, of a recurrence with products of each one's own values.
-ROWS_OF_PRODUCTS = 16
+ROWS_OF_PRODUCTS = 8
 
 #: How many times that of a tile of environments: each tile runs the loops over time again, and adds to the gradients of weights.
-TILE = 4
+TILE = 2
 
 
 def evaluated_once(

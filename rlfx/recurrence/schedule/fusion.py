@@ -22,27 +22,30 @@ from rlfx.recurrence.ir.program import Equation, Program, Var
 _TWICE = 2.0
 #: How much faster than memory the cache is from which a loop reads weights at every timestep.
 _NEAR = 8.0
+#: Bytes that are as close to a core as can be: what only grows is not computed in a loop to spare less than that.
+CLOSE = 1 << 15
 
 
 def fused(
-    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation]
+    graph: Graph, levels: Mapping[Equation, int], level: int, needed: AbstractSet[Equation], products: bool
 ) -> frozenset[Equation]:
-    """The equations of earlier stages that a loop computes itself; none if what it is given of them stays in the cache.
+    """The equations of earlier stages that a loop computes itself; none if what it is given of them stays close by.
 
     Args:
       levels: of all equations.
       level: of what can run inside the loop.
       needed: what the loop evaluates in any case.
+      products: whether it may compute products, too, each of which starts by itself; what only grows is fused with what reads it.
     """
     program, asked = graph.program, graph.program.directives.inside
     if asked is None or "t" in program.directives.vectorize:
         return frozenset()
-    for products in (True, False):
-        could = _candidates(graph, levels, level, needed, products)
-        if not any(e.op in PRODUCTS if products else grows(e, program) for e in could):
+    for multiplies, room in ((True, asked.room), (False, min(asked.room, CLOSE)))[not products :]:
+        could = _candidates(graph, levels, level, needed, multiplies)
+        if not any(e.op in PRODUCTS if multiplies else grows(e, program) for e in could):
             continue
         given = [v for e in could for v in e.outputs if not needed.isdisjoint(graph.users.get(v, ()))]
-        leaves = sum(bytes_in_all(v, program, asked.batch) for v in given) > asked.room
+        leaves = sum(bytes_in_all(v, program, asked.batch) for v in given) > room
         if leaves and (inside := _cheapest(could, needed, graph, asked)):
             return inside
     return frozenset()
@@ -56,9 +59,9 @@ def grows(e: Equation, program: Program) -> bool:
     return sum(bytes_of(v, program.domain) for v in e.outputs) >= 2 * read > 0
 
 
-def bytes_given(program: Program, batch: int) -> int:
-    """Bytes, at all timesteps of some environments, of products and of what grows: loops over t are not given more of them."""
-    made = (e for e in program.equations if e.op in PRODUCTS or grows(e, program))
+def bytes_given(program: Program, batch: int, products: bool = True) -> int:
+    """Bytes, at all timesteps of some environments, of what grows and of ``products``: loops over t are not given more of them."""
+    made = (e for e in program.equations if (products and e.op in PRODUCTS) or grows(e, program))
     found = [v for e in made for v in e.outputs if "t" in program.dims_of(v)]
     return sum(bytes_in_all(v, program, batch) for v in found)
 

@@ -102,14 +102,14 @@ def schedule(
       barred: values that no loop may stack, whatever it costs to do without.
       differentiated: equations whose operands are kept for every timestep anyway: they stay in no loop that can do
         without them.
-      fuses: whether loops compute themselves what it costs more to give them (``fusion.py``).
+      fuses: whether loops compute products themselves that it costs more to give them (``fusion.py``).
 
     Raises:
       CausalityError: if no order of timesteps exists.
     """
     levels, loops = _levels(graph)
     recurrent = [frozenset(e for c in loop.components for e in c) for loop in loops]
-    inside = _fused(graph, levels, recurrent) if fuses else [frozenset()] * len(loops)
+    inside = _fused(graph, levels, recurrent, fuses)
     for i, equations in enumerate(inside):
         levels |= dict.fromkeys(equations, 2 * i)
     in_loop = [frozenset(e for e, l in levels.items() if l == 2 * i) for i in range(len(loops))]
@@ -135,7 +135,7 @@ def schedule(
     return Schedule(graph, tuple(stages), differentiated)
 
 
-def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset]) -> list[frozenset[Equation]]:
+def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset], fuses: bool) -> list[frozenset[Equation]]:
     """For each loop, the equations of earlier stages that it computes itself; the last loop is asked first."""
     levels, found = dict(levels), []
     for i in reversed(range(len(recurrent))):
@@ -143,7 +143,7 @@ def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset]
         in_loop = {e for e, l in levels.items() if l == 2 * i}
         for e in recurrent[i]:
             _pull(e, graph, in_loop, (), body)
-        found.append(fused(graph, levels, 2 * i, body))
+        found.append(fused(graph, levels, 2 * i, body, fuses))
         levels |= dict.fromkeys(found[-1], 2 * i)
     return found[::-1]
 
