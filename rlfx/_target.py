@@ -79,6 +79,7 @@ class Rewrites:
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
       patches: convolutions that a gradient goes through time by, and small ones, are products, if their patches are at most so
         many numbers at a point (``rewrite/patches.py``); 0: never.
+      dense: transposed convolutions multiply no zeros (``cpu/dense.py``).
       tree_reductions: in loops over time, maxima of rows by halves (``execute/ragged/tree_reduction.py``).
       shared_rows: products of one value with weights of at most so many rows are one in loops over t (``schedule/products.py``).
       deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
@@ -118,6 +119,7 @@ class Rewrites:
     matrices: bool = False
     channels_last: bool = False
     patches: int = 0
+    dense: bool = False
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
@@ -258,6 +260,7 @@ def _cpu() -> Target:
             contractions=True,
             channels_last=True,
             patches=1 << 20,
+            dense=True,
             tree_reductions=True,
             shared_rows=128,
             deferred_rows=32,

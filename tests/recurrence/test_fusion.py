@@ -14,6 +14,7 @@ import pytest
 import rlfx
 from rlfx import Plan
 from rlfx.recurrence.execute.loops import is_made_again
+from rlfx.recurrence.schedule.fusion import CLOSE
 from rlfx.recurrence.schedule.physical import Repeated
 from tests.sampling import spread
 
@@ -21,9 +22,9 @@ CPU = rlfx.target("cpu")
 D, H = 3, 4
 
 
-def with_room(tile, **rewrites):
-    """A CPU whose cache has so many bytes, and which takes no time to start an operation."""
-    room, rates = dataclasses.replace(CPU.room, tile=tile), dataclasses.replace(CPU.rates, overhead=1e-9)
+def with_room(close, **rewrites):
+    """A CPU with so many bytes in one half of its cache, and which takes no time to start an operation."""
+    room, rates = dataclasses.replace(CPU.room, tile=2 * close), dataclasses.replace(CPU.rates, overhead=1e-9)
     return dataclasses.replace(CPU, room=room, rates=rates, rewrites=dataclasses.replace(CPU.rewrites, **rewrites))
 
 
@@ -323,11 +324,11 @@ def outer(p, state, t):
     return jnp.sum((jnp.tanh(value) @ state @ p["w"]) ** 2), state
 
 
-def of_outer(length=6):
+def of_outer(length=6, batch=3):
     k = jax.random.split(jax.random.key(3), 6)
     p = {"w": 0.5 * jax.random.normal(k[0], (WIDE_STATE, 2)), "k": jax.random.normal(k[1], (WIDE_STATE,))}
-    p |= {"g": jax.random.normal(k[3], (WIDE_STATE,)), "x": jax.random.normal(k[4], (length, 3, 2 * WIDE_STATE))}
-    return p, 0.1 * jax.random.normal(k[5], (3, WIDE_STATE, WIDE_STATE))
+    p |= {"g": jax.random.normal(k[3], (WIDE_STATE,)), "x": jax.random.normal(k[4], (length, batch, 2 * WIDE_STATE))}
+    return p, 0.1 * jax.random.normal(k[5], (batch, WIDE_STATE, WIDE_STATE))
 
 
 WIDE_STATE = 8
@@ -342,6 +343,27 @@ def test_what_is_made_of_little_is_made_in_the_loop_and_again_for_its_derivative
         assert not any(e.op.name == "dot_general" for e in loop.body)  # they read what is kept of all timesteps
         text = str(jax.make_jaxpr(jax.grad(lambda p, h, fn=fn: fn(p, h)[0]))(*args))
         assert ("remat" in text or "checkpoint" in text) == inside
+
+
+def test_what_is_made_of_little_is_made_in_the_loop_where_it_would_stay_in_the_cache():
+    """It is fused with what reads it; products are given, which start by themselves."""
+
+    def attending(p, state, t):
+        loss, state = outer(p, state, t)
+        return loss + jnp.tanh(rlfx.inputs(p["x"])[t] @ p["in"] + state[0, :2]).sum(), state
+
+    batch = 96
+    p, h = of_outer(batch=batch)
+    p["in"] = jnp.ones((2 * WIDE_STATE, 2))
+    fn = rlfx.compile(attending, length=6, batch=batch, target=with_room(1 << 30))
+    learner = fn.explain(p, h, wrt=True).learner
+    for schedule in (learner.at_once, learner.region):
+        (loop,) = schedule.loops
+        assert loop.spared == 4 * 6 * batch * WIDE_STATE**2 > CLOSE
+        assert not any(e.op.name == "dot_general" for e in loop.body)
+    reference = rlfx.reference(attending, length=6, batch=batch)
+    one, other = (jax.value_and_grad(lambda p, f=f: f(p, h)[0])(p) for f in (fn, reference))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), one, other)
 
 
 @pytest.mark.parametrize("plan", [None, rlfx.Plan(), rlfx.Plan("one pass"), rlfx.Plan("blocks", 2)], ids=str)

@@ -18,6 +18,7 @@ from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.branches import with_branches_chosen
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
+from rlfx.recurrence.cpu.dense import with_dense_convolutions
 from rlfx.recurrence.rewrite.distances import with_distances
 from rlfx.recurrence.rewrite.invariant import with_invariants_before
 from rlfx.recurrence.rewrite.merged import merged
@@ -70,6 +71,8 @@ def adapted(
         program = rewritten(functools.partial(with_contractions, fewest=pays.contracted), program, "with_contractions")
     if pays.contractions:
         program = rewritten(with_fast_elements, rewritten(with_fast_bodies, program))
+    if pays.dense:
+        program = rewritten(with_dense_convolutions, program)
     if pays.patches and not memory_first:
         program = rewritten(functools.partial(with_narrow, unrolled=pays.unrolled), program, "with_narrow")
     if pays.channels_last:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from rlfx._target import Target
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.cpu.contractions import FAST, MATRICES
-from rlfx.recurrence.cpu.convolution import CONVOLUTION, of_derivative
+from rlfx.recurrence.cpu.convolution import CONVOLUTION
+from rlfx.recurrence.cpu.dense import of_derivative
 from rlfx.recurrence.execute.affine import AffineScan
 from rlfx.recurrence.execute.executor import Execution, execute, prepared
 from rlfx.recurrence.execute.extent import Extent

@@ -353,7 +353,16 @@ class GradientRule:
             run = execute(plan, own, t0, beyond, extent)
             return [target_of(run, v) for v in learner.targets]
 
-        return (None, *returned(acted)), jax.vjp(region, [env[v].data for v in order])[1]
+        found, pullback = jax.vjp(region, [env[v].data for v in order])
+        return (None, *self._of_both(dict(zip(learner.targets, found, strict=True)), acted)), pullback
+
+    def _of_both(self, targets: dict[Var, Any], acted: Execution) -> tuple:
+        """What a call returns, of a learner's targets and else of acting: its loops are not run for what the region has, too."""
+        carry, aux, lengths = returned(acted)
+        carry = [targets.get(v, x) for v, x in zip(self.program.next_carry, carry, strict=True)]
+        last = set(self.program.next_carry)
+        aux = [x if v in last else targets.get(v, x) for v, x in zip(self.program.aux, aux, strict=True)]
+        return carry, aux, lengths
 
     # -- inputs
 

@@ -5,7 +5,7 @@ done, and as it is written, all of it is computed and differentiated. Before and
 
     q = relu(z @ w) @ v; q[a]   ->   relu(z[a] @ w) @ v
 
-As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where a product has
+So is what a number chooses: of all tokens of a transformer's last layer the first one, say, or the last. As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where a product has
 weights of its own for each entry, of its result one is taken. Only what leaves out products.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
@@ -24,6 +25,8 @@ from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.rewrite.picks import DYNAMIC_SLICE, axes_of_one
 from rlfx.recurrence.rewrite.spread import is_relu, loops_of, relu
+
+_SLICE = J.primitive("slice")
 
 
 @dataclass(frozen=True)
@@ -43,27 +46,35 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What leads to a value of which one entry is chosen.
+    """What leads to a value of which one entry is chosen, or some that follow one another.
 
     Attributes:
+      start: the first one, where it is a number; None: it is the first of the values that are given.
+      size: how many.
       steps: in order; the last one gives the value.
       taken: where an entry is taken instead, and along which axis.
       whole: what the steps read besides.
     """
 
+    start: int | None
+    size: int
     steps: tuple[_Step, ...]
     taken: tuple[tuple[Var, int], ...]
     whole: tuple[Var, ...]
 
-    def __call__(self, start: Any, *values: Any) -> Any:
-        """The entry, of all that is given: the axis stays, with one element."""
+    def __call__(self, *values: Any) -> Any:
+        """The entries, of all that is given: the axis stays."""
+        if self.start is None:
+            start, *values = values
+        else:
+            start = self.start
         given, whole = values[: len(self.taken)], dict(zip(self.whole, values[len(self.taken) :], strict=True))
-        known = {v: _entry(x, start, axis) for (v, axis), x in zip(self.taken, given, strict=True)}
+        known = {v: self._entries(x, start, axis) for (v, axis), x in zip(self.taken, given, strict=True)}
 
         def of(u: Atom, axis: int | None) -> Any:
             if isinstance(u, Var):
                 return whole[u] if axis is None else known[u]
-            return u.value if axis is None else _entry(jnp.asarray(u.value), start, axis)
+            return u.value if axis is None else self._entries(jnp.asarray(u.value), start, axis)
 
         out = None
         for step in self.steps:
@@ -72,34 +83,50 @@ class _Chosen:
             if is_relu(e):
                 out = relu(*operands)
             else:
-                (out,) = J.bind(e.op, resized(e.op, e.params, step.nest, {step.loop: 1}), *operands)
+                (out,) = J.bind(e.op, resized(e.op, e.params, step.nest, {step.loop: self.size}), *operands)
             known[e.outputs[0]] = out
         return out
 
+    def _entries(self, x: Any, start: Any, axis: int) -> Any:
+        """Those of an axis, which stays. Before the first it is the first: what counts from the end was counted already."""
+        if self.start is not None:
+            return jax.lax.slice_in_dim(x, start, start + self.size, axis=axis)
+        sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
+        starts = (start if a == axis else jnp.zeros_like(start) for a in range(x.ndim))
+        (out,) = J.bind(DYNAMIC_SLICE, {"slice_sizes": sizes}, x, *starts)
+        return out
 
-def _entry(x: Any, start: Any, axis: int) -> Any:
-    """One entry of an axis, which stays. Before the first it is the first: what counts from the end was counted already."""
-    sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
-    starts = (start if a == axis else jnp.zeros_like(start) for a in range(x.ndim))
-    (out,) = J.bind(DYNAMIC_SLICE, {"slice_sizes": sizes}, x, *starts)
-    return out
+
+def _sliced(e: Equation) -> tuple[int, int, int] | None:
+    """``(axis, start, size)`` of an equation that reads such elements of one axis, and all of the others; None of any other."""
+    if e.op is not _SLICE or e.is_ragged or any(stride != 1 for stride in e.params["strides"] or ()):
+        return None
+    starts, limits = e.params["start_indices"], e.params["limit_indices"]
+    short = [axis for axis, n in enumerate(e.inputs[0].shape) if limits[axis] - starts[axis] != n]
+    return (short[0], starts[short[0]], limits[short[0]] - starts[short[0]]) if len(short) == 1 else None
 
 
 def with_chosen_first(program: Program) -> Program:
     """The program with such choices; without any ``program``. Meaning-preserving; idempotent."""
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
-        axes = axes_of_one(e)
-        if len(axes) != 1 or not isinstance(x := e.inputs[0], Var):
+        x, sliced = e.inputs[0] if e.inputs else None, _sliced(e)
+        if not isinstance(x, Var):
             return None
-        (axis,) = axes
-        found = _leading_to(e, x, axis, program)
-        return found and (found, [e.inputs[1 + axis], *(v for v, _ in found.taken), *found.whole])
+        if sliced is not None:
+            axis, start, size = sliced
+            found = _leading_to(e, x, axis, program, start, size)
+            return found and (found, [*(v for v, _ in found.taken), *found.whole])
+        axes = axes_of_one(e)
+        found = _leading_to(e, x, axes[0], program) if len(axes) == 1 else None
+        return found and (found, [e.inputs[1 + axes[0]], *(v for v, _ in found.taken), *found.whole])
 
     return exchanged(program, instead)
 
 
-def _leading_to(choice: Equation, value: Var, axis: int, program: Program) -> _Chosen | None:
+def _leading_to(
+    choice: Equation, value: Var, axis: int, program: Program, start: int | None = None, size: int = 1
+) -> _Chosen | None:
     """What computes a value entry by entry, of which one is chosen; None if no products are left out."""
     returned, at = frozenset(program.returned), {value: axis}
     group: dict[Equation, _Step] = {}
@@ -119,12 +146,12 @@ def _leading_to(choice: Equation, value: Var, axis: int, program: Program) -> _C
     if not any(s.equation.op in PRODUCTS for s in steps):
         return None
     taken = {u: along for u, along in operands if along is not None and u not in computed}
-    return _Chosen(steps, tuple(taken.items()), tuple(dict.fromkeys(u for u, along in operands if along is None)))
+    return _Chosen(start, size, steps, tuple(taken.items()), tuple(dict.fromkeys(u for u, along in operands if along is None)))
 
 
 def _step(e: Equation, axis: int, program: Program) -> _Step | None:
     """How an equation computes the entries of an axis of its result one by one; None if it does not."""
-    if not e.is_pointwise or e.is_ragged or e.has_effects or e.calls:
+    if not e.is_pointwise or e.has_effects or e.calls:
         return None
     it = loops_of(e)
     if it is None:

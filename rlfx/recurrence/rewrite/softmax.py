@@ -32,7 +32,7 @@ _UNCHANGED = frozenset({_BROADCAST, J.primitive("stop_gradient"), J.primitive("m
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """``weights / total``, where ``total`` is the sum of the weights along an axis of symbolic length.
+    """``weights / total``, where ``total`` is the sum of the weights along axes, one of which is of symbolic length.
 
     Attributes:
       scores: of which the weights are exponentials.
@@ -41,7 +41,7 @@ class Softmax:
     scores: Var
     weights: Var
     total: Var
-    axis: int
+    axes: tuple[int, ...]
 
 
 def divide_last(program: Program) -> Program:
@@ -64,12 +64,12 @@ def _divided_last(product: Equation, definition: Mapping, users: Mapping, build:
     contracted, batched = product.params["dimension_numbers"]
     for side, operand in enumerate(product.inputs):
         softmax = _softmax(operand, definition) if users.get(operand) == 1 else None
-        if softmax is None or tuple(contracted[side]) != (softmax.axis,):
+        if softmax is None or set(contracted[side]) != set(softmax.axes):
             continue
         if out.dtype != softmax.total.dtype or out.dtype == jnp.float16:
             continue
-        axes = _axes_of_product(side, len(operand.shape), len(out.shape), softmax.axis, batched)
-        if reaches(product, product, definition):
+        axes = _axes_of_product(side, len(operand.shape), len(out.shape), softmax.axes, batched)
+        if len(softmax.axes) == 1 and reaches(product, product, definition):
             params = {**product.params, "side": side, "axes": axes}
             inputs = (softmax.scores, product.inputs[1 - side])
             return [dataclasses.replace(product, op=attend_p, params=params, inputs=inputs)]
@@ -85,7 +85,7 @@ def _divided_last(product: Equation, definition: Mapping, users: Mapping, build:
 
 def _not_of_nothing(softmax: Softmax, product: Equation, build: Builder) -> Atom:
     """The divisor: of a slice that is empty 1, so that the product is 0 and not NaN."""
-    dim = softmax.weights.shape[softmax.axis]
+    (dim,) = (d for a in softmax.axes if J.is_symbolic(d := softmax.weights.shape[a]))
     if not may_be_empty(build.program.domain, dim):
         return softmax.total
     size = build.var((), jnp.result_type(int))  # of 64 bits with jax_enable_x64
@@ -93,17 +93,17 @@ def _not_of_nothing(softmax: Softmax, product: Equation, build: Builder) -> Atom
     return build.call(lambda n, s: jnp.where(n <= 0, jnp.ones_like(s), s), [size, softmax.total], product)
 
 
-def _axes_of_product(side: int, rank: int, out_rank: int, axis: int, batched: Any) -> tuple[int, ...]:
-    """Which axes of a product come from an operand's axes other than the contracted one, in their order."""
+def _axes_of_product(side: int, rank: int, out_rank: int, axes: tuple[int, ...], batched: Any) -> tuple[int, ...]:
+    """Which axes of a product come from an operand's axes other than the contracted ones, in their order."""
     batch = list(batched[side])
-    free = [a for a in range(rank) if a != axis and a not in batch]
+    free = [a for a in range(rank) if a not in axes and a not in batch]
     first = out_rank - len(free) if side else len(batch)
     position = {a: i for i, a in enumerate(batch)} | {a: first + i for i, a in enumerate(free)}
-    return tuple(position[a] for a in range(rank) if a != axis)
+    return tuple(position[a] for a in range(rank) if a not in axes)
 
 
 def _softmax(atom: Atom, definition: Mapping[Atom, Equation]) -> Softmax | None:
-    """The softmax that a value is, along an axis of symbolic length."""
+    """The softmax that a value is, along axes of which one is of symbolic length."""
     division = definition.get(atom)
     if division is None or division.op is not _DIV:
         return None
@@ -112,18 +112,18 @@ def _softmax(atom: Atom, definition: Mapping[Atom, Equation]) -> Softmax | None:
     if spread is None or spread.op is not _BROADCAST or exponential is None or exponential.op is not _EXP:
         return None
     total = definition.get(spread.inputs[0])
-    if total is None or total.op is not _SUM or total.inputs[0] is not weights or len(total.params["axes"]) != 1:
+    if total is None or total.op is not _SUM or total.inputs[0] is not weights:
         return None
-    (axis,) = total.params["axes"]
-    others = tuple(a for a in range(len(weights.shape)) if a != axis)
-    if tuple(spread.params["broadcast_dimensions"]) != others or not J.is_symbolic(weights.shape[axis]):
+    axes = tuple(total.params["axes"])
+    others = tuple(a for a in range(len(weights.shape)) if a not in axes)
+    if tuple(spread.params["broadcast_dimensions"]) != others or not any(J.is_symbolic(weights.shape[a]) for a in axes):
         return None
-    scores = _scores(exponential, axis, definition)
-    return None if scores is None else Softmax(scores, weights, total.outputs[0], axis)
+    scores = _scores(exponential, axes, definition)
+    return None if scores is None else Softmax(scores, weights, total.outputs[0], axes)
 
 
-def _scores(exponential: Equation, axis: int, definition: Mapping[Atom, Equation]) -> Var | None:
-    """The exponents, if the largest of them along ``axis`` is taken off all of them."""
+def _scores(exponential: Equation, axes: tuple[int, ...], definition: Mapping[Atom, Equation]) -> Var | None:
+    """The exponents, if the largest of them along ``axes`` is taken off all of them."""
     difference = definition.get(exponential.inputs[0])
     if difference is None or difference.op is not _SUB:
         return None
@@ -132,5 +132,5 @@ def _scores(exponential: Equation, axis: int, definition: Mapping[Atom, Equation
     while found is not None and found.op in _UNCHANGED:
         known = [v for v in found.inputs if isinstance(v, Var)]
         found = definition.get(known[0]) if len(known) == 1 else None
-    is_maximum = found is not None and found.op is _MAX and tuple(found.params["axes"]) == (axis,)
+    is_maximum = found is not None and found.op is _MAX and tuple(found.params["axes"]) == axes
     return x if is_maximum and isinstance(x, Var) and found.inputs[0] is x else None
