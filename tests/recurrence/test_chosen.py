@@ -223,3 +223,63 @@ def test_in_an_acting_loop_and_with_blocks():
     expected = of(rlfx.reference(loss, **how))
     close(of(rlfx.compile(loss, **how)), expected)
     close(of(rlfx.compile(loss, **how, plan=rlfx.Plan("blocks", block=2))), expected)
+
+
+NUMBERS = {
+    "the first": lambda q, _: q[0], "the last": lambda q, _: q[-1], "two of them": lambda q, _: q[1:3].prod(),
+    "of a stack": lambda q, _: jnp.stack([q, 2.0 * q, q])[1][2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("choose", NUMBERS.values(), ids=NUMBERS)
+def test_what_a_number_chooses(choose):
+    program = program_of(learner(normalised, choose))
+    found = with_chosen_first(program)
+    assert work(found) < work(program)
+    assert with_chosen_first(found) is found
+    close(gradient(rlfx.compile, learner(normalised, choose)), by_loop(normalised, choose))
+
+
+@pytest.mark.parametrize("choose", [lambda q, _: q[1:].sum(), lambda q, _: q[0] * q[1], lambda q, _: q[::2].sum()])
+def test_most_of_an_axis_and_several_parts_and_every_other_one_stay(choose):
+    program = program_of(learner(values, choose))
+    assert with_chosen_first(program) is program
+    close(gradient(rlfx.compile, learner(values, choose)), by_loop(values, choose))
+
+
+def tokens(params, h, t):
+    """Three tokens a timestep, which attend to all tokens before them; what becomes of the second one counts."""
+    p, data = params
+    x = jnp.stack([h, jnp.tanh(rlfx.inputs(data)[t] * h), h * p["last"]])
+    query, key, value = x @ p["w"], jnp.tanh(x), x @ p["own"][0]
+    keys, values = rlfx.series((key, value))[: t + 1]
+    share = jax.nn.softmax(jnp.einsum("qd,skd->qsk", query, keys), axis=(-2, -1))
+    made = x + jnp.tanh(jnp.einsum("qsk,skd->qd", share, values) @ p["own"][1])
+    return jnp.cos(made[1]).sum(), 0.9 * h
+
+
+def tokens_by_loop(p, h, data):
+    """With nothing of ours."""
+    total = 0.0
+    for b in range(BATCH):
+        state, seen = h[b], []
+        for t in range(LENGTH):
+            x = jnp.stack([state, jnp.tanh(data[t, b] * state), state * p["last"]])
+            seen.append(x)
+            past = jnp.concatenate(seen)
+            share = jax.nn.softmax((x[1] @ p["w"]) @ jnp.tanh(past).T)
+            total += jnp.cos(x[1] + jnp.tanh(share @ (past @ p["own"][0]) @ p["own"][1])).sum()
+            state = 0.9 * state
+    return total / (LENGTH * BATCH)
+
+
+@pytest.mark.parametrize("plan", [None, rlfx.Plan(), rlfx.Plan(environments=1)], ids=str)
+def test_of_several_tokens_a_timestep_one_asks(plan):
+    """Through products with slices whose length depends on the timestep: one query in place of three."""
+    data = jax.random.normal(K[5], (LENGTH, BATCH))
+    program = rlfx.trace(tokens, (PARAMS, data), START, length=LENGTH, batch=BATCH)
+    assert work(with_chosen_first(program)) < 0.75 * work(program)
+    f = rlfx.compile(tokens, length=LENGTH, batch=BATCH, plan=plan)
+    wrt = 0 if plan is not None and plan.environments else (0, 1)
+    found = jax.jit(jax.value_and_grad(lambda p, h: f((p, data), h)[0], wrt))(PARAMS, START)
+    close(found, jax.jit(jax.value_and_grad(tokens_by_loop, wrt))(PARAMS, START, data))

@@ -303,3 +303,54 @@ def test_unroll_says_what_is_no_plan():
         rlfx.unroll(lambda p, c, t: (c, c), length=3, plan="blocks")  # pyright: ignore[reportArgumentType]
     with pytest.raises(RlfxError, match="memory_budget"):
         rlfx.unroll(lambda p, c, t: (c, c), length=3, memory_budget=0)
+
+
+def walked(p, h, t):
+    """What is returned at the end is returned at every timestep, too, beside what has no derivative, and what is stopped."""
+    h = jnp.tanh(h @ p + 0.1 * t.now.astype(jnp.float32))
+    return h, (h, h.sum(), t.now, jax.lax.stop_gradient(h[0]))
+
+
+@pytest.mark.parametrize("until", [None, lambda h: h[0] > 0.9], ids=["", "until"])
+def test_an_unrolled_program_with_a_derivative_is_that_of_loops(until):
+    length, batch, d = 24, 3, 4
+    p, h = 0.7 * jax.random.normal(jax.random.key(0), (d, d)), jnp.linspace(-1.0, 1.0, batch * d).reshape(batch, d)
+    fn = rlfx.unroll(walked, length=length, batch=batch, **({} if until is None else {"until": until}))
+
+    def summed(p, h):
+        out = fn(p, h)
+        carry, (states, sums, times, stopped) = out[0], out[1]
+        return (carry**2).sum() + jnp.sin(states).sum() + (sums * stopped).sum(), (carry, states, sums, times, stopped)
+
+    def by_hand(p, h):
+        total, made = 0.0, []
+        for b in range(batch):
+            state, going = h[b], True
+            for t in range(length):
+                if going:
+                    state = jnp.tanh(state @ p + 0.1 * t)
+                    total += jnp.sin(state).sum() + state.sum() * jax.lax.stop_gradient(state[0])
+                    going = until is None or not bool(until(jax.lax.stop_gradient(state)))
+            total += (state**2).sum()
+            made.append(state)
+        return total, jnp.stack(made)
+
+    (found, outputs), grads = jax.jit(jax.value_and_grad(summed, (0, 1), has_aux=True))(p, h)
+    (expected, carry), slopes = jax.value_and_grad(by_hand, (0, 1), has_aux=True)(p, h)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), (found, grads), (expected, slopes))
+    np.testing.assert_allclose(outputs[0], carry, rtol=1e-5, atol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), outputs, summed(p, h)[1])
+
+
+def test_an_unrolled_program_goes_ahead_once_and_back_once():
+    """Its values are those of the pass that its derivative needs: no other loop is left."""
+    length, batch, d = 24, 3, 4
+    p, h = jnp.eye(d), jnp.ones((batch, d))
+    fn = rlfx.unroll(walked, length=length, batch=batch)
+
+    def loss(p):
+        carry, (states, *_) = fn(p, h)
+        return (carry**2).sum() + jnp.sin(states).sum()
+
+    text = jax.jit(jax.value_and_grad(loss)).lower(p).compile().as_text()
+    assert text.count(" while(") == 2

@@ -104,6 +104,46 @@ def test_heads():
     check(heads)
 
 
+def of_tokens(axes=(-2, -1), slice_of=SLICES["past"]):
+    """Two tokens a timestep; a softmax over timesteps and tokens."""
+
+    def f(w, x, t):
+        query, key, value = (jnp.tanh(jnp.stack([x, x[::-1]]) @ m) for m in w)
+        keys, values = slice_of(rlfx.series((key, value)), t)  # [n, 2, D]
+        share = jax.nn.softmax(jnp.einsum("qd,nkd->qnk", query, keys), axis=axes)
+        return jnp.sum(jnp.sin(jnp.einsum("qnk,nkd->qd", share, values))), x * 1.1 + 0.1
+
+    return f
+
+
+@pytest.mark.parametrize("slice_of", ["past", "before", "some"])
+def test_over_several_axes(slice_of):
+    f = of_tokens(slice_of=SLICES[slice_of])
+    assert divisions(f) == 0
+    check(f)
+
+
+def test_a_product_over_more_axes_than_the_softmax_stays():
+    assert divisions(of_tokens(axes=-2)) == 1
+    check(of_tokens(axes=-2))
+
+
+def test_over_several_axes_of_its_own_past():
+    """In a loop it is divided after its product, too; it is no ``attend_p``, which is of one axis."""
+
+    def f(w, x, t):
+        query, key, value = (jnp.tanh(jnp.stack([x, x[::-1]]) @ m) for m in w)
+        keys, values = rlfx.series((key, value))[: t + 1]
+        share = jax.nn.softmax(jnp.einsum("qd,nkd->qnk", query, keys), axis=(-2, -1))
+        out = jnp.einsum("qnk,nkd->qd", share, values)
+        return jnp.sum(out**2), jnp.tanh(out[0] + 0.5 * x)
+
+    program = rlfx.trace(f, *arguments(), length=T, batch=B)
+    assert divisions(f) == 0
+    assert not any(e.op is attend_p for e in program.equations)
+    check(f)
+
+
 def test_what_stays():
     def entropy(p, v):
         return p @ v - jnp.sum(p * jnp.log(p))

@@ -9,6 +9,7 @@ from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import is_counted_loop
 from rlfx.recurrence.cpu.convolution import with_channels_last
+from rlfx.recurrence.cpu.dense import with_dense_convolutions
 from rlfx.recurrence.cpu.elementwise import with_fast_elements
 from rlfx.recurrence.cpu.shared_bodies import with_fast_bodies
 from rlfx.recurrence.ir.directives import Inside, Leaving
@@ -18,7 +19,6 @@ from rlfx.recurrence.rewrite.apart import with_parts_apart
 from rlfx.recurrence.rewrite.branches import with_branches_chosen
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
-from rlfx.recurrence.cpu.dense import with_dense_convolutions
 from rlfx.recurrence.rewrite.distances import with_distances
 from rlfx.recurrence.rewrite.invariant import with_invariants_before
 from rlfx.recurrence.rewrite.merged import merged

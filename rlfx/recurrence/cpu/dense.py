@@ -52,7 +52,7 @@ def with_dense_convolutions(program: Program) -> Program:
 
 
 def of_derivative(eqn: Any, operands: Sequence[Any]) -> list:
-    """As ``convolution.of_derivative``, and dense: a derivative by what windows with steps move over is a transposed convolution."""
+    """As ``convolution.of_derivative``, and dense: by what windows with steps move over, it is a transposed convolution."""
     if _is_transposed(eqn.params, operands[1].shape) and not any(map(J.is_symbolic, operands[0].shape)):
         return [dense_convolution(eqn.params, *operands)]
     return convolution.of_derivative(eqn, operands)

@@ -1,8 +1,8 @@
 """Conditions that each environment has for itself are choices between values: all branches are evaluated, as ``vmap`` does.
 
-``jax.vmap`` of ``jax.lax.cond`` or ``switch`` gives each point a copy of all that the branches read, weights too, and a gradient of
-its own of them. Here points share their weights, as in ``jnp.where``. What the derivative of a branch makes of points that did
-not take it (a root of a negative number) does not reach anything, as with ``cond``, and unlike with ``where``.
+``jax.vmap`` of ``jax.lax.cond`` or ``switch`` gives each point a copy of all that the branches read, weights too, and a gradient
+of its own of them. Here points share their weights, as in ``jnp.where``. What the derivative of a branch makes of points that
+did not take it (a root of a negative number) does not reach anything, as with ``cond``, and unlike with ``where``.
 """
 
 from __future__ import annotations

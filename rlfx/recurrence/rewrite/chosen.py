@@ -5,8 +5,9 @@ done, and as it is written, all of it is computed and differentiated. Before and
 
     q = relu(z @ w) @ v; q[a]   ->   relu(z[a] @ w) @ v
 
-So is what a number chooses: of all tokens of a transformer's last layer the first one, say, or the last. As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where a product has
-weights of its own for each entry, of its result one is taken. Only what leaves out products.
+So is what a number chooses: of all tokens of a transformer's last layer the first one, say, or the last. As far back as each
+operation computes the entries of the axis one by one, and nothing else needs them; where a product has weights of its own for
+each entry, of its result one is taken. Only what leaves out products.
 """
 
 from __future__ import annotations
@@ -98,12 +99,16 @@ class _Chosen:
 
 
 def _sliced(e: Equation) -> tuple[int, int, int] | None:
-    """``(axis, start, size)`` of an equation that reads such elements of one axis, and all of the others; None of any other."""
+    """``(axis, start, size)`` of an equation that reads at most half of one axis, and all of the others; None of any other."""
     if e.op is not _SLICE or e.is_ragged or any(stride != 1 for stride in e.params["strides"] or ()):
         return None
     starts, limits = e.params["start_indices"], e.params["limit_indices"]
     short = [axis for axis, n in enumerate(e.inputs[0].shape) if limits[axis] - starts[axis] != n]
-    return (short[0], starts[short[0]], limits[short[0]] - starts[short[0]]) if len(short) == 1 else None
+    if len(short) != 1:
+        return None
+    (axis,) = short
+    size = limits[axis] - starts[axis]
+    return (axis, starts[axis], size) if 2 * size <= e.inputs[0].shape[axis] else None
 
 
 def with_chosen_first(program: Program) -> Program:

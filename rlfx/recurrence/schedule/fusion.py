@@ -60,7 +60,7 @@ def grows(e: Equation, program: Program) -> bool:
 
 
 def bytes_given(program: Program, batch: int, products: bool = True) -> int:
-    """Bytes, at all timesteps of some environments, of what grows and of ``products``: loops over t are not given more of them."""
+    """Bytes, at all timesteps of some environments, of what grows and of ``products``: loops over t are given no more."""
     made = (e for e in program.equations if (products and e.op in PRODUCTS) or grows(e, program))
     found = [v for e in made for v in e.outputs if "t" in program.dims_of(v)]
     return sum(bytes_in_all(v, program, batch) for v in found)
