@@ -65,10 +65,7 @@ class _Chosen:
 
     def __call__(self, *values: Any) -> Any:
         """The entries, of all that is given: the axis stays."""
-        if self.start is None:
-            start, *values = values
-        else:
-            start = self.start
+        start, values = (values[0], values[1:]) if self.start is None else (self.start, values)
         given, whole = values[: len(self.taken)], dict(zip(self.whole, values[len(self.taken) :], strict=True))
         known = {v: self._entries(x, start, axis) for (v, axis), x in zip(self.taken, given, strict=True)}
 
