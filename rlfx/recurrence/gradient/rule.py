@@ -359,10 +359,10 @@ class GradientRule:
     def _of_both(self, targets: dict[Var, Any], acted: Execution) -> tuple:
         """What a call returns, of a learner's targets and else of acting: its loops are not run for what the region has, too."""
         carry, aux, lengths = returned(acted)
-        carry = [targets.get(v, x) for v, x in zip(self.program.next_carry, carry, strict=True)]
         last = set(self.program.next_carry)  # of these a target is the last value
-        own = lambda v, x: targets.get(v, x) if isinstance(v, Var) and v not in last else x  # noqa: E731
-        aux = list(map(own, self.program.aux, aux))
+        of = lambda v, x: targets.get(v, x) if isinstance(v, Var) else x  # noqa: E731
+        carry = list(map(of, self.program.next_carry, carry))
+        aux = [x if v in last else of(v, x) for v, x in zip(self.program.aux, aux, strict=True)]
         return carry, aux, lengths
 
     # -- inputs
