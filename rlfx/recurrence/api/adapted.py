@@ -37,6 +37,7 @@ from rlfx.recurrence.rewrite.spread import with_spread_after
 from rlfx.recurrence.rewrite.stopped import with_stops
 from rlfx.recurrence.rewrite.taken import with_taken_first
 from rlfx.recurrence.rewrite.transposes import absorb_transposes
+from rlfx.recurrence.rewrite.units import without_unit_axes
 from rlfx.recurrence.rewrite.unrolled import with_recurrent_iterations, with_unrolled
 from rlfx.recurrence.schedule.fusion import CLOSE, bytes_given
 from rlfx.recurrence.schedule.plan import Plan
@@ -55,7 +56,7 @@ def adapted(
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
     given = program = rewritten(with_invariants_before, rewritten(with_branches_chosen, program))
-    program = rewritten(with_rows_first, program)
+    program = rewritten(with_rows_first, rewritten(without_unit_axes, program))
     if program is not given:  # what was written has absorbed its own
         program = rewritten(absorb_transposes, program)
     if pays.rows_taken:

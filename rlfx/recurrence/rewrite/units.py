@@ -1,0 +1,157 @@
+"""Axes of length one are none around products: ``x[None] @ w``, and attention with an axis of a batch.
+
+Libraries' layers take a batch, and ``jax.nn.dot_product_attention`` adds one where there is none. Such an axis is one more axis
+of all that products lead to: XLA:CPU takes half as long again for softmaxes with it, and rewrites of products of rows do not see
+through it. What it leads to without a rule here, a convolution of a batch above all, keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax import lax
+
+from rlfx import _jaxpr as J
+from rlfx._axes import REDUCTIONS
+from rlfx._lazy import nx
+from rlfx.recurrence.ir.build import Builder, live, substituted
+from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
+from rlfx.recurrence.rewrite.spread import is_relu, loops_of, relu
+
+_DOT, _BROADCAST, _TRANSPOSE = map(J.primitive, ("dot_general", "broadcast_in_dim", "transpose"))
+_RESHAPE, _SQUEEZE, _CONVOLUTION = map(J.primitive, ("reshape", "squeeze", "conv_general_dilated"))
+_ELEMENTS = J.ELEMENTWISE | J.STOP_GRADIENT
+
+#: What may begin or end an axis.
+_SHAPES = frozenset({_BROADCAST, _RESHAPE, _SQUEEZE})
+
+#: An axis of a value.
+_Axis = tuple[Any, int]
+#: Axes of the operands and of the result that are gone, from the first one.
+_Gone = Sequence[Sequence[int]]
+
+
+def without_unit_axes(program: Program) -> Program:
+    """The program without such axes; without them it is ``program``. Meaning-preserving; idempotent."""
+    gone = _axes_gone(program)
+    if not gone:
+        return program
+    build, equations = Builder(program), []
+    bare: dict[Atom, Atom] = {}
+    same: dict[Var, Atom] = {}
+    for e in program.equations:
+        of = [gone.get(v, ()) for v in (*e.inputs, *e.outputs)]
+        if not any(of) or not _has_rule(e):
+            equations.append(e)
+            continue
+        build.equations, (out,) = [], e.outputs
+        given = [bare.get(v, v) for v in e.inputs]
+        dropped = [axes if v not in bare else () for v, axes in zip(e.inputs, of, strict=False)]
+        found = build.call(_of(e, of, dropped), given, e)
+        if of[-1]:
+            bare[out] = found
+            build.call(lambda y, shape=out.shape: lax.reshape(y, shape), [found], e)
+        if build.equations:
+            *before, last = build.equations
+            equations += [*before, replace(last, outputs=(out,))]
+        else:  # of all its axes none is left to go
+            equations.append(e)
+            same[out] = found
+    program = substituted(with_equations(program, equations), same)
+    return with_equations(program, live(program.equations, program))
+
+
+def _has_rule(e: Equation) -> bool:
+    if not e.is_pointwise or e.is_ragged or e.has_effects or len(e.outputs) != 1:
+        return False
+    return e.op in _ELEMENTS or e.op in _RULES or e.op in REDUCTIONS or is_relu(e)
+
+
+def _axes_gone(program: Program) -> dict[Atom, tuple[int, ...]]:
+    """Of values, the axes of length one that a product has, and nothing has as another length."""
+    if not any(e.op is _DOT and any(1 in v.shape for v in e.inputs) for e in program.equations):
+        return {}
+    one, stay, lead = nx.Graph(), set(), set()
+    for e in program.equations:
+        values = [v for v in (*e.inputs, *e.outputs) if isinstance(v, Var)]
+        axes = [(v, a) for v in values for a, n in enumerate(v.shape) if not J.is_symbolic(n) and n == 1]
+        if not axes:
+            continue
+        one.add_nodes_from(axes)
+        it = loops_of(e) if _has_rule(e) else None
+        if it is None:
+            stay.update(axes if e.op is _CONVOLUTION or J.sub_jaxprs(dict(e.params)) else ())
+            continue
+        loops: dict[int, list[_Axis]] = {}
+        for v, follows in zip((*e.inputs, *e.outputs), (*it.operands, *it.results), strict=True):
+            for a, loop in enumerate(follows):
+                if loop is not None and (v, a) in one:
+                    loops.setdefault(loop, []).append((v, a))
+                elif loop is None and e.op not in _SHAPES:  # it meets another length
+                    stay.add((v, a))
+        for loop, members in loops.items():
+            one.add_edges_from(zip(members, members[1:], strict=False))
+            if it.sizes[loop] != 1 or (e.op is _DOT and loop in it.reduced):
+                stay.update(members)
+        lead.update(axes if e.op is _DOT else ())
+    found: dict[Atom, list[int]] = {}
+    for component in nx.connected_components(one):
+        if stay.isdisjoint(component) and not lead.isdisjoint(component):
+            for v, a in component:
+                found.setdefault(v, []).append(a)
+    return {v: tuple(sorted(axes)) for v, axes in found.items()}
+
+
+def _of(e: Equation, gone: _Gone, dropped: _Gone) -> Callable:
+    """An equation at one point, without axes that are gone; ``dropped``: those that its operands still have."""
+    rule = _RULES.get(e.op, _reduced if e.op in REDUCTIONS else None)
+
+    def run(*operands: Any) -> Any:
+        given = [lax.squeeze(x, axes) if axes else x for x, axes in zip(operands, dropped, strict=True)]
+        if rule is not None:
+            return rule(e, gone, *given)
+        return relu(*given) if is_relu(e) else J.bind(e.op, dict(e.params), *given)[0]
+
+    return run
+
+
+def _left(axes: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
+    """Axes, as they are counted where some have gone."""
+    return tuple(a - sum(b < a for b in gone) for a in axes if a not in gone)
+
+
+def _without(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
+    return tuple(n for a, n in enumerate(shape) if a not in gone)
+
+
+def _multiplied(e: Equation, gone: _Gone, x: Any, y: Any) -> Any:
+    numbers = [tuple(_left(axes, of) for axes, of in zip(kind, gone, strict=False)) for kind in e.params["dimension_numbers"]]
+    return J.bind(_DOT, {**e.params, "dimension_numbers": tuple(numbers)}, x, y)[0]
+
+
+def _reduced(e: Equation, gone: _Gone, x: Any) -> Any:
+    axes = _left(e.params["axes"], gone[0])
+    return J.bind(e.op, {**e.params, "axes": axes}, x)[0] if axes else x
+
+
+def _spread(e: Equation, gone: _Gone, x: Any) -> Any:
+    where = [b for a, b in enumerate(e.params["broadcast_dimensions"]) if a not in gone[0]]
+    kept = [i for i, b in enumerate(where) if b not in gone[1]]  # an axis that stays in the operand is of another length after
+    assert len(kept) == len(where)
+    return lax.broadcast_in_dim(x, _without(e.outputs[0].shape, gone[1]), _left(where, gone[1]))
+
+
+def _turned(e: Equation, gone: _Gone, x: Any) -> Any:
+    return lax.transpose(x, _left([a for a in e.params["permutation"] if a not in gone[0]], gone[0]))
+
+
+def _in_shape(e: Equation, gone: _Gone, x: Any) -> Any:
+    shape = _without(e.outputs[0].shape, gone[-1])
+    return x if x.shape == shape else lax.reshape(x, shape)
+
+
+_RULES: Mapping[Any, Callable] = {
+    _DOT: _multiplied, _BROADCAST: _spread, _TRANSPOSE: _turned, _RESHAPE: _in_shape, _SQUEEZE: _in_shape,
+}  # fmt: skip
