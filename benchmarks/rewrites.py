@@ -260,6 +260,19 @@ def looks_up(width, batch, length=64):
     return loss, {"table": normal(width, 64), "data": places.astype(jnp.float32)}, jnp.zeros((batch,)), length, batch
 
 
+def draws_frames(width, batch, length=16):
+    """Frames of 16 x 16 out of 4 x 4 by two transposed convolutions with steps of two."""
+
+    def loss(w, x, t):
+        y = rlfx.inputs(w["data"])[t].reshape(1, 4, 4, width)
+        for kernel in w["kernels"]:
+            y = jnp.tanh(jax.lax.conv_transpose(y, kernel, (2, 2), "SAME"))
+        return (y**2).mean(), x
+
+    w = {"kernels": (normal(3, 3, width, width), normal(3, 3, width, 3)), "data": normal(length, batch, 16 * width)}
+    return loss, w, jnp.zeros((batch,)), length, batch
+
+
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
 BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1, "contracted": 1,
           "patches": 1 << 40, "leaving_rows": 1 << 20, "postponed": 1, "windows": 1}  # fmt: skip
@@ -268,6 +281,7 @@ CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
     "channels_last": (images, [(16, 8), (64, 8)], True, False),
     "patches": (remembers_boards, [(4, 4), (8, 1), (8, 4), (8, 32), (16, 4), (16, 16), (32, 4), (64, 1)], True, 0),
+    "dense": (draws_frames, [(4, 16), (16, 1), (16, 16), (16, 64), (32, 16)], True, False),
     "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(16, 32), (64, 4), (64, 16), (64, 32), (64, 64), (256, 4), (256, 16), (256, 32)], True, 0),

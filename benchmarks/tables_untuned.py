@@ -114,6 +114,7 @@ TABLES = {
     "untuned-sealed-fifteenth": functools.partial(with_later, "sealed_fifteenth", {"after": "sealed_fifteenth_after"}),
     "untuned-sealed-sixteenth": functools.partial(with_later, "sealed_sixteenth", {"after": "sealed_sixteenth_after"}),
     "untuned-sealed-seventeenth": functools.partial(with_later, "sealed_seventeenth", {"after": "sealed_seventeenth_after"}),
+    "untuned-sealed-eighteenth": functools.partial(with_later, "sealed_eighteenth", {"after": "sealed_eighteenth_after"}),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,

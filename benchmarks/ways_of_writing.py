@@ -4,7 +4,8 @@
 
 Weights ``[out, in]`` on the left, ``w @ x`` (equinox), beside ``x @ w``; a cell that multiplies gate by gate (flax) beside one
 product for all of its gates; entities as columns beside rows; one-hot vectors beside rows of weights; weights that a nested loop
-normalises beside those that are normalised before it. The ratio is of the two (1: it does not matter how a user writes it);
+normalises beside those that are normalised before it; a condition of each environment beside a choice; the library's attention,
+which adds a batch of one, beside attention without. The ratio is of the two (1: it does not matter how a user writes it);
 medians of paired rounds, one process; pin it to one core.
 """
 
@@ -121,6 +122,32 @@ def normalised_before(times, p, h, x):
     return times(p["last"], jax.lax.scan(step, jnp.zeros(HIDDEN), None, length=20)[0]), h
 
 
+def condition(times, p, h, x):
+    other = lambda: times(p["then"], jnp.cos(times(p["first"], x)))  # noqa: E731
+    return times(p["last"], jax.lax.cond(x[0] > 0, lambda: jnp.tanh(times(p["first"], x)), other)), h
+
+
+def choice(times, p, h, x):
+    first = times(p["first"], x)
+    return times(p["last"], jnp.where(x[0] > 0, jnp.tanh(first), times(p["then"], jnp.cos(first)))), h
+
+
+def tokens(times, p, x):
+    """Eight, as queries, keys and values of four heads."""
+    seen = jax.vmap(lambda e: times(p["first"], e))(x * jnp.arange(1.0, 9.0)[:, None]).reshape(8, 4, HIDDEN // 4)
+    return seen, jnp.tanh(seen), jnp.cos(seen)
+
+
+def library_attention(times, p, h, x):
+    return times(p["last"], jax.nn.dot_product_attention(*tokens(times, p, x))[0].reshape(-1)), h
+
+
+def attention(times, p, h, x):
+    q, k, v = tokens(times, p, x)
+    share = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", q, k) / (HIDDEN // 4) ** 0.5, -1)
+    return times(p["last"], jnp.einsum("hqk,khd->qhd", share, v)[0].reshape(-1)), h
+
+
 def compiled(network, side, length=64, batch=64):
     data = jax.random.normal(KEYS[3], (length, batch, IN))
     turned = side == "x @ w"
@@ -149,11 +176,13 @@ def main():
     for theirs, ours in ((gate_by_gate, gates), (columns, as_rows), (one_hot, looked_up), (normalised, normalised_before)):
         ways.append((theirs, (theirs, "x @ w"), (ours, "x @ w")))
     ways.append((columns, (columns, "w @ x"), (as_rows, "x @ w")))
+    for theirs, ours in ((condition, choice), (library_attention, attention)):
+        ways.append((theirs, (theirs, "x @ w"), (ours, "x @ w")))
     for network, *pair in ways:
         ratio, their_ms, our_ms = in_turns([compiled(*way) for way in pair], args.rounds)
         row = {"network": network.__name__, "way": pair[0][1], "ratio": round(ratio, 3)}
         rows.append(row | {"theirs_ms": round(their_ms, 2), "ours_ms": round(our_ms, 2)})
-        print(f"{network.__name__:12} {pair[0][1]} {ratio:5.2f}   {their_ms:7.2f} ms, {our_ms:7.2f} ms as rlfx's examples")
+        print(f"{network.__name__:17} {pair[0][1]} {ratio:5.2f}   {their_ms:7.2f} ms, {our_ms:7.2f} ms as rlfx's examples")
     if args.json:
         recorded.write(args.json, recorded.about("ways_of_writing") | {"rounds": args.rounds, "rows": rows})
 

@@ -73,6 +73,16 @@ POINTWISE = [
          "np.tanh(np.outer($0, $1) @ (0.3 * np.outer($1, $0) + np.eye(2)))[0]"),
     _map("solved", "vvv", "jnp.tanh(jnp.linalg.solve(0.1 * jnp.outer($0, $0) + jnp.eye(2, dtype=F), $1))",
          "np.tanh(np.linalg.solve(0.1 * np.outer($0, $0) + np.eye(2), $1))"),
+    _map("branches", "bvvv", 'jax.lax.cond($0, lambda: jnp.tanh(p["W"] @ $1), lambda: $2 * p["w"])',
+         'np.tanh(p["W"] @ $1) if $0 else $2 * p["w"]'),
+    _map("three_branches", "ivf",
+         'jax.lax.switch($0 % 3, [lambda: 0.3 * (p["W"] @ $1).sum(), lambda: $1[0] * p["a"], lambda: jnp.sin(p["w"] @ $1)])',
+         '[lambda: 0.3 * (p["W"] @ $1).sum(), lambda: $1[0] * p["a"], lambda: np.sin(p["w"] @ $1)][$0 % 3]()'),
+    _map("one_row", "vv", '(jnp.tanh($0[None] @ p["W"]) @ p["W"])[0]', 'np.tanh($0 @ p["W"]) @ p["W"]'),
+    _map("one_of_three", "vvv", 'jnp.tanh(jnp.stack([$0, $1, $0 + $1]) @ p["W"])[1]', 'np.tanh($1 @ p["W"])'),
+    _map("transposed", "vv",
+         'jax.lax.conv_transpose($0.reshape(1, 2, 1, 1), p["W"].reshape(2, 2, 1, 1), (2, 2), "VALID").sum((0, 2, 3))[1:3]',
+         '$0 * p["W"].sum(1)'),
     _map("iterated", "vvf", 'iterated(p["W"], $0, $1)', 'iterated(p["W"], $0, $1)'),
 ]
 POINTWISE += [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -89,14 +90,20 @@ def _padded(run: Execution, value: Value) -> Value:
     return Value(jnp.where(mask, value.data, jnp.zeros_like(value.data)), value.dims)
 
 
-def returned(run: Execution) -> tuple:
-    """``(carry leaves, aux leaves, lengths or None)``."""
-    program = run.program
-    carry = [expand(run.final(v), carry_dims(program, v), run.sizes).data for v in program.next_carry]
-    aux = [
-        _padded(run, expand(of_atom(v, run.env), dims, run.sizes)).data
-        for v, dims in zip(program.aux, aux_dims(program), strict=True)
+def returned(run: Execution, known: Mapping[Var, Any] = MappingProxyType({})) -> tuple:
+    """``(carry leaves, aux leaves, lengths or None)``; ``known``: :func:`target_of` some of them, of another pass."""
+    program, last = run.program, set(run.program.next_carry)
+
+    def output(v: Any, dims: frozenset) -> Any:
+        if isinstance(v, Var) and v in known and v not in last:
+            return known[v]
+        return _padded(run, expand(of_atom(v, run.env), dims, run.sizes)).data
+
+    carry = [
+        known[v] if v in known else expand(run.final(v), carry_dims(program, v), run.sizes).data
+        for v in program.next_carry
     ]
+    aux = list(map(output, program.aux, aux_dims(program)))
     if not program.domain.until:
         return carry, aux, None
     batch = NO_DIMS if program.domain.batch is None else frozenset("b")

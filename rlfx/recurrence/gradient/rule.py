@@ -353,17 +353,8 @@ class GradientRule:
             run = execute(plan, own, t0, beyond, extent)
             return [target_of(run, v) for v in learner.targets]
 
-        found, pullback = jax.vjp(region, [env[v].data for v in order])
-        return (None, *self._of_both(dict(zip(learner.targets, found, strict=True)), acted)), pullback
-
-    def _of_both(self, targets: dict[Var, Any], acted: Execution) -> tuple:
-        """What a call returns, of a learner's targets and else of acting: its loops are not run for what the region has, too."""
-        carry, aux, lengths = returned(acted)
-        last = set(self.program.next_carry)  # of these a target is the last value
-        of = lambda v, x: targets.get(v, x) if isinstance(v, Var) else x  # noqa: E731
-        carry = list(map(of, self.program.next_carry, carry))
-        aux = [x if v in last else of(v, x) for v, x in zip(self.program.aux, aux, strict=True)]
-        return carry, aux, lengths
+        found, pullback = jax.vjp(region, [env[v].data for v in order])  # acting's loops do not run for what it has, too
+        return (None, *returned(acted, dict(zip(learner.targets, found, strict=True)))), pullback
 
     # -- inputs
 
