@@ -15,7 +15,7 @@ import gc
 import os
 from pathlib import Path
 
-if hasattr(os, "sched_setaffinity"):
+if __name__ == "__main__" and hasattr(os, "sched_setaffinity"):  # before jax counts cores
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
 
 import jax

@@ -111,7 +111,10 @@ def in_a_loop(p, x, scale):
     return lax.scan(step, x[:1] @ p["w"], x)[0].sum() * scale
 
 
-@pytest.mark.parametrize(("f", "products"), [(images, 0), (of_another_length, 1), (in_a_loop, 1)], ids=["images", "lengths", "loop"])
+STAY = [(images, 0), (of_another_length, 1), (in_a_loop, 1)]
+
+
+@pytest.mark.parametrize(("f", "products"), STAY, ids=["images", "lengths", "loop"])
 def test_what_stays(f, products):
     """Of so many products axes stay."""
     program = of_points.traced(f, PARAMS, CARRY, T)
