@@ -111,10 +111,15 @@ def in_a_loop(p, x, scale):
     return lax.scan(step, x[:1] @ p["w"], x)[0].sum() * scale
 
 
-STAY = [(images, 0), (of_another_length, 1), (in_a_loop, 1)]
+def critic(p, x, scale):
+    """Weights with one output."""
+    return jnp.tanh(jnp.tanh(x[0] @ p["w"]) @ p["w"][:, :1])[0] * scale
 
 
-@pytest.mark.parametrize(("f", "products"), STAY, ids=["images", "lengths", "loop"])
+STAY = [(images, 0), (of_another_length, 1), (in_a_loop, 1), (critic, 1)]
+
+
+@pytest.mark.parametrize(("f", "products"), STAY, ids=["images", "lengths", "loop", "critic"])
 def test_what_stays(f, products):
     """Of so many products axes stay."""
     program = of_points.traced(f, PARAMS, CARRY, T)

@@ -7,7 +7,7 @@ through it. What it leads to without a rule here, a convolution of a batch above
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,7 +71,8 @@ def _has_rule(e: Equation) -> bool:
 
 def _axes_gone(program: Program) -> dict[Atom, tuple[int, ...]]:
     """Of values, the axes of length one that a product has, and nothing has as another length."""
-    if not any(e.op is _DOT and any(1 in v.shape for v in e.inputs) for e in program.equations):
+    products = [e for e in program.equations if e.op is _DOT]
+    if not any(1 in v.shape and program.dims_of(v) for e in products for v in (*e.inputs, *e.outputs)):
         return {}
     one, stay, lead = nx.Graph(), set(), set()
     for e in program.equations:
@@ -95,13 +96,23 @@ def _axes_gone(program: Program) -> dict[Atom, tuple[int, ...]]:
             one.add_edges_from(zip(members, members[1:], strict=False))
             if it.sizes[loop] != 1 or (e.op is _DOT and loop in it.reduced):
                 stay.update(members)
-        lead.update(axes if e.op is _DOT else ())
+        if e.op is _DOT:
+            lead.update(axes)
+            stay.update(_outputs_of_one(e, program))
     found: dict[Atom, list[int]] = {}
     for component in nx.connected_components(one):
         if stay.isdisjoint(component) and not lead.isdisjoint(component):
             for v, a in component:
                 found.setdefault(v, []).append(a)
     return {v: tuple(sorted(axes)) for v, axes in found.items()}
+
+
+def _outputs_of_one(e: Equation, program: Program) -> Iterator[_Axis]:
+    """Those of weights with one output, a critic's last layer: such layers are products of matrices as others are."""
+    contracted, batched = e.params["dimension_numbers"]
+    for side, v in enumerate(e.inputs):
+        if isinstance(v, Var) and not program.dims_of(v):
+            yield from ((v, a) for a, n in enumerate(v.shape) if n == 1 and a not in (*contracted[side], *batched[side]))
 
 
 def _of(e: Equation, gone: _Gone, dropped: _Gone) -> Callable:
