@@ -43,7 +43,10 @@ MOST = 2
 ROWS_OF_PRODUCTS = 8
 
 #: How many times that of a tile of environments: each tile runs the loops over time again, and adds to the gradients of weights.
-TILE = 2
+TILE = 4
+
+#: The same of a recurrence: what its loops write they read again, and back once more.
+TILE_OF_LOOPS = 2
 
 
 def evaluated_once(
@@ -125,7 +128,7 @@ def _tile_of_recurrence(
         return None
     each = max(1, activation_bytes(learner, 1)) * learner.program.domain.length * copies
     fewest = ROWS_OF_PRODUCTS if products else ROWS_OF_LOOP
-    count = divisor_near(batch, max(fewest, int(TILE * (target.room.tile or math.inf) // each)))
+    count = divisor_near(batch, max(fewest, int(TILE_OF_LOOPS * (target.room.tile or math.inf) // each)))
     if (
         not 1 < count < batch
         or count * each > MOST * target.room.cache
