@@ -11,7 +11,7 @@ from jax.lax import stop_gradient
 import rlfx
 from rlfx.recurrence.gradient.forms import Pass
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.once import CACHES, MOST, TILE
+from rlfx.recurrence.plan.once import CACHES, MOST, TILE, TILE_OF_LOOPS
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
@@ -314,14 +314,14 @@ def test_a_recurrence_that_multiplies_nothing_takes_environments_that_a_few_cach
     explained = rlfx.compile(traces, length=length, batch=batch).explain((PARAMS, data), h, wrt=(True, False))
     each = activation_bytes(explained.learner, 1) * length
     for count in (4, 8, 16):
-        assert plan(traces, count * each / TILE, 1e3 * each) == rlfx.Plan(environments=count)
-        assert plan(multiplied, count * each / TILE, 1e3 * each).environments is None
-    assert plan(traces, each / TILE, 1e3 * each) == rlfx.Plan(environments=4)  # fewer would be short rows
-    assert plan(traces, batch * each / TILE, 1e3 * each).environments is None  # all of them
-    assert plan(traces, each / TILE, 4 * each / MOST) == rlfx.Plan(environments=4)
-    assert plan(traces, each / TILE, 3.9 * each / MOST).environments is None  # those of four are not in the cache
+        assert plan(traces, count * each / TILE_OF_LOOPS, 1e3 * each) == rlfx.Plan(environments=count)
+        assert plan(multiplied, count * each / TILE_OF_LOOPS, 1e3 * each).environments is None
+    assert plan(traces, each / TILE_OF_LOOPS, 1e3 * each) == rlfx.Plan(environments=4)  # fewer would be short rows
+    assert plan(traces, batch * each / TILE_OF_LOOPS, 1e3 * each).environments is None  # all of them
+    assert plan(traces, each / TILE_OF_LOOPS, 4 * each / MOST) == rlfx.Plan(environments=4)
+    assert plan(traces, each / TILE_OF_LOOPS, 3.9 * each / MOST).environments is None  # those of four are not in the cache
     asked = rlfx.incrementalize(traces, over="t", block_size=8)
-    assert plan(asked, 8 * each / TILE, 1e3 * each).form == "blocks"
+    assert plan(asked, 8 * each / TILE_OF_LOOPS, 1e3 * each).form == "blocks"
 
     def gradient(make, **how):
         fn = make(traces, length=T, batch=batch, **how)
