@@ -212,6 +212,16 @@ def rows_of(tree):
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
+def acted_by_environments(acted, given, length, envs):
+    """``acted(given) -> (state, data[T, B])`` of ``envs`` environments after the others; None: of all at once."""
+    if not envs:
+        return acted(given)
+    parts = jax.tree.map(lambda x: x.reshape(-1, envs, *x.shape[1:]), given)
+    state, data = jax.lax.map(acted, parts)
+    state = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), state)
+    return state, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(length, -1, *x.shape[3:]), data)
+
+
 def summed_gradient(loss, params, parts):
     """Value and gradient of ``loss(params, part)`` summed over the leading axis of ``parts``, one part at a time."""
 

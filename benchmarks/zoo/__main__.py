@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 from pathlib import Path
 
-if __name__ == "__main__" and hasattr(os, "sched_setaffinity"):  # before jax counts cores
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
+from benchmarks.untuned.__main__ import keep_to
+
+if __name__ == "__main__":  # before jax counts cores
+    keep_to(1)
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,11 @@ from jax import lax
 
 import rlfx
 from benchmarks import recorded
-from benchmarks.untuned.measure import Workload, line, measure, ratios
+from benchmarks.untuned.measure import Workload, line, measure, ratios, summary
 from benchmarks.zoo import functions, networks, recurrences
 from benchmarks.zoo.parts import NETWORKS, RECURRENCES
 
+#: What fills the tables.
 KINDS = (networks, functions, recurrences)
 
 
@@ -86,6 +88,13 @@ def workload(name, length, batch):
     return Workload({form: jax.value_and_grad(f) for form, f in forms.items()}, (entry.params,), tolerance=1e-3)
 
 
+def kept(row):
+    """What is recorded of an entry."""
+    ours, best = row["forms"]["rlfx"], row["forms"][row["best"]]
+    found = {to: round(float(np.median(ratios(row, to))), 3) for to in ("plain", "best")} | {"best_is": row["best"]}
+    return found | {"ms": round(ours["cpu_ms"], 3), "bytes": ours["temp_bytes"], "bytes_of_best": best["temp_bytes"]}
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=(*NETWORKS, *RECURRENCES), default=(*NETWORKS, *RECURRENCES))
@@ -97,20 +106,18 @@ def main():
     args = parser.parse_args()
     rows = {}
     for name in args.only:
-        row = measure(workload(name, args.length, args.batch), args.rounds, args.seconds)
-        rows[name] = {to: round(float(np.median(ratios(row, to))), 3) for to in ("plain", "best")}
-        forms = row["forms"]
-        rows[name] |= {"best_is": row["best"], "ms": round(forms["rlfx"]["cpu_ms"], 3)}
-        rows[name] |= {"bytes": forms["rlfx"]["temp_bytes"], "bytes_of_best": forms[row["best"]]["temp_bytes"]}
-        print(line(name, row), flush=True)
+        rows[name] = measure(workload(name, args.length, args.batch), args.rounds, args.seconds)
+        print(line(name, rows[name]), flush=True)
         jax.clear_caches()
         gc.collect()
-    means = {to: round(float(np.exp(np.mean(np.log([row[to] for row in rows.values()])))), 3) for to in ("plain", "best")}
-    slower = {to: [name for name, row in rows.items() if row[to] > 1.05] for to in means}
-    print(f"{len(rows)} entries, geometric means {means}; slower by more than 5%: {slower}")
+    means = summary(rows)
+    slower = {to: [name for name, row in rows.items() if np.median(ratios(row, to)) > 1.05] for to in ("plain", "best")}
+    plain, best = means["time_of_plain"], means["time_of_best"]
+    print(f"{len(rows)} entries, {plain:.2f} of plain, {best:.2f} of the best; above 1.05: {slower}")
     if args.out:
-        sizes = {"length": args.length, "batch": args.batch}
-        recorded.write(args.out, recorded.about("zoo") | sizes | {"means": means, "slower": slower, "rows": rows})
+        sizes = {"length": args.length, "batch": args.batch, "rounds": args.rounds}
+        record = recorded.about("zoo") | sizes | {"means": means, "slower": slower}
+        recorded.write(args.out, record | {"rows": {name: kept(row) for name, row in rows.items()}})
 
 
 if __name__ == "__main__":

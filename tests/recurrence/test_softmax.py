@@ -128,6 +128,18 @@ def test_a_product_over_more_axes_than_the_softmax_stays():
     check(of_tokens(axes=-2))
 
 
+def test_over_two_slices_stays():
+    """Of all pairs of the past: two axes of symbolic length."""
+
+    def f(w, x, t):
+        keys, values = rlfx.series((jnp.tanh(x @ w[0]), jnp.tanh(x @ w[1])))[: t + 1]
+        scores = keys @ values.T
+        return jnp.einsum("st,st->", jax.nn.softmax(scores, axis=(0, 1)), jnp.sin(scores)), x * 1.1 + 0.1
+
+    assert divisions(f) == 1
+    check(f)
+
+
 def test_over_several_axes_of_its_own_past():
     """In a loop it is divided after its product, too; it is no ``attend_p``, which is of one axis."""
 

@@ -277,13 +277,7 @@ def by_hand(length, batch, simulations, search, net=apart, flat=True, ahead=Fals
 
             return jax.lax.scan(body, state, jax.vmap(draw)(times) if ahead else times)
 
-        if envs:
-            blocks = jax.tree.map(lambda x: x.reshape(-1, envs, *x.shape[1:]), (state, *keys))
-            state, told = jax.lax.map(acted, blocks)
-            state = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:]), state)
-            told = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(length, batch, *x.shape[3:]), told)
-        else:
-            state, told = acted((state, *keys))
+        state, told = c.acted_by_environments(acted, (state, *keys), length, envs)
         obs, tried, worth, reward, done = told
         data = obs, tried, targets(worth, networks(p, state["x"])[1], reward, done)
         data = c.rows_of(data) if flat else data

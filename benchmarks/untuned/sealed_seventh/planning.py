@@ -233,13 +233,7 @@ def by_hand(length, batch, samples, horizon, elites, judge=stacked, select=gathe
             return jax.lax.scan(body, carry, (times, jax.vmap(draw)(times) if ahead else None))
 
         keys = c.streams(key, batch, "plan", "env")
-        if envs:
-            blocks = jax.tree.map(lambda x: x.reshape(-1, envs, *x.shape[1:]), (carry, *keys))
-            carry, data = jax.lax.map(acted, blocks)
-            carry = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:]), carry)
-            data = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(length, batch, *x.shape[3:]), data)
-        else:
-            carry, data = acted((carry, *keys))
+        carry, data = c.acted_by_environments(acted, (carry, *keys), length, envs)
         data = c.rows_of(data) if flat or chunk else data
         loss = lambda p, data: learn(p, *data).sum() / (length * batch)  # noqa: E731
         if chunk:

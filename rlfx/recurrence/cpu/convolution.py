@@ -17,8 +17,17 @@ from rlfx.recurrence.ir.program import Atom, Equation, Program
 CONVOLUTION = J.primitive("conv_general_dilated")
 
 
-def channels_last(x: Any, w: Any, params: dict) -> Any:
-    """A convolution as NHWC, HWIO -> NHWC: other layouts are an order of magnitude slower in loops on a CPU (jax#12868)."""
+def convolved(x: Any, w: Any, params: Mapping) -> Any:
+    """A convolution as it is."""
+    return J.bind(CONVOLUTION, dict(params), x, w)[0]
+
+
+def channels_last(x: Any, w: Any, params: Mapping, convolve: Callable[[Any, Any, Mapping], Any] = convolved) -> Any:
+    """A convolution as NHWC, HWIO -> NHWC: other layouts are an order of magnitude slower in loops on a CPU (jax#12868).
+
+    Args:
+      convolve: ``convolve(x, w, params)`` computes it in that layout.
+    """
     numbers = params["dimension_numbers"]
     lhs, rhs, out = (tuple(map(int, spec)) for spec in (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
     d = len(lhs)
@@ -26,7 +35,7 @@ def channels_last(x: Any, w: Any, params: dict) -> Any:
     last = type(numbers)((0, d - 1, *spatial), (d - 1, d - 2, *range(d - 2)), (0, d - 1, *spatial))
     x = jax.lax.transpose(x, (lhs[0], *lhs[2:], lhs[1]))
     w = jax.lax.transpose(w, (*rhs[2:], rhs[1], rhs[0]))
-    y = J.bind(CONVOLUTION, {**params, "dimension_numbers": last}, x, w)[0]
+    y = convolve(x, w, {**params, "dimension_numbers": last})
     return jax.lax.transpose(y, tuple(np.argsort((out[0], *out[2:], out[1]))))
 
 

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu import convolution
-from rlfx.recurrence.cpu.convolution import CONVOLUTION
+from rlfx.recurrence.cpu.convolution import CONVOLUTION, channels_last, convolved
 from rlfx.recurrence.ir.build import exchanged
 from rlfx.recurrence.ir.program import Atom, Equation, Program
 
@@ -32,12 +31,14 @@ class _Axis(NamedTuple):
       starts: of every remainder, which element the first of its windows begins at, from the first such element on.
       window: how many elements all windows of one place have together.
       padding: of the input as it is; negative: so many elements are left out.
+      outputs: how many places there are then.
     """
 
     taps: tuple[tuple[int, int], ...]
     starts: tuple[int, ...]
     window: int
     padding: tuple[int, int]
+    outputs: int
 
 
 def with_dense_convolutions(program: Program) -> Program:
@@ -78,29 +79,21 @@ def dense_convolution(params: Mapping, x: Any, w: Any) -> Any:
       >>> bool(jnp.allclose(dense_convolution(eqn.params, x, w), whole(x)))
       True
     """
-    numbers, steps = params["dimension_numbers"], params["lhs_dilation"]
-    x = jnp.transpose(x, (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]))
-    w = jnp.transpose(w, (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0]))
-    places, taps, out = x.shape[1:-1], w.shape[:-2], w.shape[-1]
+    return channels_last(x, w, params, _dense)
+
+
+def _dense(x: Any, w: Any, params: Mapping) -> Any:
+    """That of ``x[N, *places, I]`` and ``w[*taps, I, O]``."""
+    steps, (batch, *places, _), (*taps, _, out) = params["lhs_dilation"], x.shape, w.shape
     axes = list(map(_axis, places, taps, steps, params["padding"]))
     kernels = [_kernel(w, axes, rest) for rest in itertools.product(*map(range, steps))]
-    of_places = "".join("HWDXYZ"[: len(places)])
-    y = jax.lax.conv_general_dilated(
-        x, jnp.concatenate(kernels, -1), (1,) * len(places), [axis.padding for axis in axes],
-        dimension_numbers=(f"N{of_places}C", f"{of_places}IO", f"N{of_places}C"), precision=params["precision"],
-        preferred_element_type=params["preferred_element_type"],
-    )  # fmt: skip
-    y = y.reshape(*y.shape[:-1], *steps, out)
-    turns = [a for i in range(len(places)) for a in (1 + i, 1 + len(places) + i)]
-    y = jnp.transpose(y, (0, *turns, y.ndim - 1))
-    whole = [n * s for n, s in zip((y.shape[1 + 2 * i] for i in range(len(places))), steps, strict=True)]
-    sizes = [_outputs(*of) for of in zip(places, taps, steps, params["padding"], strict=True)]
-    y = jax.lax.slice(y.reshape(y.shape[0], *whole, out), (0,) * (len(places) + 2), (y.shape[0], *sizes, out))
-    return jnp.transpose(y, np.argsort((numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1])))
-
-
-def _outputs(places: int, taps: int, step: int, padding: tuple[int, int]) -> int:
-    return (places - 1) * step + 1 + sum(padding) - taps + 1
+    same = {"lhs_dilation": (1,) * len(places), "padding": tuple(axis.padding for axis in axes)}
+    y = convolved(x, jnp.concatenate(kernels, -1), {**params, **same})
+    blocks, outputs = y.shape[1:-1], [axis.outputs for axis in axes]
+    turns = (a for i in range(len(places)) for a in (1 + i, 1 + len(places) + i))
+    y = jnp.transpose(y.reshape(batch, *blocks, *steps, out), (0, *turns, 1 + 2 * len(places)))
+    y = y.reshape(batch, *(n * s for n, s in zip(blocks, steps, strict=True)), out)
+    return jax.lax.slice(y, (0,) * y.ndim, (batch, *outputs, out))
 
 
 def _axis(places: int, taps: int, step: int, padding: tuple[int, int]) -> _Axis:
@@ -109,9 +102,10 @@ def _axis(places: int, taps: int, step: int, padding: tuple[int, int]) -> _Axis:
     counts = [len(range(k, taps, step)) for k in firsts]
     starts = [(r + k - padding[0]) // step for r, k in enumerate(firsts)]
     first, last = min(starts), max(a + n for a, n in zip(starts, counts, strict=True))
-    read = -(-_outputs(places, taps, step, padding) // step) - 1 + last  # elements, behind which nothing is read
+    outputs = (places - 1) * step + 1 + sum(padding) - taps + 1
+    read = -(-outputs // step) - 1 + last  # elements, behind which nothing is read
     found = tuple(zip(firsts, counts, strict=True)), tuple(a - first for a in starts)
-    return _Axis(*found, last - first, (-first, read - places))
+    return _Axis(*found, last - first, (-first, read - places), outputs)
 
 
 def _kernel(w: Any, axes: Sequence[_Axis], rest: Sequence[int]) -> Any:

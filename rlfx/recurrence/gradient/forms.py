@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from rlfx._target import Target
 from rlfx.recurrence.analysis.graph import Graph
+from rlfx.recurrence.cpu import convolution, dense
 from rlfx.recurrence.cpu.contractions import FAST, MATRICES
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
-from rlfx.recurrence.cpu.dense import of_derivative
 from rlfx.recurrence.execute.affine import AffineScan
 from rlfx.recurrence.execute.executor import Execution, execute, prepared
 from rlfx.recurrence.execute.extent import Extent
@@ -149,7 +149,7 @@ class Pass:
         pays = self.target.rewrites
         rules = FAST if pays.contractions else {}
         if pays.channels_last and any(e.op is CONVOLUTION for e in self.learner.program.equations):  # kept ones, too
-            rules = rules | {CONVOLUTION: of_derivative}
+            rules = rules | {CONVOLUTION: (dense if pays.dense else convolution).of_derivative}
 
         def learn(*args: Any) -> Any:
             with jax.named_scope(LEARNING):

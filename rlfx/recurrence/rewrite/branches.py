@@ -105,7 +105,7 @@ def _taken(branch: _Branch, taken: Any, operands: Sequence) -> list:
 
     def masked(v: Any, x: Any) -> Any:
         own = not J.is_literal(v) and v in branch.own and J.is_inexact(v.aval)
-        return jnp.where(taken, x, jnp.zeros_like(x)) if own else x
+        return jax.lax.select_n(taken, jnp.zeros_like(x), x) if own else x
 
     def rule(eqn: Any, values: list) -> list | None:
         inner = branch.mixed.get(eqn)

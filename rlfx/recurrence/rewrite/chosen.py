@@ -12,6 +12,7 @@ each entry, of its result one is taken. Only what leaves out products.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,22 +51,19 @@ class _Chosen:
     """What leads to a value of which one entry is chosen, or some that follow one another.
 
     Attributes:
-      start: the first one, where it is a number; None: it is the first of the values that are given.
       size: how many.
       steps: in order; the last one gives the value.
       taken: where an entry is taken instead, and along which axis.
       whole: what the steps read besides.
     """
 
-    start: int | None
     size: int
     steps: tuple[_Step, ...]
     taken: tuple[tuple[Var, int], ...]
     whole: tuple[Var, ...]
 
-    def __call__(self, *values: Any) -> Any:
-        """The entries, of all that is given: the axis stays."""
-        start, values = (values[0], values[1:]) if self.start is None else (self.start, values)
+    def __call__(self, start: Any, *values: Any) -> Any:
+        """The entries from a number on, or the one at an index, of all that is given: the axis stays."""
         given, whole = values[: len(self.taken)], dict(zip(self.whole, values[len(self.taken) :], strict=True))
         known = {v: self._entries(x, start, axis) for (v, axis), x in zip(self.taken, given, strict=True)}
 
@@ -87,7 +85,7 @@ class _Chosen:
 
     def _entries(self, x: Any, start: Any, axis: int) -> Any:
         """Those of an axis, which stays. Before the first it is the first: what counts from the end was counted already."""
-        if self.start is not None:
+        if isinstance(start, int):
             return jax.lax.slice_in_dim(x, start, start + self.size, axis=axis)
         sizes = tuple(1 if a == axis else n for a, n in enumerate(x.shape))
         starts = (start if a == axis else jnp.zeros_like(start) for a in range(x.ndim))
@@ -117,8 +115,8 @@ def with_chosen_first(program: Program) -> Program:
             return None
         if sliced is not None:
             axis, start, size = sliced
-            found = _leading_to(e, x, axis, program, start, size)
-            return found and (found, [*(v for v, _ in found.taken), *found.whole])
+            found = _leading_to(e, x, axis, program, size)
+            return found and (functools.partial(found, start), [*(v for v, _ in found.taken), *found.whole])
         axes = axes_of_one(e)
         found = _leading_to(e, x, axes[0], program) if len(axes) == 1 else None
         return found and (found, [e.inputs[1 + axes[0]], *(v for v, _ in found.taken), *found.whole])
@@ -126,9 +124,7 @@ def with_chosen_first(program: Program) -> Program:
     return exchanged(program, instead)
 
 
-def _leading_to(
-    choice: Equation, value: Var, axis: int, program: Program, start: int | None = None, size: int = 1
-) -> _Chosen | None:
+def _leading_to(choice: Equation, value: Var, axis: int, program: Program, size: int = 1) -> _Chosen | None:
     """What computes a value entry by entry, of which one is chosen; None if no products are left out."""
     returned, at = frozenset(program.returned), {value: axis}
     group: dict[Equation, _Step] = {}
@@ -148,7 +144,7 @@ def _leading_to(
     if not any(s.equation.op in PRODUCTS for s in steps):
         return None
     taken = {u: along for u, along in operands if along is not None and u not in computed}
-    return _Chosen(start, size, steps, tuple(taken.items()), tuple(dict.fromkeys(u for u, along in operands if along is None)))
+    return _Chosen(size, steps, tuple(taken.items()), tuple(dict.fromkeys(u for u, along in operands if along is None)))
 
 
 def _step(e: Equation, axis: int, program: Program) -> _Step | None:

@@ -116,7 +116,8 @@ def _softmax(atom: Atom, definition: Mapping[Atom, Equation]) -> Softmax | None:
         return None
     axes = tuple(total.params["axes"])
     others = tuple(a for a in range(len(weights.shape)) if a not in axes)
-    if tuple(spread.params["broadcast_dimensions"]) != others or not any(J.is_symbolic(weights.shape[a]) for a in axes):
+    symbolic = set(axes).intersection(J.symbolic_axes(weights.shape))
+    if tuple(spread.params["broadcast_dimensions"]) != others or len(symbolic) != 1:
         return None
     scores = _scores(exponential, axes, definition)
     return None if scores is None else Softmax(scores, weights, total.outputs[0], axes)

@@ -7,6 +7,7 @@ through it. What it leads to without a rule here, a convolution of a batch above
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,13 +44,14 @@ def without_unit_axes(program: Program) -> Program:
     same: dict[Var, Atom] = {}
     for e in program.equations:
         of = [gone.get(v, ()) for v in (*e.inputs, *e.outputs)]
-        if not any(of) or not _has_rule(e):
+        rule = _rule_of(e) if any(of) else None
+        if rule is None:
             equations.append(e)
             continue
         build.equations, (out,) = [], e.outputs
         given = [bare.get(v, v) for v in e.inputs]
         dropped = [axes if v not in bare else () for v, axes in zip(e.inputs, of, strict=False)]
-        found = build.call(_of(e, of, dropped), given, e)
+        found = build.call(functools.partial(_evaluated, rule, e, of, dropped), given, e)
         if of[-1]:
             bare[out] = found
             build.call(lambda y, shape=out.shape: lax.reshape(y, shape), [found], e)
@@ -63,10 +65,13 @@ def without_unit_axes(program: Program) -> Program:
     return with_equations(program, live(program.equations, program))
 
 
-def _has_rule(e: Equation) -> bool:
+def _rule_of(e: Equation) -> Callable | None:
+    """``rule(e, gone, *operands)`` computes an equation of operands without axes that are gone; None: they stay."""
     if not e.is_pointwise or e.is_ragged or e.has_effects or len(e.outputs) != 1:
-        return False
-    return e.op in _ELEMENTS or e.op in _RULES or e.op in REDUCTIONS or is_relu(e)
+        return None
+    if e.op in REDUCTIONS:
+        return _reduced
+    return _acted if e.op in _ELEMENTS or is_relu(e) else _RULES.get(e.op)
 
 
 def _axes_gone(program: Program) -> dict[Atom, tuple[int, ...]]:
@@ -81,7 +86,7 @@ def _axes_gone(program: Program) -> dict[Atom, tuple[int, ...]]:
         if not axes:
             continue
         one.add_nodes_from(axes)
-        it = loops_of(e) if _has_rule(e) else None
+        it = None if _rule_of(e) is None else loops_of(e)
         if it is None:
             stay.update(axes if e.op is _CONVOLUTION or J.sub_jaxprs(dict(e.params)) else ())
             continue
@@ -115,17 +120,9 @@ def _outputs_of_one(e: Equation, program: Program) -> Iterator[_Axis]:
             yield from ((v, a) for a, n in enumerate(v.shape) if n == 1 and a not in (*contracted[side], *batched[side]))
 
 
-def _of(e: Equation, gone: _Gone, dropped: _Gone) -> Callable:
+def _evaluated(rule: Callable, e: Equation, gone: _Gone, dropped: _Gone, *operands: Any) -> Any:
     """An equation at one point, without axes that are gone; ``dropped``: those that its operands still have."""
-    rule = _RULES.get(e.op, _reduced if e.op in REDUCTIONS else None)
-
-    def run(*operands: Any) -> Any:
-        given = [lax.squeeze(x, axes) if axes else x for x, axes in zip(operands, dropped, strict=True)]
-        if rule is not None:
-            return rule(e, gone, *given)
-        return relu(*given) if is_relu(e) else J.bind(e.op, dict(e.params), *given)[0]
-
-    return run
+    return rule(e, gone, *(lax.squeeze(x, axes) if axes else x for x, axes in zip(operands, dropped, strict=True)))
 
 
 def _left(axes: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
@@ -135,6 +132,10 @@ def _left(axes: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
 
 def _without(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for a, n in enumerate(shape) if a not in gone)
+
+
+def _acted(e: Equation, gone: _Gone, *operands: Any) -> Any:
+    return relu(*operands) if is_relu(e) else J.bind(e.op, dict(e.params), *operands)[0]
 
 
 def _multiplied(e: Equation, gone: _Gone, x: Any, y: Any) -> Any:
@@ -148,9 +149,7 @@ def _reduced(e: Equation, gone: _Gone, x: Any) -> Any:
 
 
 def _spread(e: Equation, gone: _Gone, x: Any) -> Any:
-    where = [b for a, b in enumerate(e.params["broadcast_dimensions"]) if a not in gone[0]]
-    kept = [i for i, b in enumerate(where) if b not in gone[1]]  # an axis that stays in the operand is of another length after
-    assert len(kept) == len(where)
+    where = [b for a, b in enumerate(e.params["broadcast_dimensions"]) if a not in gone[0]]  # each stays in the result
     return lax.broadcast_in_dim(x, _without(e.outputs[0].shape, gone[1]), _left(where, gone[1]))
 
 
