@@ -111,10 +111,6 @@ class TimeFirst(First, Patches):
     """Products of patches."""
 
 
-class TapsFirst(First, Taps):
-    """Sums of products."""
-
-
 class Whole(Rows):
     """One product of all timesteps and features, with zeros."""
 
@@ -241,8 +237,9 @@ def workload(length, batch, width, chunk=32):
         "rlfx": c.learner_by_rlfx(given.program, length, batch), "plain": given.plain(length, batch),
         "rows": make(Way()), "rows, quick": make(quick(Rows)), "patches, quick": make(quick(Patches)),
         "taps, quick": make(quick(Taps)), "time first, quick": make(quick(TimeFirst)),
-        "taps, time first, quick": make(quick(TapsFirst)), "whole products, quick": make(quick(Whole)),
+        "whole products, quick": make(quick(Whole)),
         "whole products of halves, quick": make(quick(Mixed)),
+        "time first, levels of a table": make(Way(TimeFirst, table=True)),
         f"rows, quick, {chunk} points": make(quick(Rows), chunk, loop=False),
         f"time first, quick, {chunk} points": make(quick(TimeFirst), chunk),
         f"patches, quick, {chunk} points": make(quick(Patches), chunk),

@@ -167,6 +167,7 @@ class Way(NamedTuple):
     forward: Any = looped
     ahead: bool = False  # what is drawn comes before the loop
     parts: int = 1  # of timesteps, from whose states it goes on, one after the other
+    at_once: bool = False  # a part's errors and their derivative, which no reward has to do with, come together
 
 
 def by_hand(length, batch, way):
@@ -204,6 +205,40 @@ def by_hand(length, batch, way):
             told = normalised(c.mlp(p["tell"], foreseen.reshape(-1, foreseen.shape[-1]))).reshape(following.shape)
             return there * ((told - following) ** 2).sum(-1)
 
+        def cut(x):
+            """``[parts, ...]`` of ``[N, ...]``, and of others ``[AHEAD, N, ...]``."""
+            h, *others = x
+            rest = [jnp.moveaxis(v.reshape(AHEAD, way.parts, -1, *v.shape[2:]), 1, 0) for v in others]
+            return h.reshape(way.parts, -1, h.shape[-1]), *rest
+
+        def in_parts(p, x):
+            if way.parts == 1:
+                errors = errors_of(p, x)
+                return errors, errors.mean()
+            part = jax.checkpoint(errors_of, prevent_cse=False)
+            errors = jnp.moveaxis(jax.lax.map(lambda v: part(p, v), cut(x)), 0, 1)
+            return errors, errors.mean()
+
+        def errors_and_mean(p, x):
+            weights = {name: p[name] for name in ("open", "tell")}
+
+            def mean(weights, h, others):
+                errors = errors_of(weights, (h, *others))
+                return errors.sum() / (AHEAD * length * batch), errors
+
+            def part(grads, x):
+                h, *others = x
+                (_, errors), (more, by_h) = jax.value_and_grad(mean, (0, 1), has_aux=True)(stop_gradient(weights), h, others)
+                return jax.tree.map(jnp.add, grads, more), (errors, by_h)
+
+            parts = stop_gradient(cut(x))
+            grads, (errors, by_h) = jax.lax.scan(part, jax.tree.map(jnp.zeros_like, weights), parts)
+            errors = jnp.moveaxis(errors, 0, 1)
+            # what has this derivative, and is zero
+            pairs = zip(jax.tree.leaves((grads, by_h.reshape(x[0].shape))), jax.tree.leaves((weights, x[0])), strict=True)
+            slope = sum((by * (w - stop_gradient(w))).sum() for by, w in pairs)
+            return errors, errors.mean() + slope
+
         def loss(p):
             made = before(p, obs, last)
             if way.recurrence is None:
@@ -213,29 +248,21 @@ def by_hand(length, batch, way):
             rows = lambda x: x.reshape(*x.shape[:-3], -1, x.shape[-1])  # noqa: E731
             flat = lambda x: x.reshape(AHEAD, -1)  # noqa: E731
             x = rows(h), flat(actions), rows(chosen), rows(following), flat(there)
-            if way.parts > 1:
-                n = len(x[0]) // way.parts
-                part = jax.checkpoint(errors_of, prevent_cse=False)
-                cut = [x[0].reshape(way.parts, n, -1)]
-                cut += [jnp.moveaxis(v.reshape(AHEAD, way.parts, n, *v.shape[2:]), 1, 0) for v in x[1:]]
-                errors = jax.lax.map(lambda v: part(p, v), tuple(cut))
-                errors = jnp.moveaxis(errors, 0, 1)
-            else:
-                errors = errors_of(p, x)
+            errors, total = errors_and_mean(p, x) if way.at_once else in_parts(p, x)
             errors = errors.reshape(AHEAD, length, batch)
             logits, value = heads(p, rows(h))
             logits, value = logits.reshape(length, batch, -1), value.reshape(length, batch)
             v = stop_gradient(value)
             advantage = c.gae(v, value_after, rewards(stop_gradient(errors), outside), done, GAMMA, LAMBDA)
             log_prob = c.pick(jax.nn.log_softmax(logits), action)
-            return c.actor_critic_loss(logits, value, log_prob, advantage, advantage + v).mean() + errors.mean()
+            return c.actor_critic_loss(logits, value, log_prob, advantage, advantage + v).mean() + total
 
         return *jax.value_and_grad(loss)(p), after
 
     return run
 
 
-def workload(length, batch, hidden, parts=4):
+def workload(length, batch, hidden, parts=8):
     make = functools.partial(by_hand, length, batch)
     best = Way(None, written)
     forms = {
@@ -244,11 +271,15 @@ def workload(length, batch, hidden, parts=4):
         "weights after": make(Way(weights_after, unrolled)), "weights after, written out": make(Way(weights_after, written)),
         "kept, unrolled": make(Way(None, unrolled)), "kept, written out": make(best),
         f"kept, written out, {parts} parts": make(best._replace(parts=parts)),
+        f"kept, written out, {parts} parts at once": make(best._replace(parts=parts, at_once=True)),
+        f"weights after, unrolled, {parts} parts at once": make(Way(weights_after, unrolled, parts=parts, at_once=True)),
         "kept, written out, drawn ahead": make(best._replace(ahead=True)),
         "seen before, threefry unrolled": make(Way()), "kept, unrolled, threefry unrolled": make(Way(None, unrolled)),
-        "kept, written out, threefry unrolled": make(best),
         f"kept, written out, {parts} parts, threefry unrolled": make(best._replace(parts=parts)),
-        "kept, written out, drawn ahead, threefry unrolled": make(best._replace(ahead=True)),
+        f"kept, written out, {parts} parts at once, threefry unrolled": make(best._replace(parts=parts, at_once=True)),
+        f"kept, written out, {parts} parts at once, drawn ahead, threefry unrolled": make(
+            best._replace(parts=parts, at_once=True, ahead=True)
+        ),
     }  # fmt: skip
     p, target = params_of(jax.random.key(0), hidden)
     carry = c.batch_of(reset, batch), jnp.zeros((batch, hidden)), jnp.zeros((batch, ACTIONS))
