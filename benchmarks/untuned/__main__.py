@@ -4,7 +4,8 @@
                                   sealed-fifth|sealed-sixth|sealed-seventh|sealed-eighth|sealed-ninth|
                                   sealed-tenth|sealed-eleventh|sealed-twelfth|sealed-thirteenth|
                                   sealed-fourteenth|sealed-fifteenth|sealed-sixteenth|
-                                  sealed-seventeenth|sealed-eighteenth|sealed-nineteenth]
+                                  sealed-seventeenth|sealed-eighteenth|sealed-nineteenth|
+                                  sealed-twentieth]
                                  [--only NAME ...] [--rounds 15] [--seconds 20] [--quick] [--malloc default|keeps-pages]
                                  [--cores 1] [--out FILE.json]
 
@@ -36,7 +37,7 @@ SETS = (
     "tuning", "held-out", "looked-at", "unseen", "sealed", "sealed-again", "sealed-third", "sealed-fourth", "sealed-fifth",
     "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh", "sealed-twelfth",
     "sealed-thirteenth", "sealed-fourteenth", "sealed-fifteenth", "sealed-sixteenth", "sealed-seventeenth",
-    "sealed-eighteenth", "sealed-nineteenth",
+    "sealed-eighteenth", "sealed-nineteenth", "sealed-twentieth",
 )  # fmt: skip
 #: Those that nothing was tuned on when they were written.
 UNTUNED = tuple(name for name in SETS if name != "tuning")
