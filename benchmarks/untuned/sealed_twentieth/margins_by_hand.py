@@ -21,7 +21,6 @@ from benchmarks.untuned.sealed_twentieth.margins import (
     FORCES,
     GAMMA,
     LAMBDA,
-    OBS,
     RADII,
     params_of,
     reset,
@@ -40,7 +39,7 @@ def mapped(x):
 
 def behind(x):
     """What critics say behind each timestep, of an episode that goes on."""
-    risk, price, margin, cost, done, budget = x
+    risk, price, margin, cost, done, _ = x
     return jnp.where(done, margin, jnp.maximum(margin, risk)), cost + GAMMA * jnp.where(done, 0.0, price), *x[2:]
 
 
@@ -110,7 +109,8 @@ def dense(x):
     highest = jnp.where(later, margin, -jnp.inf)
     step = 1
     while step < length:
-        highest = jnp.maximum(highest, jnp.pad(highest, ((0, 0), (step, 0), (0, 0)), constant_values=-jnp.inf)[:, :-step])
+        earlier = jnp.pad(highest, ((0, 0), (step, 0), (0, 0)), constant_values=-jnp.inf)[:, :-step]
+        highest = jnp.maximum(highest, earlier)
         step *= 2
     worst = jnp.maximum(jnp.where(later, highest, -1e9), worst)
     share = (LAMBDA ** np.maximum(times - times[:, None], 0).astype(np.float32))[..., None]
@@ -172,7 +172,8 @@ class Way(NamedTuple):
 def by_hand(length, batch, way):
     def run(p, carry, key):
         def drawn(keys, t):
-            return jax.vmap(lambda k: jax.random.gumbel(k, (ACTIONS,)))(c.at(keys[0], t)), jax.vmap(reset)(c.at(keys[1], t))
+            gumbel = jax.vmap(lambda k: jax.random.gumbel(k, (ACTIONS,)))(c.at(keys[0], t))
+            return gumbel, jax.vmap(reset)(c.at(keys[1], t))
 
         def acted(x):
             carry, *keys = x

@@ -1,4 +1,4 @@
-"""Slates for users (a Plackett-Luce policy, as in learning to rank and as REINFORCE of slates, Chen et al. 2019; Oosterhuis 2021):
+"""Slates for users (a Plackett-Luce policy, as of learning to rank and REINFORCE of slates, Chen et al. 2019, Oosterhuis 2021):
 items are scored for a user, and a slate is drawn one item after the other without replacement, by adding noise and sorting; the
 user clicks on one of them or none, and likes more of what was clicked. The slate's order has a likelihood that learns."""
 
@@ -82,7 +82,8 @@ def plain(length, batch):
             scores = scores_of(p, user["likes"], items)
             order = jnp.argsort(scores + jax.random.gumbel(noise_key, (ITEMS,)), descending=True)
             after, step = shown(user_key, user, items[order[:SLATE]])
-            return after, {"likes": user["likes"], "items": items, "order": order, "reward": step.reward, "done": step.terminated}
+            told = {"likes": user["likes"], "items": items, "order": order}
+            return after, told | {"reward": step.reward, "done": step.terminated}
 
         def body(users, t):
             return jax.vmap(one)(users, c.at(item_keys, t), c.at(noise_keys, t), c.at(user_keys, t))

@@ -168,7 +168,7 @@ class Way(NamedTuple):
 
 def backwards(p, likes, items, h, g, slope):
     """The gradient of the network of scores, by slopes of scores of rows ``[N, ITEMS]``."""
-    first, second = p["score"]
+    second = p["score"][1]
     n, hidden = slope.size, h.shape[-1]
     h, g, s = h.reshape(n, hidden), g.reshape(n, hidden), slope.reshape(n)
     by_g = jnp.where(g > 0.0, s[:, None] * p["rank"], 0.0)
@@ -194,7 +194,8 @@ def by_hand(length, batch, way):
 
             return jax.lax.scan(body, users, jax.vmap(draw)(times) if way.ahead else times)
 
-        users, data = c.acted_by_environments(acted, (users, *c.streams(key, batch, "items", "noise", "user")), length, way.envs)
+        given_ = users, *c.streams(key, batch, "items", "noise", "user")
+        users, data = c.acted_by_environments(acted, given_, length, way.envs)
         value = worth(p, data["likes"])
         advantage = c.gae(value, worth(p, users["likes"]), data["reward"], data["done"], GAMMA, LAMBDA)
         rows = {name: data[name] for name in ("likes", "items", "slate", *(("scores", "hidden") if way.kept else ()))}
