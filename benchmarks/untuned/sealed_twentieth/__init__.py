@@ -28,5 +28,5 @@ TINY = {
     moments_by_hand.workload: {"length": 6, "batch": 4, "hidden": 6, "count": 6, "chunk": 8},
     margins_by_hand.workload: {"length": 12, "batch": 4, "hidden": 6, "chunk": 2, "block": 4, "envs": 2},
     slates_by_hand.workload: {"length": 8, "batch": 4, "hidden": 6, "envs": 2, "chunk": 2},
-    coordination_by_hand.workload: {"length": 6, "batch": 4, "agents": 3, "hidden": 6, "chunk": 2, "envs": 2},
+    coordination_by_hand.workload: {"length": 8, "batch": 4, "agents": 3, "hidden": 6, "chunk": 2, "envs": 2},
 }

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
 
 TRAITS, ITEMS, SLATE, GAMMA, LAMBDA, EPISODE, LIKING, ENTROPY = 8, 24, 5, 0.95, 0.9, 40, 0.3, 0.01
-PLACES = -0.2 * jnp.arange(SLATE)
+PLACES = -0.2 * np.arange(SLATE, dtype=np.float32)
 relu = jax.nn.relu
 
 
