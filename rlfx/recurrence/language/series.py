@@ -113,7 +113,7 @@ class Series(NoArray):
         return self._lookup(i, b, Lookup(b is not None, outside, True, self._back))
 
     def window(self, lo: int, hi: int, *, fill: Any = 0) -> Any:
-        """The window ``t + lo, ..., t + hi - 1``: a leading axis of fixed length ``hi - lo``.
+        """The window ``t + lo, ..., t + hi - 1``: a leading axis of fixed length ``hi - lo``. Both are offsets from t.
 
         Positions outside ``[0, T)`` hold ``fill`` (a scalar, or a pytree prefix of values).
 
@@ -122,9 +122,8 @@ class Series(NoArray):
         """
         first, stop = as_integer(lo), as_integer(hi)
         if first is None or stop is None or not first < stop <= first + INT32:
-            raise DomainError(
-                located(f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}.", where=J.here(), fix="Give both.")
-            )
+            fact = f"window needs integers lo < hi, got lo={lo!r}, hi={hi!r}."
+            raise DomainError(located(fact, where=J.here(), fix=_offsets(lo, hi)))
         check_program(self._level)
         self._promised(TIME + first, TIME + stop, f"window({first}, {stop})")
         fills = boundary(fill, self._treedef, [leaf.aval for leaf in self._leaves], "fill")
@@ -359,3 +358,12 @@ def _not_from_the_end(expr: Index) -> Index:
             )
         )
     return as_index(expr)
+
+
+def _offsets(*bounds: Any) -> str:
+    """What to give a window, of bounds that may have been written as times."""
+    found = [index_of(x) for x in bounds]
+    lo, hi = (None if x is None else x - TIME for x in found)
+    if lo is None or hi is None or not (lo.is_constant and hi.is_constant):
+        return "Give both as integers, which are offsets from t: window(0, 5) begins at t."
+    return f"They are offsets from t: window({lo.constant}, {hi.constant})."
