@@ -74,23 +74,23 @@ class Rewrites:
 
     Attributes:
       contractions: weight gradients as contractions over rows (``cpu/contractions.py``).
-      matrices: rows along several axes are a matrix where they are multiplied, before derivatives are taken: what is done where a
-        gradient is differentiated, in place of ``contractions``.
+      matrices: rows along several axes are a matrix where they are multiplied: instead, where gradients are differentiated.
       channels_last: convolutions inside loops with channels last (``cpu/convolution.py``).
       patches: convolutions that a gradient goes through time by, and small ones, are products, if their patches are at most so
         many numbers at a point (``rewrite/patches.py``); 0: never.
       dense: transposed convolutions multiply no zeros (``cpu/dense.py``).
+      rows: points of all timesteps and environments are along one axis (``execute/pointwise.py``).
       tree_reductions: in loops over time, maxima of rows by halves (``execute/ragged/tree_reduction.py``).
       shared_rows: products of one value with weights of at most so many rows are one in loops over t (``schedule/products.py``).
-      deferred_rows: gradients of weights that a recurrence multiplies at most so many rows with are contracted after its
-        backward loop (``gradient/deferred.py``).
+      deferred_rows: gradients of weights of at most so many rows a timestep are contracted after a backward loop
+        (``gradient/deferred.py``).
       leaving_rows: products with weights of fewer rows leave a loop over time that does not need them, where nothing more is kept
         for that and no blocks, or less memory, are asked for (``schedule/fission.py``).
       starts: operations are slow to start: what can leaves a loop over time, if its operands take less time to store.
       unroll: about so many iterations of a loop over time are one iteration of the program's (``execute/loops.py``).
       affine: loops of affine recurrences are associative scans (``execute/affine.py``).
-      branches: blocks of timesteps that a loss does not count are skipped, and what is chosen at every n-th timestep is computed
-        there: a branch costs next to nothing (``gradient/counted.py``, ``rewrite/now_and_then.py``).
+      branches: blocks of timesteps that a loss does not count are skipped, and what is chosen at every n-th one is computed
+        there (``gradient/counted.py``, ``rewrite/now_and_then.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
       rows_taken: products of one-hot vectors with weights are rows of these (``rewrite/one_hot.py``).
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
@@ -103,13 +103,12 @@ class Rewrites:
       pairs: sums over at least so many pairs of numbers are loops over one of the two (``rewrite/pairs.py``); 0: never.
       contracted: sums of at least so many products of what is spread are products of matrices (``rewrite/contracted.py``); 0:
         never.
-      turns: copies under ``jax.vmap`` of which fewer than so many have room in a tile are computed one after the other
-        (``gradient/replanned.py``); 0: never.
+      turns: copies under ``jax.vmap`` are computed in turns if a tile has room for fewer (``gradient/replanned.py``); 0: never.
       packed: what an update does alike to arrays of its carry with at most so many numbers is done to all of them at once
         (``rewrite/packed.py``); 0: never.
       postponed: states of at least so many numbers that begin anew, as traces do, do so where they are read
         (``schedule/postponed.py``); 0: never.
-      windows: products with windows of all timesteps, of at least so many numbers at a position, are products of blocks of rows
+      windows: products with windows of at least so many numbers at a position are those of blocks of rows
         (``schedule/window_products.py``); 0: never.
       inside: what a loop over time could be given for all timesteps is computed in it, if it would leave the cache: products, and
         what is made of less (``Room.tile``; ``schedule/fusion.py``).
@@ -120,6 +119,7 @@ class Rewrites:
     channels_last: bool = False
     patches: int = 0
     dense: bool = False
+    rows: bool = False
     tree_reductions: bool = False
     shared_rows: int = 0
     deferred_rows: int = 0
@@ -261,6 +261,7 @@ def _cpu() -> Target:
             channels_last=True,
             patches=1 << 20,
             dense=True,
+            rows=True,
             tree_reductions=True,
             shared_rows=128,
             deferred_rows=32,

@@ -198,3 +198,56 @@ def test_sums_of_weights_by_what_each_point_has_are_products_of_rows():
     assert all(found.dims_of(e.inputs[0]) and not found.dims_of(e.inputs[1]) for e in products)
     few = with_contractions(program, 24 * 8 + 1)
     assert [e.outputs[0].shape for e in few.equations if e.op is J.primitive("dot_general")] == [(32,)]
+
+
+def slopes(p, x, scale):
+    """Of each example those of a small network, in all its weights."""
+    likeness = lambda w, a: jnp.sin(jnp.tanh(a @ w) @ jnp.ones(M))  # noqa: E731
+    a, b = codes(p, x, scale)
+    return jax.vmap(jax.grad(likeness), (None, 0))(b.T, a)
+
+
+def squared_slopes(p, x, scale):
+    """As a diagonal of a Fisher information weighs them: three operands, one of them divides."""
+    return jnp.sqrt((slopes(p, x, scale) ** 2 / (1.0 + codes(p, x, scale)[1].T ** 2)[None]).sum((1, 2))).sum()
+
+
+def norms_of_slopes(p, x, scale):
+    """By two operands, none of which has all axes that are added up."""
+    return jnp.sqrt((slopes(p, x, scale) ** 2).sum((1, 2)) + 0.1).sum()
+
+
+def cubes(p, x, scale):
+    a, b = codes(p, x, scale)
+    pairs = a[:, None] * b[None]
+    return jnp.sin((a[:, None] * b[None] / (2.0 + jnp.cos(b))[None]).sum(-1) ** 3).sum() + jnp.sin((pairs**3).sum((0, 2))).sum()
+
+
+POWERS = [squared_slopes, norms_of_slopes, cubes]
+
+
+@pytest.mark.parametrize("sums", POWERS)
+@pytest.mark.parametrize(("plan", "wrt"), [(None, (0, 1)), (rlfx.Plan("blocks", 2), (0,))])
+def test_sums_of_powers_are_products_of_powers(sums, plan, wrt):
+    expected = of_points.by_hand(sums, CARRY, T, wrt)(PARAMS, CARRY)
+    of_points.close(gradient(sums, ALWAYS, wrt, plan=plan)(PARAMS, CARRY), expected)
+
+
+@pytest.mark.parametrize("sums", POWERS)
+def test_no_slope_of_an_example_is_made_where_powers_are_added_up(sums):
+    program = of_points.traced(sums, PARAMS, CARRY, T)
+    found = with_contractions(program, 1)
+    assert with_contractions(found, 1) is found
+    largest = lambda program: max(math.prod(v.shape) for e in program.equations for v in e.outputs if program.dims_of(v))  # noqa: E731
+    assert largest(found) < largest(program)
+
+
+def test_slopes_that_something_else_reads_are_made():
+    """Nothing is saved then."""
+
+    def sums(p, x, scale):
+        made = slopes(p, x, scale)
+        return jnp.cos(made).sum() + (made**2).sum()
+
+    program = of_points.traced(sums, PARAMS, CARRY, T)
+    assert with_contractions(program, 1) is program

@@ -9,6 +9,7 @@ from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
 from rlfx.recurrence.cpu.arguments import PLACES, is_of_many, place_of
 from rlfx.recurrence.cpu.bodies import with_bodies, with_rules_in_bodies
+from rlfx.recurrence.cpu.cumulative import SO_FAR, is_by_pairs, so_far
 from rlfx.recurrence.cpu.largest import TOP_K, is_few_of_many, largest
 from rlfx.recurrence.cpu.normal import NORMAL
 from rlfx.recurrence.cpu.pooling import MAXIMA, maxima, windows_of
@@ -28,6 +29,8 @@ def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
         return [log_add_exp(*operands)]
     if op in PLACES and is_of_many(params, operands[0]):
         return [place_of(op, params, operands[0])]
+    if op in SO_FAR and is_by_pairs(params, operands[0]):
+        return [so_far(op, params, operands[0])]
     if op is SORT and is_short(params, operands):
         return in_order(params, operands)
     if op is TOP_K and is_few_of_many(params, operands[0]):
@@ -46,6 +49,8 @@ def with_fast_elements(program: Program) -> Program:
 def _changes(eqn: Any) -> bool:
     if eqn.primitive in PLACES:
         return is_of_many(eqn.params, eqn.invars[0].aval)
+    if eqn.primitive in SO_FAR:
+        return is_by_pairs(eqn.params, eqn.invars[0].aval)
     if eqn.primitive is SORT:
         return is_short(eqn.params, [v.aval for v in eqn.invars])
     if eqn.primitive is TOP_K:
@@ -58,4 +63,4 @@ def _of(eqn: Any, operands: list) -> list | None:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-ELEMENTS = with_rules_in_bodies(dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, SORT, TOP_K, *PLACES), _of), _changes)
+ELEMENTS = with_rules_in_bodies(dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, SORT, TOP_K, *PLACES, *SO_FAR), _of), _changes)

@@ -165,15 +165,20 @@ class Pass:
         if environments is None or environments >= extent.batch:
             return self.gradient(stored, beyond, replace(extent, times=times), share)
         given = {**{v: x for v, x in self.env.items() if "b" in x.dims}, **stored}
-
-        def add(total, first):
-            part = {v: cut_environments(x, first, environments) for v, x in given.items()}
-            ends = {v: cut_environments(x, first, environments) for v, x in beyond.items()}
-            tile = replace(extent, times=times, batch=environments, first=extent.first + first)
-            return jax.tree.map(jnp.add, total, self.gradient(part, ends, tile, share)), None
-
         whole = extent.batch // environments
-        total, _ = jax.lax.scan(add, self.zero, jnp.arange(whole, dtype=jnp.int32) * environments)
+        # Numbers of one environment lie side by side: slices of a tile are made of them, and would else take every B-th.
+        numbers = {v: x for v, x in given.items() if x.data.ndim == len(x.dims) == 2}
+        sides = [jnp.reshape(jnp.swapaxes(x.data, 0, 1), (whole, environments, -1)) for x in numbers.values()]
+
+        def add(total, tile):
+            first, own = tile
+            part = {v: cut_environments(x, first, environments) for v, x in given.items() if v not in numbers}
+            part |= {v: replace(numbers[v], data=jnp.swapaxes(x, 0, 1)) for v, x in zip(numbers, own, strict=True)}
+            ends = {v: cut_environments(x, first, environments) for v, x in beyond.items()}
+            mine = replace(extent, times=times, batch=environments, first=extent.first + first)
+            return jax.tree.map(jnp.add, total, self.gradient(part, ends, mine, share)), None
+
+        total, _ = jax.lax.scan(add, self.zero, (jnp.arange(whole, dtype=jnp.int32) * environments, sides))
         return total
 
 

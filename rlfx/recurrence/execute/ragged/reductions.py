@@ -57,10 +57,10 @@ def _arg(point: Here, equation: Equation, operand: Part, *, largest: bool) -> li
 def _cumulative(point: Here, equation: Equation, operand: Part, *, identity: Callable[[Any], Any]) -> list[Part]:
     axis = equation.params["axis"]
     if operand.starts[axis] is None:
-        (out,) = J.bind(equation.op, dict(equation.params), operand.data)
+        (out,) = meaning(equation.op, equation.params, operand.data)
         return [Part(out, operand.starts, operand.clean)]
     data = point.masked(_only(operand, (axis,)), equation.inputs[0].shape, identity(operand.data.dtype))
-    (out,) = J.bind(equation.op, dict(equation.params), data)
+    (out,) = meaning(equation.op, equation.params, data)
     moved = Part(out, replaced(operand.starts, axis, _fixed(operand.starts[axis])), False)
     return [point.cleaned(moved, equation.inputs[0].shape)]  # the identity of a maximum is infinite
 

@@ -14,16 +14,24 @@ from rlfx.recurrence.execute.ragged.part import ANYWHERE, Here, Part, align_all,
 from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.language.primitives import series_p
 
-#: Operations that may meet any data: their derivative does not depend on it.
+#: Operations whose derivative does not depend on data, and that have nothing of several timesteps.
 _HARMLESS = frozenset(
     {series_p, *J.STOP_GRADIENT, *(J.primitive(n) for n in ("neg", "copy", "convert_element_type", "not", "name"))}
 )
+#: Those that may meet any data: they have no derivative, or one that depends on comparisons alone.
+_UNHARMED = _HARMLESS | frozenset(
+    map(
+        J.primitive,
+        ("add", "sub", "max", "min", "clamp", "select_n", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor",
+         "is_finite", "sign", "floor", "ceil", "round"),
+    )
+)  # fmt: skip
 
 
 def _elementwise(point: Here, equation: Equation, *parts: Part) -> list[Part]:
     shape = equation.outputs[0].shape
     aligned, starts = align_all(point, parts, len(shape))
-    if point.perturbed and point.t is not None and equation.op not in _HARMLESS:
+    if point.perturbed and point.t is not None and equation.op not in _UNHARMED:
         aligned = [point.cleaned(p, shape) if p.data.ndim else p for p in aligned]
     clean = all(p.clean for p in aligned)
     if equation.op is series_p:
