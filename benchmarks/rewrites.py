@@ -260,6 +260,19 @@ def looks_up(width, batch, length=64):
     return loss, {"table": normal(width, 64), "data": places.astype(jnp.float32)}, jnp.zeros((batch,)), length, batch
 
 
+def projects(width, batch, length=32):
+    """A distribution over ``width`` places that is moved, and added up at the places beside each."""
+
+    def loss(w, x, t):
+        share = jax.nn.softmax(rlfx.inputs(w["data"])[t] @ w["w"])
+        at = jnp.clip(0.9 * jnp.arange(float(width)) + x, 0.0, width - 1.0)
+        below = jnp.floor(at)
+        found = jnp.zeros(width).at[below.astype(jnp.int32)].add(share * (1.0 - at + below))
+        return (found**2).sum(), x
+
+    return loss, {"w": normal(16, width), "data": normal(length, batch, 16)}, jnp.linspace(0.0, 2.0, batch), length, batch
+
+
 def draws_frames(width, batch, length=16):
     """Frames of 16 x 16 out of 4 x 4 by two transposed convolutions with steps of two."""
 
@@ -282,6 +295,7 @@ CASES = {
     "channels_last": (images, [(16, 8), (64, 8)], True, False),
     "patches": (remembers_boards, [(4, 4), (8, 1), (8, 4), (8, 32), (16, 4), (16, 16), (32, 4), (64, 1)], True, 0),
     "dense": (draws_frames, [(4, 16), (16, 1), (16, 16), (16, 64), (32, 16)], True, False),
+    "rows": (projects, [(8, 32), (32, 4), (32, 32), (64, 64)], True, False),
     "tree_reductions": (attends, [(8, 1), (8, 16), (64, 16)], False, False),
     "shared_rows": (gates, [(32, 4), (64, 4), (64, 64), (128, 64), (256, 4), (256, 64)], False, 0),
     "deferred_rows": (recurrence, [(16, 32), (64, 4), (64, 16), (64, 32), (64, 64), (256, 4), (256, 16), (256, 32)], True, 0),

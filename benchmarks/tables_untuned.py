@@ -115,6 +115,8 @@ TABLES = {
     "untuned-sealed-sixteenth": functools.partial(with_later, "sealed_sixteenth", {"after": "sealed_sixteenth_after"}),
     "untuned-sealed-seventeenth": functools.partial(with_later, "sealed_seventeenth", {"after": "sealed_seventeenth_after"}),
     "untuned-sealed-eighteenth": functools.partial(with_later, "sealed_eighteenth", {"after": "sealed_eighteenth_after"}),
+    "untuned-sealed-nineteenth": functools.partial(with_later, "sealed_nineteenth", {"after": "sealed_nineteenth_after"}),
+    "untuned-sealed-twentieth": functools.partial(with_later, "sealed_twentieth", {"after": "sealed_twentieth_after"}),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
