@@ -217,6 +217,19 @@ def norms_of_slopes(p, x, scale):
     return jnp.sqrt((slopes(p, x, scale) ** 2).sum((1, 2)) + 0.1).sum()
 
 
+def beside_axes_of_one_number(p, x, scale):
+    """One of them stays, one is added up."""
+    a, b = codes(p, x, scale)
+    return jnp.sin(((a[:, None, None, :, None] * b[None, :, None, :, None]) ** 2).sum((1, 3, 4))).sum()
+
+
+def along_an_axis_that_none_has(p, x, scale):
+    """What is spread along it all alike is added up as often."""
+    a, b = (jnp.broadcast_to(v[0], (5, D)) for v in codes(p, x, scale))
+    spread = jnp.broadcast_to(a[:, :, None], (5, D, D)) * jnp.broadcast_to(b[0], (5, D, D))
+    return jnp.sin((spread**2).sum((0, 2))).sum()
+
+
 def cubes(p, x, scale):
     a, b = codes(p, x, scale)
     pairs = a[:, None] * b[None]
@@ -224,9 +237,10 @@ def cubes(p, x, scale):
 
 
 POWERS = [squared_slopes, norms_of_slopes, cubes]
+AXES = [beside_axes_of_one_number, along_an_axis_that_none_has]
 
 
-@pytest.mark.parametrize("sums", POWERS)
+@pytest.mark.parametrize("sums", [*POWERS, *AXES])
 @pytest.mark.parametrize(("plan", "wrt"), [(None, (0, 1)), (rlfx.Plan("blocks", 2), (0,))])
 def test_sums_of_powers_are_products_of_powers(sums, plan, wrt):
     expected = of_points.by_hand(sums, CARRY, T, wrt)(PARAMS, CARRY)

@@ -4,7 +4,8 @@ Cosines of all pairs of codes, scores of all pairs of agents: as they are often 
 XLA adds up one by one, and writes for the derivative. They are a product of two matrices, and so are their derivatives.
 
 So are sums of powers and quotients of such products, of which each operand's own are taken: the squared slopes of an example in
-a matrix of weights, ``((x[:, None] * y[None, :]) ** 2 / s).sum()``, are ``x**2 @ (1 / s) @ y**2``.
+a matrix of weights, ``((x[:, None] * y[None, :]) ** 2 / s).sum()``, are ``x**2 @ (1 / s) @ y**2``. (Where an operand itself, and
+not the product, is beyond 1e19 or below 1e-19, its square is infinite, or nothing: no network has such numbers beside others.)
 """
 
 from __future__ import annotations
@@ -67,10 +68,12 @@ class Contraction:
     Attributes:
       operands: of the product.
       over: its axes that are added up.
+      shape: of the sum.
     """
 
     operands: tuple[Factor, ...]
     over: frozenset[int]
+    shape: tuple[int, ...]
 
     def __call__(self, *values: Any) -> Any:
         """The sum, as products of two matrices each, as exact as sums of products are; of those first that leave the least."""
@@ -78,7 +81,7 @@ class Contraction:
         while len(parts) > 1:
             *others, x, y = min((self._ordered(parts, pair) for pair in itertools.combinations(parts, 2)), key=self._left)
             parts = [*others, _multiplied(x, y, self._gone(others))]
-        return parts[0].value
+        return parts[0].value.reshape(self.shape)  # and axes of one number
 
     def _ordered(self, parts: Sequence[_Part], pair: tuple) -> list[_Part]:
         return [*(part for part in parts if part not in pair), *pair]
@@ -157,7 +160,12 @@ def _contraction(
     among = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
     plain = len(factors) == 2 and all(f.power == 1 for f in factors)
     pays = _is_plain(factors, over, among, dims_of) if plain else _is_less(factors, over, among)
-    return Contraction(tuple(factors), over) if pays and 1 < len(factors) <= _MOST else None
+    found = 1 < len(factors) <= _MOST and pays and _every(factors) == {a for a, n in enumerate(shape) if n > 1}
+    return Contraction(tuple(factors), over, total.outputs[0].shape) if found else None
+
+
+def _every(factors: Sequence[Factor]) -> frozenset[int]:
+    return frozenset().union(*(f.axes for f in factors))
 
 
 def _is_plain(factors: Sequence[Factor], over: frozenset[int], among: Callable, dims_of: Callable[[Atom], Any]) -> bool:
@@ -174,8 +182,7 @@ def _is_plain(factors: Sequence[Factor], over: frozenset[int], among: Callable, 
 
 def _is_less(factors: Sequence[Factor], over: frozenset[int], among: Callable) -> bool:
     """Whether each operand of a product, of which powers are taken, is spread over others' axes."""
-    every = frozenset().union(*(f.axes for f in factors))
-    return min(map(among, (over, *(every - f.axes for f in factors)))) >= _FEW
+    return min(map(among, (over, *(_every(factors) - f.axes for f in factors)))) >= _FEW
 
 
 def _factors(whole: Factor, definition: Mapping, users: Mapping) -> list[Factor]:
