@@ -120,7 +120,7 @@ def test_all_at_once_the_timesteps_that_need_it_compute_it():
     jaxpr = J.without_dead_code(jax.make_jaxpr(jax.grad(lambda w: fn(w, CARRY)[0]))(W))
     products = [e for e in J.equations_in({"jaxpr": jaxpr}) if e.primitive in PRODUCTS]
     rows = [e.outvars[0].aval.shape for e in products if e.outvars[0].aval.shape != (N, N)]
-    assert sorted(rows) == [(2, B, N), (T, B, N)]  # of t = 4, and of one beyond the end
+    assert sorted(rows) == [(2, B, N), (T * B, N)]  # of t = 4, and of one beyond the end; of all points
 
 
 def test_what_others_need_too_is_computed_for_all():

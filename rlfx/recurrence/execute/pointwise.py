@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def _by_rows(point: Callable, varies: Sequence[bool]) -> Callable:
 
     def run(*data: Any) -> list:
         rows = next(x.shape[:2] for x, own in zip(data, varies, strict=True) if own)
-        flat = (jnp.reshape(x, (-1, *x.shape[2:])) if own else x for x, own in zip(data, varies, strict=True))
+        flat = (jnp.reshape(x, (math.prod(rows), *x.shape[2:])) if own else x for x, own in zip(data, varies, strict=True))
         outs = jax.vmap(point, tuple(0 if own else None for own in varies))(*flat)
         return [jnp.reshape(x, (*rows, *x.shape[1:])) for x in outs]
 
