@@ -264,13 +264,14 @@ def projects(width, batch, length=32):
     """A distribution over ``width`` places that is moved, and added up at the places beside each."""
 
     def loss(w, x, t):
-        share = jax.nn.softmax(rlfx.inputs(w["data"])[t] @ w["w"])
-        at = jnp.clip(0.9 * jnp.arange(float(width)) + x, 0.0, width - 1.0)
+        seen = rlfx.inputs(w["data"])[t]
+        share = jax.nn.softmax(seen @ w["w"])
+        at = jnp.clip(0.9 * jnp.arange(float(width)) + seen[0], 0.0, width - 1.0)
         below = jnp.floor(at)
         found = jnp.zeros(width).at[below.astype(jnp.int32)].add(share * (1.0 - at + below))
         return (found**2).sum(), x
 
-    return loss, {"w": normal(16, width), "data": normal(length, batch, 16)}, jnp.linspace(0.0, 2.0, batch), length, batch
+    return loss, {"w": normal(16, width), "data": normal(length, batch, 16)}, jnp.zeros((batch,)), length, batch
 
 
 def draws_frames(width, batch, length=16):

@@ -21,9 +21,10 @@ def _log_add_exp(x: Any, y: Any) -> Any:
     return jnp.logaddexp(x, y) if jnp.issubdtype(x.dtype, jnp.complexfloating) else log_add_exp(x, y)
 
 
+_SUM = J.primitive("cumsum")
 #: What two become, by primitive.
 SO_FAR: dict[Any, Callable] = {
-    J.primitive("cumsum"): lax.add,
+    _SUM: lax.add,
     J.primitive("cumprod"): lax.mul,
     J.primitive("cummax"): lax.max,
     J.primitive("cummin"): lax.min,
@@ -31,9 +32,14 @@ SO_FAR: dict[Any, Callable] = {
 }
 
 
-def is_by_pairs(params: Mapping, x: Any) -> bool:
+#: Numbers of which sums are made by pairs: the derivative of longer ones, sums backwards, is faster by jax's windows.
+_MOST_OF_SUM = 128
+
+
+def is_by_pairs(op: Any, params: Mapping, x: Any) -> bool:
     """Whether what is so far of an array, which may be its type alone, is computed by pairs."""
-    return not J.is_symbolic(x.shape[params["axis"]]) and J.platform() == "cpu"
+    count = x.shape[params["axis"]]
+    return not J.is_symbolic(count) and J.platform() == "cpu" and (op is not _SUM or count <= _MOST_OF_SUM)
 
 
 def so_far(op: Any, params: Mapping, x: Any) -> Any:

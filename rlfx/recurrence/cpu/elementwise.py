@@ -29,7 +29,7 @@ def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
         return [log_add_exp(*operands)]
     if op in PLACES and is_of_many(params, operands[0]):
         return [place_of(op, params, operands[0])]
-    if op in SO_FAR and is_by_pairs(params, operands[0]):
+    if op in SO_FAR and is_by_pairs(op, params, operands[0]):
         return [so_far(op, params, operands[0])]
     if op is SORT and is_short(params, operands):
         return in_order(params, operands)
@@ -50,7 +50,7 @@ def _changes(eqn: Any) -> bool:
     if eqn.primitive in PLACES:
         return is_of_many(eqn.params, eqn.invars[0].aval)
     if eqn.primitive in SO_FAR:
-        return is_by_pairs(eqn.params, eqn.invars[0].aval)
+        return is_by_pairs(eqn.primitive, eqn.params, eqn.invars[0].aval)
     if eqn.primitive is SORT:
         return is_short(eqn.params, [v.aval for v in eqn.invars])
     if eqn.primitive is TOP_K:
