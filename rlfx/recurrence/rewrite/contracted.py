@@ -154,13 +154,14 @@ def _contraction(
         return None
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         return None  # each product is rounded to few bits
-    factors = _factors(Factor(total.inputs[0], tuple(range(len(shape)))), definition, users)
+    axes = frozenset(a for a, n in enumerate(shape) if n > 1)
+    factors = _factors(Factor(total.inputs[0], tuple(range(len(shape)))), definition, users, axes)
     factors = sorted(factors, key=lambda factor: not dims_of(factor.value))  # what all points share comes last
     over = frozenset(total.params["axes"])
     among = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
     plain = len(factors) == 2 and all(f.power == 1 for f in factors)
     pays = _is_plain(factors, over, among, dims_of) if plain else _is_less(factors, over, among)
-    found = 1 < len(factors) <= _MOST and pays and _every(factors) == {a for a, n in enumerate(shape) if n > 1}
+    found = 1 < len(factors) <= _MOST and pays and _every(factors) == axes
     return Contraction(tuple(factors), over, total.outputs[0].shape) if found else None
 
 
@@ -185,13 +186,13 @@ def _is_less(factors: Sequence[Factor], over: frozenset[int], among: Callable) -
     return min(map(among, (over, *(_every(factors) - f.axes for f in factors)))) >= _FEW
 
 
-def _factors(whole: Factor, definition: Mapping, users: Mapping) -> list[Factor]:
-    """What a product is of, each as it is before it is spread over an axis. What others read is made anyway, and stays."""
+def _factors(whole: Factor, definition: Mapping, users: Mapping, axes: frozenset[int]) -> list[Factor]:
+    """What a product with such axes is of, each as it is before it is spread over one. What others read is made, and stays."""
     spread = _unspread(whole, definition)
     made = definition.get(spread.value)
-    rule = None if made is None or spread.axes < whole.axes else _PRODUCTS.get(made.op)
+    rule = None if made is None or spread.axes < axes else _PRODUCTS.get(made.op)
     operands = rule(made, spread) if rule and len(users.get(spread.value, ())) == 1 else None
-    return [spread] if operands is None else [f for operand in operands for f in _factors(operand, definition, users)]
+    return [spread] if operands is None else [f for operand in operands for f in _factors(operand, definition, users, axes)]
 
 
 def _both(e: Equation, whole: Factor, inverse: int = 1) -> list[Factor] | None:
