@@ -123,7 +123,7 @@ def test_points_along_one_axis_are_those_along_two(plan):
         h = jnp.tanh(x @ p)
         table = jnp.zeros(4).at[jnp.argsort(h)[:2]].add(h[:2] * u)
         both = h.reshape(2, 2) @ table.reshape(2, 2)
-        return jnp.sum(both[jnp.argmax(h) % 2] * carry) , 0.9 * carry
+        return jnp.sum(both[jnp.argmax(h) % 2] * carry), 0.9 * carry
 
     cpu = rlfx.target("cpu")
     apart = dataclasses.replace(cpu, rewrites=dataclasses.replace(cpu.rewrites, rows=False))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 
 from benchmarks.untuned import common as c
+from benchmarks.untuned.halved import deep, multiplied
 from benchmarks.untuned.measure import Workload
 from benchmarks.untuned.sealed_eighteenth import latent_actions as given
 from benchmarks.untuned.sealed_eighteenth.latent_actions import (
@@ -25,32 +26,6 @@ from benchmarks.untuned.sealed_eighteenth.latent_actions import (
     quantised,
     relu,
 )  # fmt: skip
-
-# -- convolutions ``[N, side, side, channels]`` of three by three, half as many pixels; padded at the end alone
-
-
-def unfolded(x):
-    """Patches ``[N, side // 2, side // 2, 9 * channels]``."""
-    x = jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)))
-    half = x.shape[1] // 2
-    cut = lambda i, j: x[:, i : i + 2 * half - 1 : 2, j : j + 2 * half - 1 : 2]  # noqa: E731
-    return jnp.concatenate([cut(i, j) for i in range(3) for j in range(3)], -1)
-
-
-def multiplied(p, x):
-    """As a product of patches."""
-    return unfolded(x) @ p["w"].reshape(-1, p["w"].shape[-1]) + p["b"]
-
-
-def deep(p, x):
-    """Two by two pixels are features of one, and of those a convolution without a stride, four weights of sixteen zero."""
-    n, side, _, channels = x.shape
-    x = jnp.moveaxis(x.reshape(n, side // 2, 2, side // 2, 2, channels), 2, 3).reshape(n, side // 2, side // 2, -1)
-    w = jnp.pad(p["w"], ((0, 1), (0, 1), (0, 0), (0, 0)))
-    w = jnp.moveaxis(w.reshape(2, 2, 2, 2, channels, -1), 1, 2).reshape(2, 2, 4 * channels, -1)
-    padding = ((0, 1), (0, 1))
-    return jax.lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=given.LAYOUT) + p["b"]
-
 
 # -- twice as many pixels
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rlfx import _jaxpr as J
+from rlfx._axes import CUMULATIVE
 from rlfx.recurrence.cpu.soft import log_add_exp
 
 
@@ -24,14 +25,9 @@ def _log_add_exp(x: Any, y: Any) -> Any:
 _SUM = J.primitive("cumsum")
 #: What two become, by primitive.
 SO_FAR: dict[Any, Callable] = {
-    _SUM: lax.add,
-    J.primitive("cumprod"): lax.mul,
-    J.primitive("cummax"): lax.max,
-    J.primitive("cummin"): lax.min,
+    **{op: monoid.combine for op, monoid in CUMULATIVE.items()},
     J.primitive("cumlogsumexp"): _log_add_exp,
 }
-
-
 #: Numbers of which sums are made by pairs: the derivative of longer ones, sums backwards, is faster by jax's windows.
 _MOST_OF_SUM = 128
 
