@@ -36,7 +36,10 @@ class Stretch(NamedTuple):
 
 
 class Clocked(NamedTuple):
-    """A thread between two readings of its clocks: ns on no processor, ns ready for one, in a call of jax at both?"""
+    """A thread between two readings of its clocks: ns on no processor, ns ready for one, in a call of jax?
+
+    It was in one at both readings, or at one of them and for most of the time that it was blocked in otherwise.
+    """
 
     start: int
     stop: int
@@ -111,6 +114,8 @@ def _clocked(timeline: Timeline, notes: dict[str, Any], start_ns: int) -> list[C
             continue
         track, first = timeline.tracks[tracks[thread["line"]]], next((s[3] for s in thread["samples"]), -1)
         early = first >= 0 and waits[first]  # a call of jax that was open at the start leaves no event
+        unsure: list[int] = []  # where `out` has an interval with a call of jax at one end
+        blocked = {True: 0, False: 0}  # ns, of jax or not, in the others
         for (begin, run, queued, place_), (end, run_, queued_, place__) in itertools.pairwise(thread["samples"]):
             known = [waits[p] for p in (place_, place__) if p >= 0]
             ready, open_at_begin = queued_ - queued, early
@@ -120,8 +125,14 @@ def _clocked(timeline: Timeline, notes: dict[str, Any], start_ns: int) -> list[C
             free = max(0, min(end - begin, end - begin - (run_ - run) - ready))
             of_jax = open_at_begin or (bool(known) and all(known))
             if end > begin:
+                if any(known) and not of_jax:
+                    unsure.append(len(out))
+                else:
+                    blocked[of_jax] += free
                 at = begin - start_ns, end - start_ns, tracks[thread["line"]]
                 out.append(Clocked(*at, free, ready, of_jax))
+        for at in unsure if blocked[True] > blocked[False] else ():
+            out[at] = out[at]._replace(of_jax=True)
     return out
 
 

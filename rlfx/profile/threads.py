@@ -137,6 +137,7 @@ class Watch:
     threads: list[Watched] = field(default_factory=list)
     ticks: list[tuple[int, int]] = field(default_factory=list)  # of the main thread: epoch ns, place
     memory: list[memory.Held] = field(default_factory=list)
+    _rest: float = 0.0  # s from one measurement of memory to the next
     _now: dict[int, Watched] = field(default_factory=dict)  # by ident, which threads that ended leave to others
     _places: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
@@ -149,9 +150,11 @@ class Watch:
                 self._read(self._of(thread), self._place(frame))
 
     def measure(self) -> None:
-        """What memory is held now, if it was not asked for a while."""
-        if not self.memory or time.time_ns() - self.memory[-1].at_ns > memory.PERIOD * 1e9:
+        """What memory is held now, if it was not asked for a while; of many arrays it takes long, and is asked rarely."""
+        if not self.memory or time.time_ns() - self.memory[-1].at_ns > self._rest * 1e9:
+            begin = time.thread_time()
             self.memory.append(memory.held())
+            self._rest = max(memory.PERIOD, (time.thread_time() - begin) / SHARE)
 
     def edge(self) -> None:
         """Read the clocks of the calling thread, where an operation begins or ends; not twice within `EDGE`."""
@@ -266,8 +269,8 @@ def watching(watch: Watch) -> Iterator[None]:
         while not ended.acquire(timeout=pause):  # a bare lock: waits of `threading` leave events in the trace
             begin = time.thread_time()
             watch.sample(me)
-            watch.measure()
             pause = max(PERIOD, (time.thread_time() - begin) / SHARE)
+            watch.measure()
 
     sampler = threading.Thread(target=run, name=OURS, daemon=True)
     sampler.start()
