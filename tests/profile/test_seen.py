@@ -158,6 +158,18 @@ def test_a_package_s_own_thread_that_waits_is_no_line(made, tmp_path):
     assert waiting(made, tmp_path, "/lib/site-packages/tqdm/_monitor.py") == {"script.py:3": 1.0}
 
 
+@pytest.mark.parametrize(("at", "state"), [((1, 1, 0, 1), "wait"), ((0, 0, 1, 0), "blocked"), ((0, 1, 0, 1), "blocked")])
+def test_a_thread_with_a_call_of_jax_at_one_end_waits_as_it_does_otherwise(made, tmp_path, at, state):
+    """Seen four times in three seconds, in which it never ran: in a call of jax (1) or not."""
+    space = made.Space()
+    space.plane("/host:CPU").event("python", "rlfx.capture", 0, 3_000_000)
+    samples = [[space.start_ns + k * 10**9, 0, 0, place] for k, place in enumerate(at)]
+    places = [["/home/me/script.py", line, of_jax, [], [], ""] for line, of_jax in ((3, False), (4, 2))]
+    threads = [{"line": 1, "name": "MainThread", "samples": samples}]
+    space.write(tmp_path, notes=json.dumps({"line": 1, "threads": threads, "places": places}))
+    assert read(tmp_path).total(host=state) == 3_000_000_000
+
+
 @pytest.mark.skipif(ticks._libc is None, reason="clocks of threads are Linux's")
 def test_numpy_that_waits_for_an_array_of_jax_waits_for_the_device(tmp_path):
     # Two seconds on any machine: what lies between two samples, from 10 ms to a tenth of a second where processors are
