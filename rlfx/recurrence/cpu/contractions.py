@@ -233,12 +233,15 @@ def as_matrices(eqn: Any, operands: Sequence[Any]) -> list | None:
 
 
 def _is_of_rows(eqn: Any) -> bool:
-    """Whether a product is of rows along several axes with weights."""
+    """Whether a product is of rows along several axes with weights, or along one with weights that are turned."""
     if eqn.primitive is not DOT:
         return False
     contracted, batched = eqn.params["dimension_numbers"]
     x, w = (v.aval for v in eqn.invars)
-    return batched == ((), ()) and contracted[0] == (x.ndim - 1,) and x.ndim > 2 == w.ndim and x.size > 0
+    if batched != ((), ()) or contracted[0] != (x.ndim - 1,) or w.ndim != 2 or not x.size:
+        return False
+    turned = x.ndim == 2 and x.shape[0] >= _SMALL_ROWS and contracted[1] == (0,) and 1 < w.shape[1] < w.shape[0]
+    return x.ndim > 2 or turned
 
 
 def _matrices_in_scan(eqn: Any, operands: list) -> list | None:
