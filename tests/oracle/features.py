@@ -44,6 +44,7 @@ FEATURES: dict[str, Feature] = {
     "maps over empty slices": Feature(True),
     "slices in control flow": Feature(False, "refused: a slice inside cond and switch"),
     "slices of slices": Feature(True),
+    "running values": Feature(False, "written after the seeds that tests name, which would grow otherwise; a test has it on"),
 }
 
 #: The names of those that are on.

@@ -113,6 +113,25 @@ SPANS = [
         full=True,
         feature="take along a slice",
     ),
+    _slices("s_cummax", "ss", "jax.lax.cummax($0)", "rising($0)", feature="running values"),
+    _slices(
+        "s_cummin", "ss", "jax.lax.cummin($0, reverse=True)", "-rising(-$0[::-1])[::-1]", feature="running values"
+    ),
+    _slices("s_cumprod", "ss", "jnp.cumprod(jnp.cos($0))", "np.cumprod(np.cos($0))", feature="running values"),
+    _slices(
+        "s_cumlogsumexp",
+        "ss",
+        "0.5 * jax.lax.cumlogsumexp($0)",
+        "0.5 * np.log(np.cumsum(np.exp($0)))",
+        feature="running values",
+    ),
+    _slices(
+        "w_cumlogsumexp",
+        "ww",
+        "0.5 * jax.lax.cumlogsumexp($0, axis=0, reverse=True)",
+        "0.5 * np.log(np.cumsum(np.exp($0[::-1]), 0))[::-1]",
+        feature="running values",
+    ),
     # products, attention
     _slices("scores", "wvs", "$0 @ $1", "$0 @ $1", weight=2),
     _slices("mix", "swv", "jax.nn.softmax($0) @ $1", "softmax($0) @ $1", full=True, weight=3),

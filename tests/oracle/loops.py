@@ -204,6 +204,11 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
             tape.note(x[-1] - x[:-1])  # the same value may be there twice
         return x[-1]
 
+    def rising(x: np.ndarray) -> np.ndarray:
+        for i in range(1, len(x)):
+            tape.note(x[i] - x[:i])
+        return np.maximum.accumulate(x)
+
     def argmax(x: np.ndarray) -> int:
         gaps = x.max() - np.delete(x, np.argmax(x))
         tape.note(np.where(gaps == 0, MARGIN / 2, gaps))  # which of two equal ones is the first is not
@@ -225,7 +230,7 @@ def scope(tree: Tree, p: dict, start: dict, t0: int, tape: Tape) -> dict[str, An
     names.update(
         np=np, p=p, carry=carry, last_carry=last_carry, N=stop_of, now=lambda t: t0 + t, every=envs, B=len(envs),
         T=tree.length, KS=KS, V=lambda x: np.full(2, x), combine=lambda x, y: x + 0.5 * y[0], point=point,
-        stop=tape.stop, bent=bent, more=more, largest=largest, argmax=argmax, ordered=ordered, size=size,
+        stop=tape.stop, bent=bent, more=more, largest=largest, argmax=argmax, ordered=ordered, size=size, rising=rising,
         read=read, at_edge=at_edge, span=span, window=window, over=over, recall=recall,
         softmax=softmax, discounted=discounted, chain=chain, inner=inner, iterated=iterated,
     )  # fmt: skip

@@ -26,12 +26,14 @@ CHUNK = 50
 MOST_UNTESTED = 0.1
 
 
-def check(seeds, **ways) -> None:
+def check(seeds, feature: str = "", **ways) -> None:
+    """``feature``: one that is off, to have much of."""
     untested = 0
     for seed in seeds:
-        tree = grow.chosen(seed)
+        tree = grow.chosen(seed, ON | {feature}, {feature}) if feature else grow.chosen(seed)
         verdict = driver.check(tree, reference=seed % 50 == 0, **(ways or sweep.one_way(seed)))
-        text = f"python -m tests.oracle.sweep {seed} {seed + 1} --shrink\n{printed.source(tree)}"
+        options = f' --on "{feature}" --only "{feature}"' if feature else ""
+        text = f"python -m tests.oracle.sweep {seed} {seed + 1} --shrink{options}\n{printed.source(tree)}"
         assert not verdict.wrong, "\n".join([text, *verdict.wrong])
         untested += verdict.outcome != "right"
     assert untested <= max(1, MOST_UNTESTED * len(seeds)), f"{untested} of {len(seeds)} trees were not compared"
@@ -40,6 +42,11 @@ def check(seeds, **ways) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_some_trees(seed: int):
     check([seed], plans=1)
+
+
+@pytest.mark.parametrize("seed", [951200, 951206])
+def test_some_trees_of_running_values(seed: int):
+    check([seed], "running values", plans=1)
 
 
 @pytest.mark.slow

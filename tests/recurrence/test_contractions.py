@@ -88,10 +88,11 @@ def test_parts_are_not_rounded():
     assert product.outvars[0].aval.shape == (64, 64)
 
 
+@pytest.mark.parametrize("rows", [(30, 20), (600,)])
 @pytest.mark.parametrize("narrow", [1, 3, 8])
-def test_derivatives_of_matrices_have_the_narrow_operand_first(narrow):
+def test_derivatives_of_matrices_have_the_narrow_operand_first(rows, narrow):
     """Of any order: those of the gradient, too."""
-    x, w = jax.random.normal(jax.random.key(0), (30, 20, 8)), jax.random.normal(jax.random.key(1), (8, narrow))
+    x, w = jax.random.normal(jax.random.key(0), (*rows, 8)), jax.random.normal(jax.random.key(1), (8, narrow))
     loss = lambda product: lambda w: jnp.sum(jnp.sin(product(x, w)))  # noqa: E731
     as_written = loss(lambda x, w: x @ w)
     as_matrix = loss(rewritten(lambda x, w: x @ w, MATRICES))
