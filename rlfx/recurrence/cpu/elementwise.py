@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.cpu.angles import ANGLES
@@ -17,28 +17,40 @@ from rlfx.recurrence.cpu.soft import is_log_add_exp, log_add_exp
 from rlfx.recurrence.cpu.sorting import SORT, in_order, is_short
 from rlfx.recurrence.ir.program import Program
 
+
+class _AtOnce(NamedTuple):
+    """What a primitive gives, computed many numbers at once (None: as jax does), and of which operands, or their types."""
+
+    fits: Callable[[Any, Mapping, Sequence], bool]
+    value: Callable[[Any, Mapping, Sequence], list | None]
+
+
+def _maxima(op: Any, params: Mapping, operands: Sequence) -> list | None:
+    windows = windows_of(params, operands[0])
+    return None if windows is None else [maxima(windows, operands[0])]
+
+
 #: What is bound in the place of jax's primitives.
 AT_ONCE: dict[Any, Any] = ANGLES | NORMAL
+_BOUND = _AtOnce(lambda op, params, x: True, lambda op, params, x: [AT_ONCE[op].bind(*x, **params)])
+_PLACE = _AtOnce(lambda op, params, x: is_of_many(params, x[0]), lambda op, params, x: [place_of(op, params, x[0])])
+_SO_FAR = _AtOnce(lambda op, params, x: is_by_pairs(op, params, x[0]), lambda op, params, x: [so_far(op, params, x[0])])
+
+_RULES: dict[Any, _AtOnce] = {
+    **dict.fromkeys(AT_ONCE, _BOUND),
+    **dict.fromkeys(PLACES, _PLACE),
+    **dict.fromkeys(SO_FAR, _SO_FAR),
+    J.CUSTOM_JVP: _AtOnce(lambda op, params, x: is_log_add_exp(params), lambda op, params, x: [log_add_exp(*x)]),
+    SORT: _AtOnce(lambda op, params, x: is_short(params, x), lambda op, params, x: in_order(params, x)),
+    TOP_K: _AtOnce(lambda op, params, x: is_few_of_many(params, x[0]), lambda op, params, x: largest(params, x[0])),
+    MAXIMA: _AtOnce(lambda op, params, x: J.platform() == "cpu", _maxima),
+}
 
 
 def at_once(op: Any, params: Mapping, operands: Sequence) -> list | None:
     """What a primitive gives, computed many numbers at once; None: as jax does."""
-    if op in AT_ONCE:
-        return [AT_ONCE[op].bind(*operands, **params)]
-    if op is J.CUSTOM_JVP and is_log_add_exp(params):
-        return [log_add_exp(*operands)]
-    if op in PLACES and is_of_many(params, operands[0]):
-        return [place_of(op, params, operands[0])]
-    if op in SO_FAR and is_by_pairs(op, params, operands[0]):
-        return [so_far(op, params, operands[0])]
-    if op is SORT and is_short(params, operands):
-        return in_order(params, operands)
-    if op is TOP_K and is_few_of_many(params, operands[0]):
-        return largest(params, operands[0])
-    if op is MAXIMA and J.platform() == "cpu":
-        windows = windows_of(params, operands[0])
-        return None if windows is None else [maxima(windows, operands[0])]
-    return None
+    rule = _RULES.get(op)
+    return None if rule is None or not rule.fits(op, params, operands) else rule.value(op, params, operands)
 
 
 def with_fast_elements(program: Program) -> Program:
@@ -47,15 +59,8 @@ def with_fast_elements(program: Program) -> Program:
 
 
 def _changes(eqn: Any) -> bool:
-    if eqn.primitive in PLACES:
-        return is_of_many(eqn.params, eqn.invars[0].aval)
-    if eqn.primitive in SO_FAR:
-        return is_by_pairs(eqn.primitive, eqn.params, eqn.invars[0].aval)
-    if eqn.primitive is SORT:
-        return is_short(eqn.params, [v.aval for v in eqn.invars])
-    if eqn.primitive is TOP_K:
-        return is_few_of_many(eqn.params, eqn.invars[0].aval)
-    return eqn.primitive in (*AT_ONCE, MAXIMA) or (eqn.primitive is J.CUSTOM_JVP and is_log_add_exp(eqn.params))
+    rule = _RULES.get(eqn.primitive)
+    return rule is not None and rule.fits(eqn.primitive, eqn.params, [v.aval for v in eqn.invars])
 
 
 def _of(eqn: Any, operands: list) -> list | None:
@@ -63,4 +68,4 @@ def _of(eqn: Any, operands: list) -> list | None:
 
 
 #: The rules for :func:`rlfx.recurrence.ir.interpret.rewritten`.
-ELEMENTS = with_rules_in_bodies(dict.fromkeys((*AT_ONCE, J.CUSTOM_JVP, MAXIMA, SORT, TOP_K, *PLACES, *SO_FAR), _of), _changes)
+ELEMENTS = with_rules_in_bodies(dict.fromkeys(_RULES, _of), _changes)
