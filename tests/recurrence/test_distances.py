@@ -1,4 +1,4 @@
-"""Distances that nobody differentiates, number by number: the same values and gradients; and what stays as it is."""
+"""Distances in a few dimensions, number by number: the same values and gradients; and what stays as it is."""
 
 import dataclasses
 
@@ -71,7 +71,14 @@ def masked(p, x, scale):
     return p["values"][0, jnp.argmin(far)] * scale
 
 
-SUMS = [nearest, novelty, particles, masked]
+def repelled(p, x, scale):
+    """Through which gradients go: points at one timestep from each other, by absolute values, and from what they share."""
+    h = jnp.tanh(x @ p["w"]) + jnp.arange(9.0, dtype=x.dtype)[:, None] * scale
+    near = jnp.exp(-0.2 * ((h[:, None] - h[None]) ** 2).sum(-1)).sum()
+    return near + jnp.tanh(jnp.abs(2.0 * (h[:, None] - p["keys"][0]) + 0.3).sum(-1)).sum()
+
+
+SUMS = [nearest, novelty, particles, masked, repelled]
 
 
 def gradient(sums, target, wrt=(0, 1), **how):
@@ -113,8 +120,9 @@ def of_stopped(far):
 
 def test_no_sum_of_pairs_is_left():
     assert not left(of_stopped(lambda p, s: squares(p["keys"], s * p["keys"][0, 0])))
-    texts = [gradient(particles, at).lower(PARAMS, CARRY).as_text() for at in (ALWAYS, NEVER)]
-    assert ["9x9x5x" in text for text in texts] == [False, True]
+    for sums in (particles, repelled):
+        texts = [gradient(sums, at).lower(PARAMS, CARRY).as_text() for at in (ALWAYS, NEVER)]
+        assert ["9x9x5x" in text for text in texts] == [False, True]
     assert not rlfx.target("h200").rewrites.pairs
 
 
@@ -134,7 +142,8 @@ def test_what_all_points_share_is_made_once():
 
 def test_other_sums_stay():
     pairs = (2, N, D)
-    assert left(lambda p, s, t: (squares(p["keys"], s * p["keys"][0, 0]).min(), s)) == [pairs]  # differentiated
+    twice = lambda p, s: squares(jnp.tile(p["keys"], 2), jnp.tile(s * p["keys"][0, 0], 2))  # noqa: E731
+    assert left(lambda p, s, t: (twice(p, s).min(), s)) == [(2, N, 2 * D)]  # differentiated, in ten dimensions
     assert left(of_stopped(lambda p, s: squares(p["keys"], s * p["keys"][0, 0])), 2 * N * D + 1) == [pairs]  # few
     long = lambda p, s: squares(jnp.tile(p["keys"], 7), jnp.tile(s * p["keys"][0, 0], 7))  # noqa: E731
     assert left(of_stopped(long)) == [(2, N, 7 * D)]
@@ -161,7 +170,7 @@ def of_all(codes, bias):
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_bodies_of_shared_functions(stopped):
-    """Those of what is stopped, as sums by hand; what is differentiated stays."""
+    """Those of what is stopped, and of what is differentiated, as sums by hand."""
     batch, stop = 9, stop_gradient if stopped else lambda x: x
     p, carry = PARAMS | {"x": jax.random.normal(K[3], (T, batch, 3))}, jnp.linspace(0.5, 1.5, batch)
 
@@ -179,4 +188,4 @@ def test_bodies_of_shared_functions(stopped):
 
     of_points.close(compiled(ALWAYS)(p, carry), jax.value_and_grad(expected, argnums=(0, 1))(p, carry))
     texts = [compiled(target).lower(p, carry).as_text() for target in (ALWAYS, NEVER)]
-    assert ["9x9x5x" in text for text in texts] == [not stopped, True]
+    assert ["9x9x5x" in text for text in texts] == [False, True]

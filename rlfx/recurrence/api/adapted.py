@@ -16,6 +16,7 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
+from rlfx.recurrence.rewrite.between import with_distances_between
 from rlfx.recurrence.rewrite.branches import with_branches_chosen
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
@@ -93,6 +94,7 @@ def adapted(
     if pays.pairs:
         program = rewritten(functools.partial(with_prototypes, fewest=pays.pairs), program, "with_prototypes")
         program = rewritten(functools.partial(with_distances, fewest=pays.pairs), program, "with_distances")
+        program = rewritten(functools.partial(with_distances_between, fewest=pays.pairs), program, "with_distances_between")
         program = rewritten(functools.partial(with_loops_over_pairs, fewest=pays.pairs), program, "with_loops_over_pairs")
     program = rewritten(with_stops, merged(program))  # what is merged has the same types: nothing to verify
     asked, start, room = program.directives, int(target.rates.overhead * target.rates.bandwidth), target.room

@@ -81,7 +81,7 @@ def _found(e: Equation, program: Program, definition: Mapping[Var, Equation]) ->
     if J.symbolic_axes(shape) or tuple(e.params["axes"]) != (len(shape) - 1,) or whole.dtype != jnp.float32:
         return None
     square = definition.get(whole) if isinstance(whole, Var) else None
-    if square is None or not _is_square(square):
+    if square is None or not is_square(square):
         return None
     d = definition.get(square.inputs[0])
     by = scale = None
@@ -99,7 +99,8 @@ def _found(e: Equation, program: Program, definition: Mapping[Var, Equation]) ->
     return None if d is None or d.op is not _SUB else _of_difference(d, scale, by, shape, program)
 
 
-def _is_square(e: Equation) -> bool:
+def is_square(e: Equation) -> bool:
+    """Whether a value is multiplied by itself."""
     squared = e.op is _SQUARE or (e.op is _POWER and e.params["y"] == 2) or (e.op is _MUL and e.inputs[0] is e.inputs[1])
     return squared and isinstance(e.inputs[0], Var)
 
