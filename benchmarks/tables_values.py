@@ -181,7 +181,7 @@ AT_FIRST = (
     "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth", "sealed_sixth", "sealed_seventh",
     "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth", "sealed_thirteenth",
     "sealed_fourteenth", "sealed_fifteenth", "sealed_sixteenth", "sealed_seventeenth",
-    "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth",
+    "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth", "sealed_twenty_first", "sealed_twenty_second",
 )  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {

@@ -14,7 +14,7 @@ SETS = (
     "tuning", "held_out", "looked_at", "unseen", "sealed", "sealed_again", "sealed_third", "sealed_fourth", "sealed_fifth",
     "sealed_sixth", "sealed_seventh", "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth",
     "sealed_thirteenth", "sealed_fourteenth", "sealed_fifteenth", "sealed_sixteenth", "sealed_seventeenth",
-    "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth",
+    "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth", "sealed_twenty_first", "sealed_twenty_second",
 )  # fmt: skip
 #: Without an environment, and so without random numbers, whose loops take long to compile.
 CHEAP = ("vtrace.workload", "quantiles.workload")

@@ -5,7 +5,7 @@
                                   sealed-tenth|sealed-eleventh|sealed-twelfth|sealed-thirteenth|
                                   sealed-fourteenth|sealed-fifteenth|sealed-sixteenth|
                                   sealed-seventeenth|sealed-eighteenth|sealed-nineteenth|
-                                  sealed-twentieth]
+                                  sealed-twentieth|sealed-twenty-first|sealed-twenty-second]
                                  [--only NAME ...] [--rounds 15] [--seconds 20] [--quick] [--malloc default|keeps-pages]
                                  [--cores 1] [--out FILE.json]
 
@@ -37,7 +37,7 @@ SETS = (
     "tuning", "held-out", "looked-at", "unseen", "sealed", "sealed-again", "sealed-third", "sealed-fourth", "sealed-fifth",
     "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh", "sealed-twelfth",
     "sealed-thirteenth", "sealed-fourteenth", "sealed-fifteenth", "sealed-sixteenth", "sealed-seventeenth",
-    "sealed-eighteenth", "sealed-nineteenth", "sealed-twentieth",
+    "sealed-eighteenth", "sealed-nineteenth", "sealed-twentieth", "sealed-twenty-first", "sealed-twenty-second",
 )  # fmt: skip
 #: Those that nothing was tuned on when they were written.
 UNTUNED = tuple(name for name in SETS if name != "tuning")
