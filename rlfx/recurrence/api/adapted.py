@@ -21,6 +21,7 @@ from rlfx.recurrence.rewrite.branches import with_branches_chosen
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.distances import with_distances
+from rlfx.recurrence.rewrite.ends import with_ends_alone
 from rlfx.recurrence.rewrite.invariant import with_invariants_before
 from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.narrow import with_narrow
@@ -41,7 +42,7 @@ from rlfx.recurrence.rewrite.transposes import absorb_transposes
 from rlfx.recurrence.rewrite.units import without_unit_axes
 from rlfx.recurrence.rewrite.unrolled import with_recurrent_iterations, with_unrolled
 from rlfx.recurrence.schedule.fusion import CLOSE, bytes_given
-from rlfx.recurrence.schedule.plan import Plan
+from rlfx.recurrence.schedule.plan import WHOLE, Plan
 
 
 def adapted(
@@ -56,7 +57,11 @@ def adapted(
     """
     pays = target.rewrites
     own = (program.domain.batch or 1) // devices
-    given = program = rewritten(with_invariants_before, rewritten(with_branches_chosen, program))
+    program = rewritten(with_branches_chosen, program)
+    whole = plan is None or plan.form in WHOLE or plan.form == "blocks"
+    if whole and not memory_first and program.directives.timesteps is None:
+        program = rewritten(with_ends_alone, program)
+    given = program = rewritten(with_invariants_before, program)
     program = rewritten(with_rows_first, rewritten(without_unit_axes, program))
     if program is not given:  # what was written has absorbed its own
         program = rewritten(absorb_transposes, program)

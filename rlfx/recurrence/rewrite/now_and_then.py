@@ -64,7 +64,7 @@ def _case(select: Equation, value: Atom, program: Program) -> _Case | None:
     returned, users, group = set(program.returned), program.users, set()
     wanted = {value}
     for e in reversed(program.equations):
-        if wanted.isdisjoint(e.outputs) or not _moves(e):
+        if wanted.isdisjoint(e.outputs) or not moves(e):
             continue
         read = [(u, v) for v in e.outputs for u in users.get(v, ())]
         if returned.isdisjoint(e.outputs) and all(u in group or (u is select and v is value) for u, v in read):
@@ -78,7 +78,7 @@ def _case(select: Equation, value: Atom, program: Program) -> _Case | None:
     return _Case(value, ordered, tuple(given))
 
 
-def _moves(e: Equation) -> bool:
+def moves(e: Equation) -> bool:
     """Whether an equation may be evaluated in a branch: it is of this timestep alone, and draws no numbers.
 
     What is read elsewhere, at other timesteps say, is there for all of them.
