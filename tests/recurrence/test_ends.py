@@ -151,6 +151,7 @@ def test_in_blocks_of_a_timestep():
         returns = rlfx.discounted_sum(rlfx.series(after[0])[t:], 0.9) + value[t + 1]
         return (value[t] - stop_gradient(returns)) ** 2, stop_gradient(after)
 
-    fn, reference = rlfx.compile(acting, length=T, batch=B, plan=rlfx.Plan("blocks", 1)), rlfx.reference(acting, length=T, batch=B)
+    fn = rlfx.compile(acting, length=T, batch=B, plan=rlfx.Plan("blocks", 1))
+    reference = rlfx.reference(acting, length=T, batch=B)
     of = lambda fn: jax.value_and_grad(lambda p: fn(p, CARRY, K[0])[0])(PARAMS)  # noqa: E731
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), of(fn), of(reference))
