@@ -130,6 +130,25 @@ def test_how_much_is_left_out():
     assert work(with_chosen_first(program)) == own + rest
 
 
+@pytest.mark.parametrize("part", [0, -1, slice(1, 3)], ids=str)
+def test_a_number_takes_weights(part):
+    """Of several critics, each with weights of its own, an actor asks one; others stay untouched."""
+
+    def critics(p, h):
+        one = lambda own, bias: jnp.tanh(relu(h @ own + bias) @ own) @ p["last"]  # noqa: E731
+        return jax.vmap(one)(p["own"], p["bias"])
+
+    choose = lambda q, a: q[part].sum()  # noqa: E731
+    program = program_of(learner(critics, choose))
+    found = with_chosen_first(program)
+    assert work(found) == work(program) // ACTIONS * (2 if part == slice(1, 3) else 1)
+    assert with_chosen_first(found) is found
+    close(gradient(rlfx.compile, learner(critics, choose)), by_loop(critics, choose))
+    first = lambda q, a: q[0] + jnp.max(q)  # noqa: E731
+    program = program_of(learner(critics, first))
+    assert with_chosen_first(program) is program
+
+
 @pytest.mark.parametrize("index", [-1, -ACTIONS, ACTIONS + 3, -ACTIONS - 2])
 def test_places_from_the_end_and_outside(index):
     """As jax reads them."""

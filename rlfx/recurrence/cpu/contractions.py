@@ -6,8 +6,8 @@ The gradient of ``x @ w`` with respect to ``w`` is ``x.T @ g``, a contraction ov
   same product over one axis;
 * of ``x.T @ g`` and ``g.T @ x``, that with fewer columns on the left is up to ten times as fast;
 * of several weights at once, ``[rows, members, n]`` of one input, it makes a turned copy: as a matrix, their gradient needs none;
-* the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache; over up to 160 rows it calls a
-  library that is faster than its own code by a quarter;
+* the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache: on the left such a one is slower
+  than another of up to twice as many columns; over up to 160 rows it calls a library that is faster than its own code by a quarter;
 * of an ensemble's members, ``[rows, members, n]``, which are a batch of the product, it makes copies that are turned: members
   one by one take 0.9 (two of them) to 0.5 (eight) of the time;
 * many small matrices are as in ``small_matrices.py``, and triangular systems of them as in ``triangles.py``.
@@ -90,10 +90,22 @@ def _over_rows(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:
     """``left.T @ right``."""
     if len(left) < _SMALL_ROWS or max(left.shape[1], right.shape[1]) <= _SMALL_COLUMNS:
         return _product(params, left, right)
-    narrow_first = left.shape[1] <= right.shape[1]
-    out = _product(params, *((left, right) if narrow_first else (right, left)))
+    as_it_is = _belongs_left(left.shape[1], right.shape[1])
+    out = _product(params, *((left, right) if as_it_is else (right, left)))
     out = jax.lax.optimization_barrier(out)  # else a transposition of it is folded into the product
-    return out if narrow_first else jnp.transpose(out)
+    return out if as_it_is else jnp.transpose(out)
+
+
+def _belongs_left(columns: int, others: int) -> bool:
+    """Whether an operand of so many columns is better on the left than another: the narrow one, or one beside aligned columns.
+
+    Example:
+      >>> [_belongs_left(6, 64), _belongs_left(64, 64), _belongs_left(134, 128), _belongs_left(300, 128)]
+      [True, True, True, False]
+    """
+    narrow, wide = sorted((columns, others))
+    beside = narrow % _ALIGNED == 0 and wide % _ALIGNED > 0 and wide <= 2 * narrow
+    return columns == (wide if beside else narrow)
 
 
 def _product(params: dict, left: jax.Array, right: jax.Array) -> jax.Array:

@@ -5,9 +5,10 @@ done, and as it is written, all of it is computed and differentiated. Before and
 
     q = relu(z @ w) @ v; q[a]   ->   relu(z[a] @ w) @ v
 
-So is what a number chooses: of all tokens of a transformer's last layer the first one, say, or the last. As far back as each
-operation computes the entries of the axis one by one, and nothing else needs them; where a product has weights of its own for
-each entry, of its result one is taken. Only what leaves out products.
+So is what a number chooses: of all tokens of a transformer's last layer the first one, say, or the last; of twin critics the one
+that the actor asks. As far back as each operation computes the entries of the axis one by one, and nothing else needs them; where
+a product has weights of its own for each entry, an index takes one of its result, since it would take weights for each point; a
+number takes weights. Only what leaves out products.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def with_chosen_first(program: Program) -> Program:
             return None
         if sliced is not None:
             axis, start, size = sliced
-            found = _leading_to(e, x, axis, program, size)
+            found = _leading_to(e, x, axis, program, size, of_weights=True)
             return found and (functools.partial(found, start), [*(v for v, _ in found.taken), *found.whole])
         axes = axes_of_one(e)
         found = _leading_to(e, x, axes[0], program) if len(axes) == 1 else None
@@ -124,14 +125,21 @@ def with_chosen_first(program: Program) -> Program:
     return exchanged(program, instead)
 
 
-def _leading_to(choice: Equation, value: Var, axis: int, program: Program, size: int = 1) -> _Chosen | None:
-    """What computes a value entry by entry, of which one is chosen; None if no products are left out."""
+def _leading_to(
+    choice: Equation, value: Var, axis: int, program: Program, size: int = 1, of_weights: bool = False
+) -> _Chosen | None:
+    """What computes a value entry by entry, of which one is chosen; None if no products are left out.
+
+    Args:
+      of_weights: whether those of weights may be taken, too.
+    """
     returned, at = frozenset(program.returned), {value: axis}
     group: dict[Equation, _Step] = {}
     for e in reversed(program.equations[: program.places[choice]]):
         if len(e.outputs) != 1 or (v := e.outputs[0]) not in at or v in returned:
             continue
-        if all(u is choice or u in group for u in program.users.get(v, ())) and (step := _step(e, at[v], program)) is not None:
+        alone = all(u is choice or u in group for u in program.users.get(v, ()))
+        if alone and (step := _step(e, at[v], program, of_weights)) is not None:
             group[e] = step
             for u, along in zip(e.inputs, step.along, strict=True):
                 if along is not None and isinstance(u, Var) and at.setdefault(u, along) != along:
@@ -147,7 +155,7 @@ def _leading_to(choice: Equation, value: Var, axis: int, program: Program, size:
     return _Chosen(size, steps, tuple(taken.items()), tuple(dict.fromkeys(u for u, along in operands if along is None)))
 
 
-def _step(e: Equation, axis: int, program: Program) -> _Step | None:
+def _step(e: Equation, axis: int, program: Program, of_weights: bool) -> _Step | None:
     """How an equation computes the entries of an axis of its result one by one; None if it does not."""
     if not e.is_pointwise or e.has_effects or e.calls:
         return None
@@ -162,4 +170,5 @@ def _step(e: Equation, axis: int, program: Program) -> _Step | None:
     weights = e.op in PRODUCTS and any(
         a is not None and not program.dims_of(v) for v, a in zip(e.inputs, along, strict=True)
     )
-    return None if weights or any(theirs.count(loop) > 1 for theirs in it.operands) else _Step(e, it, loop, along)
+    excluded = weights and not of_weights
+    return None if excluded or any(theirs.count(loop) > 1 for theirs in it.operands) else _Step(e, it, loop, along)
