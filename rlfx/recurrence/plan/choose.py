@@ -263,19 +263,21 @@ def resident_environments(
 
     Windows of other timesteps are many times as large as what they read. If the activations of all environments and their
     cotangents are more than the memory that calls have again, as many are taken at a time as the machine's cache holds.
-    What is computed of slices runs in blocks of timesteps: it is kept by nobody, and as wide as T if the slices are no windows.
+    Slices of the past, or the future, are as wide as T: of all environments, what is computed of them (scores, weights) goes to
+    memory, or runs in blocks of timesteps that make a product for each environment; of two or more it is near.
     Recurrences run once for each tile, and have its rows: as long as they start in less time than activations take to memory.
     """
     domain, equations = learner.program.domain, learner.region.equations
-    room, each = target.room, activation_bytes(learner, 1, slices=False) * domain.length * copies
-    if room.tile is None or room.unmapped is None or 2 * each * batch <= room.unmapped:
+    windows = [is_window(e, domain) for e in equations if e.is_ragged and e.is_read]
+    wide, room = not all(windows), target.room
+    each = activation_bytes(learner, 1, slices=wide) * domain.length * copies
+    if room.tile is None or room.unmapped is None or (1 if wide else 2) * each * batch <= room.unmapped:
         return None
-    slices = [is_window(e, domain) for e in equations if e.is_ragged and e.is_read]
-    if not all(slices) or why_not_environments(learner, order) is not None:
+    if why_not_environments(learner, order) is not None:
         return None
-    count = divisor_up_to(batch, max(1, int(room.cache // each)))
     # One at a time may be slower than all: 5x for a sum over 16 timesteps. Blocks of windows have rows enough.
-    fewest = 1 if slices and domain.length >= ROWS else 2
+    fewest = 1 if windows and domain.length >= ROWS and not wide else 2
+    count = divisor_up_to(batch, max(fewest, int(room.cache // each)))
     if learner.region.loops:
         fewest, again = ROWS_OF_LOOP, 3 * seconds_of_loops(learner, target) * (batch / count - 1)
         if again > 3 * each * batch / target.rates.bandwidth:
