@@ -117,6 +117,10 @@ TABLES = {
     "untuned-sealed-eighteenth": functools.partial(with_later, "sealed_eighteenth", {"after": "sealed_eighteenth_after"}),
     "untuned-sealed-nineteenth": functools.partial(with_later, "sealed_nineteenth", {"after": "sealed_nineteenth_after"}),
     "untuned-sealed-twentieth": functools.partial(with_later, "sealed_twentieth", {"after": "sealed_twentieth_after"}),
+    "untuned-sealed-twenty-first": functools.partial(with_later, "sealed_twenty_first", {"after": "sealed_twenty_first_after"}),
+    "untuned-sealed-twenty-second": functools.partial(
+        with_later, "sealed_twenty_second", {"after": "sealed_twenty_second_after"}
+    ),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,

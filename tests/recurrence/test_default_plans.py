@@ -450,6 +450,34 @@ def test_learners_that_read_windows_take_environments_that_fit_the_cache():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4 * np.abs(b).max()), got, want)
 
 
+def looks_back(params, carry, t):
+    """Attention over all of the past."""
+    q, k, v = (rlfx.inputs(params["x"])[t] @ params[name] for name in ("q", "k", "v"))
+    keys, values = rlfx.series(k)[: t + 1], rlfx.series(v)[: t + 1]
+    return jnp.square(jax.nn.softmax(keys @ q) @ values).sum(), carry
+
+
+def test_learners_of_slices_as_wide_as_all_timesteps_take_few_environments():
+    """Two at least; all of them where the memory for it is there, or where the machine has no cache of its own for it."""
+    length, batch, d = 16, 6, 4
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {name: jax.random.normal(k, (d, d)) / 2.0 for name, k in zip(("q", "k", "v"), keys, strict=False)}
+    params["x"] = jax.random.normal(keys[3], (length, batch, d))
+    carry = jnp.zeros(batch)
+
+    def compiled(**room):
+        return rlfx.compile(looks_back, length=length, batch=batch, target=with_room(tile=1 << 10, **room))
+
+    few = compiled(cache=1 << 10, unmapped=1 << 10)
+    assert few.plan(params, carry) == rlfx.Plan(environments=2)
+    assert compiled(cache=1 << 16, unmapped=1 << 10).plan(params, carry) == rlfx.Plan(environments=3)
+    for room in ({"unmapped": 1 << 30}, {"unmapped": None}):
+        assert compiled(cache=1 << 10, **room).plan(params, carry) == rlfx.Plan()
+    reference = rlfx.reference(looks_back, length=length, batch=batch)
+    found, expected = (jax.jit(jax.value_and_grad(lambda p, fn=fn: fn(p, carry)[0]))(params) for fn in (few, reference))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+
+
 def windowed(n):
     """A policy that acts, and learns from what follows within n timesteps."""
 
