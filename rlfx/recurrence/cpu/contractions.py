@@ -6,8 +6,8 @@ The gradient of ``x @ w`` with respect to ``w`` is ``x.T @ g``, a contraction ov
   same product over one axis;
 * of ``x.T @ g`` and ``g.T @ x``, that with fewer columns on the left is up to ten times as fast;
 * of several weights at once, ``[rows, members, n]`` of one input, it makes a turned copy: as a matrix, their gradient needs none;
-* the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache: on the left such a one is slower
-  than another of up to twice as many columns; over up to 160 rows it calls a library that is faster than its own code by a quarter;
+* the columns of an operand with 32, 64, ... of them are read from the same few lines of the cache: on the left such a one is
+  slower than another of up to twice as many columns; over up to 160 rows it calls a library that is faster by a quarter;
 * of an ensemble's members, ``[rows, members, n]``, which are a batch of the product, it makes copies that are turned: members
   one by one take 0.9 (two of them) to 0.5 (eight) of the time;
 * many small matrices are as in ``small_matrices.py``, and triangular systems of them as in ``triangles.py``.
