@@ -106,10 +106,15 @@ def mapped(critics, obs, action):
     return jax.vmap(lambda p: mlp(p, x, jax.nn.relu)[..., 0])(critics)
 
 
+def member(nets, i):
+    """One network of several that are stacked."""
+    return jax.tree.map(lambda w: w[i], nets)
+
+
 def one_by_one(critics, obs, action):
     x = jnp.concatenate([obs, action], -1)
     members = critics[0]["w"].shape[0]
-    return jnp.stack([mlp(jax.tree.map(lambda w: w[i], critics), x, jax.nn.relu)[..., 0] for i in range(members)])
+    return jnp.stack([mlp(member(critics, i), x, jax.nn.relu)[..., 0] for i in range(members)])
 
 
 def twins_joined(critics, obs, action):
@@ -118,7 +123,7 @@ def twins_joined(critics, obs, action):
     w = jnp.concatenate([first["w"][0], first["w"][1]], -1)
     h = jax.nn.relu(jnp.concatenate([obs, action], -1) @ w + first["b"].reshape(-1))
     parts = jnp.split(h, 2, -1)
-    return jnp.stack([mlp(jax.tree.map(lambda w: w[i], rest), x, jax.nn.relu)[..., 0] for i, x in enumerate(parts)])
+    return jnp.stack([mlp(member(rest, i), x, jax.nn.relu)[..., 0] for i, x in enumerate(parts)])
 
 
 def by_rlfx(program, length, batch):

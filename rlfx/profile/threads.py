@@ -154,7 +154,7 @@ class Watch:
         if not self.memory or time.time_ns() - self.memory[-1].at_ns > self._rest * 1e9:
             begin = time.thread_time()
             self.memory.append(memory.held())
-            self._rest = max(memory.PERIOD, (time.thread_time() - begin) / SHARE)
+            self._rest = _rest_after(begin, memory.PERIOD)
 
     def edge(self) -> None:
         """Read the clocks of the calling thread, where an operation begins or ends; not twice within `EDGE`."""
@@ -255,6 +255,11 @@ def _callee(code: CodeType, at: int) -> tuple[str, str]:
     return of.strip(), name.strip()
 
 
+def _rest_after(begin: float, least: float) -> float:
+    """Seconds to rest after what this thread has done since ``begin`` of its clock, so that it takes its share of the time."""
+    return max(least, (time.thread_time() - begin) / SHARE)
+
+
 @contextlib.contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Sample the threads of this process in a thread of its own, at the begin, and at the end."""
@@ -269,7 +274,7 @@ def watching(watch: Watch) -> Iterator[None]:
         while not ended.acquire(timeout=pause):  # a bare lock: waits of `threading` leave events in the trace
             begin = time.thread_time()
             watch.sample(me)
-            pause = max(PERIOD, (time.thread_time() - begin) / SHARE)
+            pause = _rest_after(begin, PERIOD)
             watch.measure()
 
     sampler = threading.Thread(target=run, name=OURS, daemon=True)

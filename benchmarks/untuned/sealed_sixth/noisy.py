@@ -13,6 +13,7 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.measure import drawing
+from benchmarks.untuned.noisy_layers import noise_of, noisy, noisy_layer
 
 OBS, ACTIONS, GAMMA, STEPS, EPISODE = 16, 5, 0.99, 5, 40
 step_of, reset = c.drift_step(OBS, EPISODE), c.drift_reset(OBS)
@@ -21,33 +22,9 @@ STREAMS = {"value": 1, "advantage": ACTIONS}
 
 
 def params_of(key, hidden):
-    def noisy(key, rows, columns):
-        return c.dense(key, rows, columns) | {
-            "w noise": jnp.full((rows, columns), 0.5 / np.sqrt(rows), jnp.float32),
-            "b noise": jnp.full(columns, 0.5 / np.sqrt(rows), jnp.float32),
-        }
-
     k = jax.random.split(key, 5)
     stream = lambda i, size: [noisy(k[i], hidden, hidden), noisy(k[i + 1], hidden, size)]  # noqa: E731
     return {"trunk": c.dense(k[4], OBS, hidden), "value": stream(0, 1), "advantage": stream(2, ACTIONS)}
-
-
-def factored(key, size):
-    x = jax.random.normal(key, (size,))
-    return jnp.sign(x) * jnp.sqrt(jnp.abs(x))
-
-
-def noise_of(key, hidden):
-    """Of every noisy layer: what its inputs and its outputs have."""
-    keys = iter(jax.random.split(key, 8))
-    sizes = {name: [(hidden, hidden), (hidden, size)] for name, size in STREAMS.items()}
-    return {n: [tuple(factored(next(keys), s) for s in layer) for layer in layers] for n, layers in sizes.items()}
-
-
-def noisy_layer(p, noise, x):
-    inputs, outputs = noise
-    w = p["w"] + p["w noise"] * (inputs[:, None] * outputs)
-    return x @ w + (p["b"] + p["b noise"] * outputs)
 
 
 def huber(error):
@@ -69,10 +46,10 @@ def program(hidden):
         p, target = params
         key, aside = jax.random.split(t.shared_key)
         obs = state["x"]
-        q = q_of(p, noise_of(key, hidden), obs)
+        q = q_of(p, noise_of(key, hidden, STREAMS), obs)
         action = jnp.argmax(q)
         state, step = step_of(t.key_for("env"), state, action)
-        of_target = q_of(target, noise_of(aside, hidden), obs)
+        of_target = q_of(target, noise_of(aside, hidden, STREAMS), obs)
         following = rlfx.series(stop_gradient(of_target[action]))
         aim = rlfx.n_step_return(step, following[t + 1], gamma=GAMMA, n=STEPS)
         return huber(q[action] - stop_gradient(aim)), state
@@ -175,7 +152,7 @@ def by_hand(length, batch, hidden, acting=by_matrices, learning=by_matrices, lat
 
         def draw(t):
             keys = jax.random.split(jax.random.fold_in(shared, jnp.uint32(2) * t.astype(jnp.uint32)))
-            return tuple(noise_of(k, hidden) for k in keys)
+            return tuple(noise_of(k, hidden, STREAMS) for k in keys)
 
         times = jnp.arange(length + 1)
         every = jax.vmap(draw)(times) if ahead else None

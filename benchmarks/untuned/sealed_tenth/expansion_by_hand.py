@@ -30,13 +30,9 @@ from benchmarks.untuned.sealed_tenth.expansion import (
 )  # fmt: skip
 
 
-def member(p, i):
-    return jax.tree.map(lambda w: w[i], p)
-
-
 def one_by_one(members, x):
     """Outputs ``[members, N, ...]`` of rows."""
-    return jnp.stack([c.mlp(member(members, i), x, relu) for i in range(len(members[0]["w"]))])
+    return jnp.stack([c.mlp(c.member(members, i), x, relu) for i in range(len(members[0]["w"]))])
 
 
 def by_vmap(members, x):
@@ -48,12 +44,12 @@ def firsts_joined(members, x):
     first, *rest = members
     count = len(first["w"])
     h = relu(x @ jnp.concatenate(list(first["w"]), -1) + first["b"].reshape(-1))
-    return jnp.stack([c.mlp(member(rest, i), part, relu) for i, part in enumerate(jnp.split(h, count, -1))])
+    return jnp.stack([c.mlp(c.member(rest, i), part, relu) for i, part in enumerate(jnp.split(h, count, -1))])
 
 
 def in_columns(members, x):
     """Features first, rows innermost."""
-    found = jnp.stack([c.columns(member(members, i), x.T, relu) for i in range(len(members[0]["w"]))])
+    found = jnp.stack([c.columns(c.member(members, i), x.T, relu) for i in range(len(members[0]["w"]))])
     return jnp.swapaxes(found, 1, 2)
 
 
@@ -96,7 +92,7 @@ def once_first(critics, apart=False):
 
         def made_of(x):
             if apart:
-                return jnp.stack([c.mlp(member(models, i), x[i], relu) for i in range(MODELS)])
+                return jnp.stack([c.mlp(c.member(models, i), x[i], relu) for i in range(MODELS)])
             return jax.vmap(lambda p, x: c.mlp(p, x, relu))(models, x)
 
         each = lambda x: jnp.broadcast_to(x, (MODELS, *x.shape))  # noqa: E731
@@ -134,7 +130,7 @@ def model_by_model(critics, loop=False):
         judged = judged_by(target, critics)
         first = obs, *judged(obs)
         one = lambda p: jnp.stack(goes(first, lambda x: c.mlp(p, x, relu), judged))  # noqa: E731
-        found = jax.lax.map(one, models) if loop else jnp.stack([one(member(models, i)) for i in range(MODELS)])
+        found = jax.lax.map(one, models) if loop else jnp.stack([one(c.member(models, i)) for i in range(MODELS)])
         return weighed(jnp.moveaxis(found, 0, 1).reshape(HORIZON + 1, -1, len(obs)))
 
     return value
@@ -146,14 +142,14 @@ def value_columns(models, target, obs):
     def judged(x):
         action = jnp.tanh(c.columns(target["policy"], x, relu))
         both = jnp.concatenate([x, action])
-        return action, jnp.concatenate([c.columns(member(target["critics"], i), both, relu) for i in range(CRITICS)])
+        return action, jnp.concatenate([c.columns(c.member(target["critics"], i), both, relu) for i in range(CRITICS)])
 
     first, found = judged(obs.T), []
     for i in range(MODELS):
         x, (action, q), gained, left = obs.T, first, 0.0, 1.0
         promised = [q]
         for _ in range(HORIZON):
-            made = c.columns(member(models, i), jnp.concatenate([x, action]), relu)
+            made = c.columns(c.member(models, i), jnp.concatenate([x, action]), relu)
             x = x + 0.1 * jnp.tanh(made[:OBS])
             gained, left = gained + left * made[OBS], GAMMA * left * jax.nn.sigmoid(made[OBS + 1])
             action, q = judged(x)
@@ -167,7 +163,7 @@ def all_joined(models, target, obs):
     policy, critics = target["policy"], target["critics"]
 
     def with_model(p):
-        nets = [p, *(member(critics, i) for i in range(CRITICS))]
+        nets = [p, *(c.member(critics, i) for i in range(CRITICS))]
         seen = jnp.concatenate([policy[0]["w"], *(net[0]["w"][:OBS] for net in nets)], -1)
         bias = jnp.concatenate([policy[0]["b"], *(net[0]["b"] for net in nets)])
         done = jnp.concatenate([net[0]["w"][OBS:] for net in nets], -1)
@@ -185,7 +181,7 @@ def all_joined(models, target, obs):
 
     found = []
     for i in range(MODELS):
-        of, x, gained, left, promised = with_model(member(models, i)), obs, 0.0, 1.0, []
+        of, x, gained, left, promised = with_model(c.member(models, i)), obs, 0.0, 1.0, []
         for _ in range(HORIZON + 1):
             made, q = of(x)
             promised.append(gained + left * q)
@@ -206,7 +202,7 @@ def some_at_once(value, count):
 
 
 def critics_written_out(critics, x):
-    return jnp.stack([scalar(member(critics, i), x) for i in range(CRITICS)])[..., None]
+    return jnp.stack([scalar(c.member(critics, i), x) for i in range(CRITICS)])[..., None]
 
 
 def total(p, x, aim, after, known, models, critics):

@@ -28,10 +28,6 @@ from benchmarks.untuned.sealed_twenty_second.choosing import (
 # -- networks of one shape, ``nets``, of rows ``obs[N, OBS]``: logits and values of each
 
 
-def one_of(critics, i):
-    return jax.tree.map(lambda w: w[i], critics)
-
-
 def each(nets, obs):
     return [c.mlp(p, obs, relu) for p in nets]
 
@@ -67,7 +63,7 @@ class Way(NamedTuple):
 
 
 def nets_of(p):
-    return p["policy"], one_of(p["critics"], 0), one_of(p["critics"], 1)
+    return p["policy"], c.member(p["critics"], 0), c.member(p["critics"], 1)
 
 
 def twice(length, batch):
@@ -122,7 +118,7 @@ def by_hand(length, batch, way):
         return jax.value_and_grad(loss, has_aux=True)(p)
 
     def value_by(old, obs):
-        return functools.reduce(jnp.minimum, way.nets((one_of(old, 0), one_of(old, 1)), obs))
+        return functools.reduce(jnp.minimum, way.nets((c.member(old, 0), c.member(old, 1)), obs))
 
     def aims(part, following, after):
         """Rows of targets; and what the block before needs: rewards, discounts and values of the next STEPS timesteps."""

@@ -28,13 +28,9 @@ from benchmarks.untuned.sealed_twenty_second.imagined import (
 # -- what the chosen member makes of rows ``x[N, OBS + ACTIONS]``, ``member[N]``
 
 
-def one_of(nets, i):
-    return jax.tree.map(lambda w: w[i], nets)
-
-
 def picked(models, x, member):
     """All members, one by one; then one of them."""
-    made = jnp.stack([c.mlp(one_of(models, i), x, silu) for i in range(MEMBERS)])
+    made = jnp.stack([c.mlp(c.member(models, i), x, silu) for i in range(MEMBERS)])
     return jnp.take_along_axis(made, member[None, :, None], 0)[0]
 
 
@@ -58,7 +54,7 @@ def grouped(models, x, member, block=32):
     count = -(-len(x) // block) + MEMBERS
     apart = jnp.zeros((count * block, x.shape[1])).at[place].set(x, unique_indices=True)
     whose = jnp.minimum((jnp.arange(count)[:, None] >= ends).sum(1), MEMBERS - 1)
-    made = jax.lax.map(lambda a: c.mlp(one_of(models, a[1]), a[0], silu), (c.in_chunks(apart, block), whose))
+    made = jax.lax.map(lambda a: c.mlp(c.member(models, a[1]), a[0], silu), (c.in_chunks(apart, block), whose))
     return made.reshape(count * block, -1)[place]
 
 
@@ -125,7 +121,7 @@ class Soft(NamedTuple):
 
 def turned(critics, obs, action):
     x = jnp.concatenate([obs, action])
-    return jnp.stack([c.columns(one_of(critics, i), x, jax.nn.relu)[0] for i in range(2)])
+    return jnp.stack([c.columns(c.member(critics, i), x, jax.nn.relu)[0] for i in range(2)])
 
 
 FIRST = Soft(turned, lambda p, x: c.columns(p, x, jax.nn.relu), 0)

@@ -10,6 +10,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
+from benchmarks.untuned.gru import gates as gru
 
 GROUPS, CLASSES, ACTIONS, HORIZON, GAMMA, LAMBDA, ENTROPY = 8, 8, 6, 10, 0.99, 0.95, 1e-3
 LATENT = GROUPS * CLASSES
@@ -30,13 +31,6 @@ def model_of(key, hidden):
         "reward": c.mlp_params(k[4], (hidden + LATENT, hidden, 1)),
         "going": c.mlp_params(k[5], (hidden + LATENT, hidden, 1)),
     }  # fmt: skip
-
-
-def gru(made, told, h):
-    xr, xz, xn = jnp.split(made, 3, -1)
-    hr, hz, hn = jnp.split(told, 3, -1)
-    keep = jax.nn.sigmoid(xz + hz)
-    return keep * h + (1.0 - keep) * jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
 
 
 def straight(logits, chosen):

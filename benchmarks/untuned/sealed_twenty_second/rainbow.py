@@ -10,6 +10,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
+from benchmarks.untuned.noisy_layers import noise_of, noisy, noisy_layer
 
 OBS, ACTIONS, ATOMS, LARGEST, GAMMA, STEPS = 16, 6, 51, 10.0, 0.99, 3
 ATOM = np.linspace(-LARGEST, LARGEST, ATOMS, dtype=np.float32)
@@ -20,32 +21,11 @@ relu = jax.nn.relu
 
 
 def params_of(key, hidden):
-    def noisy(key, rows, columns):
-        size = np.float32(0.5 / np.sqrt(rows))
-        return c.dense(key, rows, columns) | {"w noise": jnp.full((rows, columns), size), "b noise": jnp.full(columns, size)}
-
     k = jax.random.split(key, 5)
     heads = {
         name: [noisy(k[2 * i], hidden, hidden), noisy(k[2 * i + 1], hidden, n)] for i, (name, n) in enumerate(OUTPUTS.items())
     }
     return heads | {"trunk": c.dense(k[4], OBS, hidden)}
-
-
-def factored(key, size):
-    x = jax.random.normal(key, (size,))
-    return jnp.sign(x) * jnp.sqrt(jnp.abs(x))
-
-
-def noise_of(key, hidden):
-    """Of every noisy layer: what its inputs and its outputs have."""
-    keys = iter(jax.random.split(key, 8))
-    sizes = {name: [(hidden, hidden), (hidden, n)] for name, n in OUTPUTS.items()}
-    return {n: [tuple(factored(next(keys), s) for s in layer) for layer in layers] for n, layers in sizes.items()}
-
-
-def noisy_layer(p, noise, x):
-    inputs, outputs = noise
-    return x @ (p["w"] + p["w noise"] * (inputs[:, None] * outputs)) + (p["b"] + p["b noise"] * outputs)
 
 
 def logits_of(p, noise, obs):
@@ -85,7 +65,7 @@ def by_rlfx(length, batch, hidden):
     loss_fn = rlfx.compile(program, length=length, batch=batch)
 
     def run(p, target, data, key):
-        noises = (noise_of(k, hidden) for k in jax.random.split(key))
+        noises = (noise_of(k, hidden, OUTPUTS) for k in jax.random.split(key))
         others = target, *noises
 
         def loss(p):
@@ -113,7 +93,7 @@ def nearest(data):
 
 def plain(length, batch, hidden):
     def run(p, target, data, key):
-        noise, target_noise = (noise_of(k, hidden) for k in jax.random.split(key))
+        noise, target_noise = (noise_of(k, hidden, OUTPUTS) for k in jax.random.split(key))
         gained, left = nearest(data)
         far = logits_of(target, target_noise, data["obs"])
 

@@ -12,6 +12,7 @@ from jax.lax import stop_gradient
 
 from benchmarks.untuned import common as c
 from benchmarks.untuned.measure import drawing
+from benchmarks.untuned.noisy_layers import noise_of
 from benchmarks.untuned.sealed_twenty_second import rainbow as given
 from benchmarks.untuned.sealed_twenty_second.rainbow import (
     ACTIONS,
@@ -24,7 +25,6 @@ from benchmarks.untuned.sealed_twenty_second.rainbow import (
     OUTPUTS,
     STEPS,
     nearest,
-    noise_of,
     params_of,
     projected,
     relu,
@@ -156,7 +156,7 @@ def by_hand(length, batch, hidden, way):
         return jax.value_and_grad(loss, has_aux=True)(p)
 
     def run(p, target, data, key):
-        noise, target_noise = (noise_of(k, hidden) for k in jax.random.split(key))
+        noise, target_noise = (noise_of(k, hidden, OUTPUTS) for k in jax.random.split(key))
         made, back = jax.vjp(lambda p: centred(with_noise(p, noise)), p)
         target = centred(with_noise(target, target_noise))
         gained, left = nearest(data)

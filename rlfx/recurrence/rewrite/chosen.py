@@ -167,8 +167,7 @@ def _step(e: Equation, axis: int, program: Program, of_weights: bool) -> _Step |
     if loop is None or loop not in it.free:
         return None
     along = tuple(theirs.index(loop) if loop in theirs else None for theirs in it.operands)
-    weights = e.op in PRODUCTS and any(
+    excluded = not of_weights and e.op in PRODUCTS and any(
         a is not None and not program.dims_of(v) for v, a in zip(e.inputs, along, strict=True)
     )
-    excluded = weights and not of_weights
     return None if excluded or any(theirs.count(loop) > 1 for theirs in it.operands) else _Step(e, it, loop, along)
