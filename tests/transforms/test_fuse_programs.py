@@ -351,3 +351,28 @@ def test_a_kernel_with_many_weights_is_slower_than_the_loop(width, kernel):
     if not kernel:
         assert 'is slower than the loop; backend="triton" fuses it nevertheless' in said
         assert "fused: its steps are one kernel (triton)" in explained(partial(fuse_steps, backend="triton"))
+
+
+@pytest.mark.parametrize("of", [
+    lambda w: w.T, lambda w: w[::-1], lambda w: w[:, ::-1], lambda w: jnp.flip(w), lambda w: w.T[::-1]
+])  # fmt: skip
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_square_matrix_turned_or_reversed_in_a_branch_is_another(of, size):
+    """Its shape stays, and its elements do not; of 64 weights it stays a matrix."""
+    w = jax.random.normal(jax.random.key(0), (size, size))
+    x = jax.random.normal(jax.random.key(1), (5, size))
+
+    def f(w, x, t):
+        y = jax.lax.cond(t.now % 3 == 1, lambda: x @ of(w), lambda: x)
+        return jnp.sin(y), y
+
+    expected = []
+    for t in range(4):
+        y = x @ of(w) if t % 3 == 1 else x
+        expected.append(y)
+        x = jnp.sin(y)
+    start = jax.random.normal(jax.random.key(1), (5, size))
+    for backend in ("scan", "interpret"):
+        fused = rlfx.unroll(f, length=4, batch=5, transform=partial(fuse_steps, backend=backend))
+        np.testing.assert_allclose(fused(w, start)[1], jnp.stack(expected), rtol=1e-5, atol=1e-5)
+        assert "  fused: " in str(fused.explain(w, start))

@@ -68,10 +68,18 @@ def select_n(ip: Interpreter, eqn: Any, args: list) -> list:
     return [map_any(ip, one, [which, *cases], aval)]
 
 
+_TRANSPOSE = J.primitive("transpose")
+#: What gives the elements of an array in another order, also where the shape stays: of a square matrix, say.
+_PERMUTING = (_TRANSPOSE, J.primitive("rev"))
+
+
 def structural(ip: Interpreter, eqn: Any, args: list) -> list:
     """Moves elements: the primitive itself, run now on the numbers of the elements, says where each comes from."""
-    if len(args) == 1 and isinstance(args[0], Dense) and args[0].shape == eqn.outvars[0].aval.shape:
-        return [args[0]]
+    if len(args) == 1 and isinstance(args[0], Dense):
+        if eqn.primitive is _TRANSPOSE and args[0].uniform and ip.target.dense_matmul:  # weights stay weights
+            return [Dense(jnp.transpose(args[0].array, eqn.params["permutation"]), eqn.outvars[0].aval.shape)]
+        if eqn.primitive not in _PERMUTING and args[0].shape == eqn.outvars[0].aval.shape:
+            return [args[0]]
     arrays = [ip.elements(x) for x in args]
     offsets = np.cumsum([0, *(x.size for x in arrays)])
     numbers = [np.arange(x.size, dtype=np.int32).reshape(x.shape) + o for x, o in zip(arrays, offsets, strict=False)]
