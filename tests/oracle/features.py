@@ -45,6 +45,7 @@ FEATURES: dict[str, Feature] = {
     "slices in control flow": Feature(False, "refused: a slice inside cond and switch"),
     "slices of slices": Feature(True),
     "running values": Feature(False, "written after the seeds that tests name, which would grow otherwise; a test has it on"),
+    "values behind ends": Feature(False, "as running values"),
 }
 
 #: The names of those that are on.

@@ -114,6 +114,11 @@ READS = [
     _read("vread_both", "vvv", "rlfx.series($0, start=0.3, end=$1)[#0]", "read(@0, #0, b, V(0.3), @1)", "both"),
     _read("read_trees", "fvf", 'combine(S({"x": $0, "y": ($1,)})[#0])', "combine(read(@0, #0, b), read(@1, #0, b))"),
     _read("beyond", "ff", "@0[t + 1]", "@0(t + 1, b)", "end", feature="beyond"),
+    *(
+        Form(k + "ended", k, k + k, "rlfx.series($0, end=$1)[t]", "read(@0, t, b, end=@1)", ended=True,
+             feature="values behind ends", weight=3)
+        for k in "fv"
+    ),
     # reads inside of control flow, and functions that close over them
     _read(
         "read_in_scan",

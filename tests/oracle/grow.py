@@ -31,7 +31,15 @@ def past(node: Node) -> bool:
 
 
 def extends(node: Node) -> bool:
-    return FORMS[node.form].extends and all(map(extends, node.args))
+    """Whether it has a value at t = T."""
+    form = FORMS[node.form]
+    return form.ended or (form.extends and all(map(extends, node.args)))
+
+
+def begins(node: Node) -> bool:
+    """Whether it can be evaluated at t = 0 alone."""
+    form = FORMS[node.form]
+    return form.extends and not form.ended and all(map(begins, node.args))
 
 
 def extent(node: Node) -> tuple:
@@ -139,7 +147,9 @@ class Grower:
                 rows = [r for r in rows if r[2] or r[3]]
             at = (self.of(rows)[0],)
         if form.name == "beyond":
-            return self.make(form, (self.some("f", extends),), ("t + 1",))
+            ended = any(extends(v) and not begins(v) for v in self.values if out(v) == "f")
+            value = self.some("f", lambda v: extends(v) and not (ended and begins(v)))
+            return self.make(form, (value,), ("t + 1",))
         args: list[Node] = []
         like: Node | None = None
         for type_ in form.ins:
@@ -149,7 +159,7 @@ class Grower:
                 like = like or args[-1]
             else:
                 edge = f"start=${len(args)}" in form.rlfx
-                args.append(self.some(type_, extends if edge else lambda _: True))
+                args.append(self.some(type_, begins if edge else lambda _: True))
         if any(out(a) not in t for a, t in zip(args, form.ins, strict=True)):
             return self.leaf("f")  # no slice of that extent and type
         return self.make(form, tuple(args), at)

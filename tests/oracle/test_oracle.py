@@ -26,13 +26,14 @@ CHUNK = 50
 MOST_UNTESTED = 0.1
 
 
-def check(seeds, feature: str = "", **ways) -> None:
-    """``feature``: one that is off, to have much of."""
+def check(seeds, *features: str, **ways) -> None:
+    """``features``: those to have much of, also where they are off."""
     untested = 0
     for seed in seeds:
-        tree = grow.chosen(seed, ON | {feature}, {feature}) if feature else grow.chosen(seed)
+        tree = grow.chosen(seed, ON | set(features), set(features)) if features else grow.chosen(seed)
         verdict = driver.check(tree, reference=seed % 50 == 0, **(ways or sweep.one_way(seed)))
-        options = f' --on "{feature}" --only "{feature}"' if feature else ""
+        listed = ",".join(features)
+        options = f' --on "{listed}" --only "{listed}"' if features else ""
         text = f"python -m tests.oracle.sweep {seed} {seed + 1} --shrink{options}\n{printed.source(tree)}"
         assert not verdict.wrong, "\n".join([text, *verdict.wrong])
         untested += verdict.outcome != "right"
@@ -47,6 +48,11 @@ def test_some_trees(seed: int):
 @pytest.mark.parametrize("seed", [951200, 951206])
 def test_some_trees_of_running_values(seed: int):
     check([seed], "running values", plans=1)
+
+
+@pytest.mark.parametrize("seed", [953045, 953091])
+def test_some_trees_of_values_behind_ends(seed: int):
+    check([seed], "values behind ends", "beyond", plans=1)
 
 
 @pytest.mark.slow

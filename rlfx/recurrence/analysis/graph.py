@@ -10,15 +10,12 @@ from typing import Any
 from rlfx._lazy import nx
 from rlfx.errors import BoundaryError, CausalityError, located
 from rlfx.recurrence.ir.access import reach_in
+from rlfx.recurrence.ir.behind import SAME, why_not_behind
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
-from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import TIME, Point, written
-from rlfx.recurrence.language.primitives import across_p, inputs_p, reduce_p, whole_p
+from rlfx.recurrence.language.primitives import inputs_p, reduce_p
 
-#: The scope under which environments step: such an equation is never evaluated beyond the rollout.
-ENV_STEP = "rlfx.env.step"
-
-_PREVIOUS, _SAME = Point(TIME - 1), Point(TIME)
+_PREVIOUS = Point(TIME - 1)
 HERE, PAST, FUTURE = "0", "-", "+"
 _EVERYWHERE = frozenset({HERE, PAST, FUTURE})
 
@@ -200,7 +197,7 @@ class Graph:
             if equation.is_read and equation.access == _PREVIOUS:
                 last.add(equation.source)
                 continue
-            reason = _why_not_at_the_end(equation, self.program.domain)
+            reason = why_not_behind(equation, self.program.domain)
             if reason:
                 raise self._unbounded(reader, equation, reason)
             equations.add(equation)
@@ -284,7 +281,7 @@ def first_operands(equation: Equation) -> tuple[Atom, ...]:
         return equation.inputs
     if equation.is_read and equation.access == _PREVIOUS and equation.start is not None:
         return (equation.start,)
-    if equation.is_read and equation.access == _SAME:
+    if equation.is_read and equation.access == SAME:
         return (equation.source,)
     if equation.op is inputs_p:
         return equation.inputs
@@ -307,20 +304,6 @@ def in_order(equations: Collection[Equation], operands: Callable, program: Progr
         sources = (definition.get(v) for v in operands(e))
         found.add_edges_from((source, e) for source in sources if source in found)
     return tuple(nx.lexicographical_topological_sort(found, key=program.places.__getitem__))
-
-
-def _why_not_at_the_end(equation: Equation, domain: Domain) -> str | None:
-    if equation.is_read and equation.access != _SAME:
-        return f"it depends on another timestep, x[{equation.access}]"
-    if equation.op is inputs_p:
-        return "it depends on data given from outside, rlfx.inputs"
-    if equation.is_over_time:
-        return "it depends on a reduction over all timesteps"
-    if domain.until and equation.op in (reduce_p, whole_p, across_p):
-        return "it depends on all environments, which end at different timesteps"
-    if ENV_STEP in equation.scope:
-        return "that would step the environment once more"
-    return None
 
 
 def _chain(cycle_edges: Iterable[tuple[Equation, Equation, Any]]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx.errors import DomainError, ProgramError, UnsupportedSliceOp, located
 from rlfx.recurrence.ir.access import reach_in
+from rlfx.recurrence.ir.behind import with_values_behind
 from rlfx.recurrence.ir.flatten import Flattener
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.ir.provenance import check_times, known_values
@@ -153,14 +154,16 @@ def _assemble(name: str, sig: Signature, jaxpr: Any, consts: list, out: dict, ha
         Equation(read_p, _previous, (source, start), (var,), "carry")
         for source, start, var in zip(named, carry0, carried, strict=True)
     ]
-    equations = tuple(_within_reach(e, sig.domain) for e in (*first, *flat.tied()))
-    _check_lengths(equations)
     batch = {"b"} if sig.domain.batch is not None else set()
     given = {v: frozenset() for v in (*params, *const_vars)}
     given |= {v: frozenset() if s else frozenset(batch) for v, s in zip(carry0, sig.shared, strict=True)}
     given |= {flat.now: frozenset("t"), b: frozenset(batch)}
     if key is not None:
         given[key] = frozenset()
+    written = (*first, *flat.tied())
+    behind = with_values_behind(written, flat.now, sig.domain, lambda: infer_dims(written, given, alive), flat.var)
+    equations = tuple(_within_reach(e, sig.domain) for e in behind)
+    _check_lengths(equations)
     dims = infer_dims(equations, given, alive)
     _check_inputs(equations, dims)
     _check_closures(equations, dims)

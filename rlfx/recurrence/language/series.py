@@ -236,7 +236,8 @@ def series(
       start: what reads at indices < 0 give; a pytree prefix of ``value``, broadcast to it. A value that varies with
         time is taken at the first timestep. ``{"i": 0.0}``: along the dimension of the program that calls this one.
       end: what reads at indices >= T give. Without it, a read beyond the end is evaluated from the final carry where
-        the equations of ``value`` allow that (see the language's page on demand extension).
+        the equations of ``value`` allow that (see the language's page on demand extension). What is made of the series at t
+        and read beyond the end is made of ``end`` there: ``f(x[t])`` at t + 1 is ``f(x[t + 1])``.
       history: a ring buffer from the carry, into which this timestep's value is written; ``x.history`` is its next
         value, and ``x[i]`` and ``x.lookup(t - n)`` then reach ``history.capacity`` steps back, across calls.
       window: a promise how far back it is read: of this and the ``window - 1`` timesteps before. A loop then keeps so many, and

@@ -19,7 +19,7 @@ from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.build import Builder, live
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var, with_equations
-from rlfx.recurrence.language.primitives import reduce_p
+from rlfx.recurrence.language.primitives import reduce_p, series_p
 from rlfx.recurrence.rewrite.now_and_then import moves
 
 #: What is worth it: products, and loops.
@@ -62,7 +62,8 @@ def _alone(program: Program) -> frozenset[Equation]:
     returned, users, found = set(program.returned), program.users, set()
     for e in reversed(program.equations):
         varies = all("t" in program.dims_of(v) for v in e.outputs) and program.now not in e.inputs
-        if not varies or e in active or not moves(e) or not returned.isdisjoint(e.outputs):
+        there = moves(e) or e.op is series_p  # a name that no other timestep reads is none
+        if not (varies and there) or e in active or not returned.isdisjoint(e.outputs):
             continue
         if all(u in found or _is_end(v, u) for v in e.outputs for u in users.get(v, ())):
             found.add(e)
