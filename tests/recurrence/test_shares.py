@@ -240,6 +240,30 @@ def test_what_stays_as_it_is():
     assert not [name for name, loss in stays.items() if rewritten(loss)]
 
 
+def test_a_program_that_is_called_with_a_sum():
+    """It has a derivative in reverse alone (the gradient was refused as if it had been asked for forwards)."""
+
+    def inner(k, h, t):
+        h = jnp.tanh(0.5 * h + k)
+        return h, h
+
+    def f(p, left, t):
+        z = rlfx.inputs(p["x"])[t]
+        return z[0] + rlfx.unroll(inner, length=3)(p["a"] * z[1], rlfx.mean(z[2], "t"))[1].sum(), left
+
+    def expected(p):
+        h = jnp.broadcast_to(p["x"][..., 2].mean(0), (T, B))
+        total = p["x"][..., 0]
+        for _ in range(3):
+            h = jnp.tanh(0.5 * h + p["a"] * p["x"][..., 1])
+            total += h
+        return total.mean()
+
+    p = {"x": X, "a": P["a"]}
+    for fn in (rlfx.compile(f, length=T, batch=B), rlfx.compile(f, length=T, batch=B, plan=Plan())):
+        close(jax.value_and_grad(lambda p, fn=fn: fn(p, jnp.zeros(B))[0])(p), jax.value_and_grad(expected)(p))
+
+
 def test_what_one_timestep_carries_is_no_function_of_its_sums():
     """Of one timestep a sum may be carried, and the loss read what is carried (it found no way from the sum to it)."""
 

@@ -207,7 +207,7 @@ def _is_complex(v: Var) -> bool:
 def _is_plain(e: Equation, program: Program) -> bool:
     """Whether an equation can be evaluated, and differentiated in reverse, at a point; at each timestep for little."""
     heavy = e.op in PRODUCTS and "t" in program.dims_of(e.outputs[0])
-    return e.is_pointwise and not (e.has_effects or e.is_ragged or e.op in _BODIES or heavy)
+    return e.is_pointwise and not (e.has_effects or e.is_ragged or e.calls or e.op in _BODIES or heavy)
 
 
 def _active(program: Program, value: Atom) -> frozenset[Equation]:
