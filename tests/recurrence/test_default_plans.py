@@ -183,6 +183,24 @@ def test_blocks_have_rows_enough_for_their_weights():
         assert found == divisor_near(1024, block), cache
 
 
+def test_blocks_have_rows_enough_for_loops_of_the_users():
+    """Imagination reads its weights in every iteration, with a row for each state of a block; what is kept of it goes through."""
+
+    def imagines(p, x, t):
+        def go(h, _):
+            h = jnp.tanh(h @ p["hidden"])
+            return h, h
+
+        return jnp.sum(jax.lax.scan(go, jnp.tanh(rlfx.inputs(p["x"])[t] @ p["in"]), length=12)[1] @ p["pi"]), x
+
+    params = PARAMS | {"x": jnp.ones((1024, B, 5))}
+    learner = learner_of(imagines, params, jnp.zeros(B), 1024)
+    step = activation_bytes(learner, B)
+    for unmapped, block in ((2**30, ROWS // B), (4 * step, 4)):
+        target = with_room(tile=2 * step, cache=4 * step, unmapped=unmapped)
+        assert cache_block(learner, B, target, 1024) == divisor_near(1024, block), unmapped
+
+
 def test_blocks_of_a_recurrence_are_one_timestep_or_long_enough_for_their_loops():
     """It reads its weights at every timestep anyway, but blocks of more than one timestep have loops to start."""
     looped = learner_of(remembers, PARAMS, (jnp.ones((B, 5)), jnp.zeros((B, WIDTH))), 1024)

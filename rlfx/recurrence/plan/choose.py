@@ -316,7 +316,8 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     kept = max(target.room.cache, target.room.unmapped or 0)  # memory that calls have again
-    fitting = max(fitting, min(int(kept // step), math.ceil(length / _most_blocks(learner))))
+    fewest = max(length / _most_blocks(learner), ROWS / rows_of_nested(learner, batch))
+    fitting = max(fitting, min(int(kept // step), math.ceil(fewest)))
     if fitting >= length:
         return length
     return divisor_near(length, fitting)
@@ -349,6 +350,22 @@ def rows_of(learner: Learner, batch: int) -> float:
     they have a row for each position, and activations that longer blocks move through a slower cache.
     """
     return math.inf if any(e.op is CONVOLUTION for e in learner.active) else mean_rows(learner, batch)
+
+
+def rows_of_nested(learner: Learner, batch: int) -> float:
+    """How many rows an iteration of the user's loops multiplies its weights with, in the mean over these.
+
+    Infinite where what is in no such loop is as much work.
+    """
+    program = learner.program
+    work = {e: work_of(e, program) for e in learner.region.equations if e in learner.active}
+    loops = [e for e in work if e.op is J.SCAN]
+    if 2 * sum(work[e] for e in loops) <= sum(work.values()):
+        return math.inf
+    fixed = (v for e in loops for v in e.inputs if isinstance(v, Var) and program.dims_of(v).isdisjoint("tb"))
+    elements = sum(math.prod(v.shape) for v in fixed)
+    flops = sum(flops_of(e, program.domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in loops)
+    return flops / (2 * elements) if elements and flops else math.inf
 
 
 def mean_rows(learner: Learner, batch: int) -> float:
