@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlfx._jaxpr import computed_once, define_prng_impl
+from rlfx._jaxpr import computed_once, define_prng_impl, drawn_together
 
 _GOLDEN = np.uint32(0x9E3779B9)
 # What each use of a key adds to its second word, so that their streams never meet.
@@ -84,6 +84,8 @@ are distinct, and so are the children of distinct keys under one ``fold_in``. No
 def seeded(key: jax.Array, impl: Any) -> jax.Array:
     """A key of another generator, seeded by the numbers of ``key``; a key of that generator is itself.
 
+    Of jax's ``rbg`` the words of the key are the seed: its numbers depend on the other keys that are drawn from with it.
+
     Args:
       key: a typed key, ``[]``.
       impl: what ``jax.random.key(seed, impl=impl)`` takes.
@@ -99,5 +101,10 @@ def seeded(key: jax.Array, impl: Any) -> jax.Array:
     other = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
     if key.dtype == other.dtype:
         return key
+    if drawn_together(key.dtype):
+        first, *words = jnp.split(jax.random.key_data(key), (2, 3))
+        key = functools.reduce(jax.random.fold_in, (w[0] for w in words), jax.random.wrap_key_data(first, impl="threefry2x32"))
+        if key.dtype == other.dtype:
+            return key
     shape = jax.eval_shape(jax.random.key_data, other).shape
     return jax.random.wrap_key_data(jax.random.bits(key, shape, jnp.uint32), impl=impl)

@@ -58,7 +58,16 @@ from rlfx._jaxpr.jaxprs import (
     variables,
     without_dead_code,
 )
-from rlfx._jaxpr.keys import RANDOM_UNWRAP, RANDOM_WRAP, is_key, keys_of, random_by_loop, zero_keys
+from rlfx._jaxpr.keys import (
+    RANDOM_UNWRAP,
+    RANDOM_WRAP,
+    drawn_together,
+    draws_together,
+    is_key,
+    keys_of,
+    random_by_loop,
+    zero_keys,
+)
 from rlfx._jaxpr.kinds import (
     ADD_ANY,
     ARITHMETIC,

@@ -32,3 +32,24 @@ def random_by_loop(equation: Any) -> bool:
     dtypes_of = [v.aval.dtype for v in (*equation.invars, *equation.outvars)]
     impls = [d._impl.name for d in dtypes_of if jnp.issubdtype(d, jax.dtypes.prng_key)]
     return not impls or impls[0] == "threefry2x32"
+
+
+#: Generators of which ``jax.vmap`` makes other numbers: what one key gives depends on the others that are drawn from with it.
+_TOGETHER = ("rbg", "unsafe_rbg")
+
+
+def drawn_together(dtype: Any) -> str | None:
+    """The generator of keys of this dtype, where its numbers depend on what is drawn together; None of any other."""
+    name = dtype._impl.name if jnp.issubdtype(dtype, jax.dtypes.prng_key) else None
+    return name if name in _TOGETHER else None
+
+
+def draws_together(equation: Any) -> str | None:
+    """The generator of an operation, where its numbers depend on what is drawn together; None of any other operation."""
+    op, inputs = equation.primitive.name, [v.aval for v in equation.invars]
+    if op == "rng_bit_generator":
+        return "jax.lax.rng_bit_generator"
+    if op not in ("random_bits", "random_gamma", "random_split", "random_fold_in"):
+        return None
+    name = drawn_together(inputs[0].dtype)
+    return None if name == "rbg" and op in ("random_split", "random_fold_in") else name  # which are threefry's

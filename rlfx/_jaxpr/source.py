@@ -56,10 +56,12 @@ def _caller_of_init(found: str) -> str:
     frame: Any = sys._getframe()
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("__init__", "<string>"):
         frame = frame.f_back
-    if frame is None or frame.f_back is None:
+    frame = None if frame is None else frame.f_back
+    while frame is not None and not source_info_util.is_user_filename(frame.f_code.co_filename):
+        frame = frame.f_back  # a function of the library's that makes one for the user
+    if frame is None:
         return found
-    code = frame.f_back.f_code
-    return f"{os.path.basename(code.co_filename)}:{frame.f_back.f_lineno} ({code.co_qualname})"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_qualname})"
 
 
 def short_source(summary: str) -> str:

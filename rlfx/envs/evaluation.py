@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlfx._checks import POSITIVE, expect
+from rlfx._checks import POSITIVE, expect, function
 from rlfx.envs.base import Environment, checked_environment
 from rlfx.envs.episodes import select
 from rlfx.errors import EnvError, located
@@ -83,6 +83,8 @@ def evaluate(
     if not callable(policy):
         fact = f"evaluate: the policy is {type(policy).__name__} ({policy!r}), which can't be called."
         raise EnvError(located(fact, fix="Give a function policy(params, obs, key) -> action."))
+    takes = ("params", "obs", "key") if memory is None else ("params", "memory", "obs", "key")
+    expect("policy", policy, function(*takes), EnvError, of="evaluate")
     for what in (env, policy):
         try:
             hash(what)

@@ -160,7 +160,7 @@ class Categorical:
 
     def log_prob(self, x: jax.Array) -> jax.Array:
         """The log-probability of a category."""
-        return jnp.take_along_axis(self.log_probs, x[..., None], axis=-1)[..., 0]
+        return jnp.take_along_axis(self.log_probs, jnp.asarray(x)[..., None], axis=-1)[..., 0]
 
     def entropy(self) -> jax.Array:
         """The entropy, in nats."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -166,6 +166,10 @@ def run(
     except TypeError:
         fact = f"update is {type(update).__name__}, which can't be hashed, so what is compiled for it can't be found again."
         raise TrainingError(located(fact, where=J.here(), fix="Give a function, or a frozen dataclass.")) from None
+    if not isinstance(callbacks, Iterable):
+        fact = f"callbacks is {type(callbacks).__name__} ({callbacks!r}), not a list of callbacks."
+        fix = f"Give callbacks=[{type(callbacks).__name__}(...)], or none."
+        raise TrainingError(located(fact, where=J.here(), fix=fix))
     for callback in callbacks:
         if not isinstance(callback, Callback):
             fact = f"callbacks has {type(callback).__name__} ({callback!r}), which is no rlfx.training.Callback."

@@ -67,6 +67,7 @@ def n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, *, ga
 
     Args:
       reward: ``float[n, ...]``, from the first transition on: time first, as ``memory[i + jnp.arange(n)[:, None], b]`` is.
+        Integers count as floats.
       terminated: ``bool[n, ...]``.
       truncated: ``bool[n, ...]``.
       gamma: the discount of a step.
@@ -78,6 +79,8 @@ def n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, *, ga
       >>> n_step(jnp.array([1.0, 2.0, 4.0]), ends, ~ends & False, gamma=0.5)
       NStep(reward=Array(2., dtype=float32), discount=Array(0., dtype=float32), last=Array(1, dtype=int32))
     """
+    if not jnp.issubdtype(reward.dtype, jnp.floating):  # clipped ones may be kept as int8
+        reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
     done = terminated | truncated
     n = done.shape[0]
     steps = jnp.arange(n).reshape(-1, *(1,) * (done.ndim - 1))

@@ -171,7 +171,7 @@ def _sizes(over: str, block_size: Any) -> dict[str, int]:
     """The size of a block along each dimension that is cut."""
     sizes = block_size if isinstance(block_size, (tuple, list)) else (block_size,)
     if len(sizes) != len(over):
-        fact = f"over={over!r} takes {len(over)} block size{'s' * (len(over) > 1)}, got {shown(block_size)}."
+        fact = f"over={over!r} takes {len(over)} block size{'s' * (len(over) > 1)}, got {len(sizes)}: {shown(block_size)}."
         fix = "Give a pair, (timesteps, environments)." if over == "tb" else "Give one integer."
         raise DomainError(located(fact, where=J.here(), fix=fix))
     return {d: expect("block_size", size, POSITIVE) for d, size in zip(over, sizes, strict=True)}

@@ -97,6 +97,8 @@ def test_it_is_a_part_of_what_is_compiled():
         ({"max_steps": 2.5}, r"evaluate: max_steps must be a positive integer, got 2.5"),
         ({"env": "CartPole-v1"}, r"evaluate: env must be an environment, got 'CartPole-v1'"),
         ({"policy": 3}, r"the policy is int \(3\), which can't be called"),
+        ({"policy": lambda obs: 0}, r"evaluate: policy must be a function of \(params, obs, key\), got"),
+        ({"policy": one, "memory": jnp.int32(0)}, r"must be a function of \(params, memory, obs, key\), got"),
         ({"policy": lambda p, m, o, k: jnp.float32(1), "memory": jnp.int32(0)}, r"a policy with memory returned"),
         ({"policy": lambda p, m, o, k: (jnp.float32(1), jnp.float32(1)), "memory": jnp.int32(0)},
          r"was given memory \(\['int32\[\]'\]"),

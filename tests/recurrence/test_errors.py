@@ -3,6 +3,7 @@
 import inspect
 import pathlib
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,15 @@ import pytest
 
 import rlfx
 from rlfx import envs
-from rlfx.errors import BoundaryError, CausalityError, DomainError, ProgramError, RlfxError, UnsupportedSliceOp
+from rlfx.errors import (
+    BoundaryError,
+    CausalityError,
+    DomainError,
+    ProgramError,
+    RlfxError,
+    ScheduleError,
+    UnsupportedSliceOp,
+)
 
 KEY = jax.random.key(0)
 
@@ -513,6 +522,9 @@ def test_an_unknown_reduction_of_the_loss():
 # -- outside of a program ---------------------------------------------------------------------------------------------
 
 
+STEP = SimpleNamespace(reward=0.0, terminated=False, truncated=False, final_obs=0.0)
+
+
 @pytest.mark.parametrize(
     ("use", "name"),
     [
@@ -525,6 +537,9 @@ def test_an_unknown_reduction_of_the_loss():
         (lambda: rlfx.every(2, lambda: 1, otherwise=0), "rlfx.every"),
         (lambda: rlfx.shared(jnp.sum, 1.0), "rlfx.shared"),
         (lambda: rlfx.discounted_sum(jnp.zeros(3), 0.9), "rlfx.discounted_sum"),
+        (lambda: rlfx.gae(STEP, 0.0, 0.0, gamma=0.9, lam=0.9), "rlfx.gae"),
+        (lambda: rlfx.lambda_return(STEP, 0.0, gamma=0.9, lam=0.9), "rlfx.lambda_return"),
+        (lambda: rlfx.next_value(lambda obs: 0.0, STEP, 0.0), "rlfx.next_value"),
     ],
 )
 def test_the_language_outside_of_a_program(use, name):
@@ -613,3 +628,26 @@ def test_bad_arguments_of_returns(use, fact):
     message = refusal(ProgramError, lambda p, c, t: (use(t), c))
     assert fact in message
     assert "at test_errors.py:" in message
+
+
+@pytest.mark.parametrize(("form", "text"), [
+    (rlfx.Plan("blocks", 2, environments=3), "there is no batch.\n  at test_errors.py:{}\n  Fix: Leave environments= out"),
+    (rlfx.Plan("one pass"), "flows through no recurrence{}\n  Fix: Leave the plan to the compiler. Where a gradient"),
+])  # fmt: skip
+def test_what_a_plan_lacks_is_what_is_to_be_given(form, text):
+    fn = rlfx.compile(lambda p, c, t: (p * t.astype(jnp.float32), c), length=4, plan=form)
+    with pytest.raises(ScheduleError, match=text.format("(.|\\n)*")):
+        jax.grad(lambda p: fn(p, 0.0)[0])(1.0)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: rlfx.Plan.from_json('{"form": "blocks"}'), lambda: rlfx.envs.make("CartPole-v1", max_steps_in_episode=0)
+])  # fmt: skip
+def test_what_a_function_of_the_library_makes_is_refused_at_the_users_line(make):
+    with pytest.raises(RlfxError, match=r"at test_errors\.py:"):
+        make()
+
+
+def test_incrementalize_counts_its_sizes():
+    with pytest.raises(DomainError, match=r"over='tb' takes 2 block sizes, got 1: 2\."):
+        rlfx.incrementalize(lambda p, c, t: (p, c), over="tb", block_size=2)

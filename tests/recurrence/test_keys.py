@@ -87,9 +87,47 @@ def test_raw_keys_are_accepted():
     same(draws(3, 2, key=raw), draws(3, 2, key=jax.random.wrap_key_data(raw)))
 
 
-def test_other_implementations_of_keys():
-    key = jax.random.key(1, impl="rbg")
-    assert np.isfinite(np.asarray(draws(3, 2, key=key)["a"])).all()
+#: Generators whose numbers depend on what is drawn together.
+TOGETHER = ["rbg", "unsafe_rbg"]
+
+
+@pytest.mark.parametrize("impl", TOGETHER)
+def test_generators_whose_numbers_depend_on_what_is_drawn_together_seed_another(impl):
+    """Under ``jax.vmap`` jax takes all numbers from the first key: a program's depended on its plan, T, B and t0."""
+    keys = [jax.random.key(seed, impl=impl) for seed in range(3)]
+    whole = draws(6, 3, key=keys[0])["a"]
+    same(whole[:, :1], draws(6, 1, key=keys[0])["a"])
+    same(whole[2:4], draws(2, 3, key=keys[0], t0=2)["a"])
+    assert len({float(draws(1, 1, key=key)["a"][0, 0]) for key in keys}) == 3
+
+    def f(w, c, t):
+        e, x = jax.random.normal(t.key_for("a")), jnp.tanh(c + jax.random.normal(t.key_for("b")))
+        return w * (e + x), jax.lax.stop_gradient(x)
+
+    def run(make, **how):
+        fn = make(f, length=6, batch=3, **how)
+        return jax.value_and_grad(lambda w, key: fn(w, jnp.zeros(3), key)[0])
+
+    expected = [run(rlfx.reference)(2.0, key) for key in keys]
+    for plan in (None, rlfx.Plan(), rlfx.Plan("blocks", 2), rlfx.Plan("stream", 2)):
+        got = run(rlfx.compile, plan=plan)
+        for key, at in zip(keys, expected, strict=True):
+            np.testing.assert_allclose(got(2.0, key), at, rtol=1e-5)
+        np.testing.assert_allclose(jax.vmap(got, (None, 0))(2.0, jnp.stack(keys)), np.transpose(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("impl", TOGETHER)
+def test_a_program_draws_from_no_key_of_theirs(impl):
+    keys = jax.random.split(jax.random.key(1, impl=impl), 3)
+
+    def carried(p, key, t):
+        key, now = jax.random.split(key)
+        return key, jax.lax.cond(t.now > 0, lambda: jax.random.uniform(now), lambda: jnp.float32(0))
+
+    with pytest.raises(ProgramError, match=f"numbers of {impl} depend on all that is drawn(.|\n)*test_keys.py:(.|\n)*fast_prng"):
+        rlfx.unroll(carried, length=4, batch=3)(None, keys)
+    with pytest.raises(ProgramError, match=f"prng='{impl}': under jax.vmap the numbers of {impl}"):
+        rlfx.compile(carried, length=4, prng=impl)
 
 
 def test_keys_in_the_carry():

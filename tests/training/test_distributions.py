@@ -19,6 +19,11 @@ def exact_log_prob(u, mean, std):
     return (scipy.stats.norm.logpdf(u, mean, std) - slope).sum(-1)
 
 
+def test_a_category_may_be_a_number():
+    policy = Categorical(jnp.array([0.0, 1.0, 2.0]))
+    assert float(policy.log_prob(1)) == float(policy.log_prob(jnp.int32(1)))
+
+
 @pytest.mark.parametrize("centre", [0.0, 3.0, -8.0, 12.0, 60.0, -300.0])
 def test_tanh_normal_is_right_at_saturation(centre):
     mean, log_std = jnp.array([centre, 0.1]), jnp.array([-0.7, 0.2])

@@ -12,6 +12,15 @@ from rlfx.training import Priorities, draw_times, n_step
 KEY = jax.random.key(5)
 
 
+def test_n_steps_of_integers_are_those_of_floats():
+    """Clipped rewards may be kept as int8: the discount is no integer."""
+    ends = jnp.zeros(3, bool)
+    for dtype in (jnp.int8, jnp.int32, jnp.uint8):
+        got = n_step(jnp.array([1, 2, 4], dtype), ends, ends, gamma=0.5)
+        assert (float(got.reward), float(got.discount), int(got.last)) == (3.0, 0.125, 2)
+        assert got.reward.dtype == got.discount.dtype == jnp.float32
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_n_steps_by_a_loop(n):
     """Terminations, truncations, and both at once, at every place."""

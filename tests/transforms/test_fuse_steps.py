@@ -350,7 +350,7 @@ BAD = {
         lambda env, key, s: fuse_steps(env, 2, policy="random")(jax.random.split(key), s),
         "key must be one key, got",
     ),
-    "one number": (lambda env, key, s: fuse_steps(env, 2, policy="random")(key, 3.0), r"leading \[N\] axes differ"),
+    "one number": (lambda env, key, s: fuse_steps(env, 2, policy="random")(key, 3.0), r"the shape \[\], and no axis \[N\]"),
     "policies": (lambda env, key, s: fuse_steps(env, 2, policy=np.zeros(2)), r"\(params, key, obs\), got array"),
     "nothing to tune": (lambda env, key, s: tune(3), r"tune: make must be a function of \(backend, tile\), got 3"),
     "no candidates": (lambda env, key, s: tune(lambda backend, tile: None, candidates=()), "candidates must be pairs"),
@@ -361,7 +361,7 @@ BAD = {
     "tile of Mosaic": (lambda env, key, s: fuse_steps(env, 2, backend="mosaic_gpu", tile=64), "a multiple of 128"),
     "one state": (
         lambda env, key, s: fuse_steps(env, 2)(key, env.reset(key), jnp.zeros((2, 4), jnp.int32)),
-        r"leading \[N\] axes differ",
+        r"a leaf has the shape \[\], and no axis \[N\] of environments.\n.*vmap\(env.reset\)\(keys\) gives states",
     ),
     "no actions": (lambda env, key, s: fuse_steps(env, 2)(key, s), r"`extra` holds the actions \[K, N"),
     "actions outside": (

@@ -16,6 +16,7 @@ from rlfx.errors import DomainError, ProgramError, located
 from rlfx.prng import seeded
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.trace import unwrap_shared
+from rlfx.recurrence.language.context import told_together
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.names import told, validate_names
 from rlfx.recurrence.language.operands import as_key, to_array
@@ -129,11 +130,15 @@ def validate_prng(prng: Any) -> Any:
             raise ProgramError(
                 located(f"prng={shown(prng)} is no random number generator.", where=J.here(), fix=fix)
             ) from error
+        if together := J.drawn_together(jax.eval_shape(lambda: jax.random.key(0, impl=prng)).dtype):
+            raise told_together(f"prng={shown(prng)}", together, J.here())
     return prng
 
 
 def check_arguments(params: Any, carry: Any, key: Any, domain: Domain, prng: Any = None) -> Arguments:
     """Flatten and check the arguments of a compiled program; its key is one of ``prng``, seeded by the one given.
+
+    One of jax's ``rbg`` seeds threefry, since a program's numbers must not depend on what is drawn together.
 
     Raises:
       ProgramError: for a leaf that is no array, a carry leaf without its [B] axis, or an unusable key.
@@ -195,6 +200,8 @@ def _struct(leaf: Any, shape: tuple, *, weak_type: bool = False) -> jax.ShapeDty
 
 
 def _seeded(key: Any, prng: Any) -> Any:
+    if key is not None and prng is None and J.drawn_together(key.dtype):
+        prng = "threefry2x32"
     if key is None or prng is None:
         return key
     make = functools.partial(seeded, impl=prng)

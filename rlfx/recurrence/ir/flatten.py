@@ -14,6 +14,7 @@ from rlfx.errors import ProgramError, UnsupportedSliceOp, located
 from rlfx.recurrence.ir.derivatives import Custom, Function
 from rlfx.recurrence.ir.hoist import hoist, why_not
 from rlfx.recurrence.ir.program import Atom, Equation, Lit, Var
+from rlfx.recurrence.language.context import told_together
 from rlfx.recurrence.language.effects import effect_p, inside
 from rlfx.recurrence.language.index import TIME, Point
 from rlfx.recurrence.language.primitives import (
@@ -91,8 +92,11 @@ class Flattener:
             return inputs
         if self._is_custom(eqn):
             return self._custom(eqn, inputs, where, scope)
-        if any(e.primitive is effect_p for e in J.equations_in(params)):
-            raise inside(f"{op.name} of jax", where)
+        for e in (eqn, *J.equations_in(params)):
+            if e.primitive is effect_p and e is not eqn:
+                raise inside(f"{op.name} of jax", where)
+            if together := J.draws_together(e):
+                raise told_together("A random number of a key that the program was not called with", together, where)
         if _reaches_out(params):
             return self._hoist(eqn, inputs, where, scope)
         return self.emit(op, J.with_own_cotangents(op, params), inputs, avals, where, scope, bool(eqn.effects))

@@ -88,3 +88,13 @@ def name_words(name: str | None) -> tuple[int, int]:
 def _twice(x: Any) -> Any:
     """``2 x`` as a word of 32 bits, for x from 0 to 2**31 - 1."""
     return jnp.asarray(x).astype(jnp.uint32) * np.uint32(2)
+
+
+def told_together(what: str, generator: str, where: str) -> ProgramError:
+    """The error of random numbers that are others if others are drawn with them."""
+    fact = (
+        f"{what}: under jax.vmap the numbers of {generator} depend on all that is drawn together, so those of a program would "
+        "depend on its plan, and on how many environments there are."
+    )
+    fix = "Take another generator, jax.random.key(seed, impl='threefry2x32'), or rlfx.envs.fast_prng, which is faster."
+    return ProgramError(located(fact, where=where, fix=fix))

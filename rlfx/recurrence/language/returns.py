@@ -81,6 +81,7 @@ def discounted_sum(rewards: jax.Array, discount: Any) -> jax.Array:
 
 
 def _check_step(step: Any, name: str) -> None:
+    current_domain(f"rlfx.{name}")
     fields = ("reward", "terminated", "truncated", *(("final_obs",) if name == "next_value" else ()))
     missing = [field for field in fields if not hasattr(step, field)]
     fact = f"has no {', '.join(missing)}" if missing else None

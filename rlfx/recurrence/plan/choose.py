@@ -92,7 +92,9 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int, targ
     reason = why_not(plan.form, learner)
     if reason is None and plan.environments is not None:
         reason = why_not_environments(learner, order)
-    fix = "Leave the plan to the compiler, or stop the gradient (jax.lax.stop_gradient) where it is in the way."
+    fix = "Leave the plan to the compiler. Where a gradient is in the way, stop it (jax.lax.stop_gradient)."
+    if plan.environments is not None and program.domain.batch is None:
+        fix = "Leave environments= out, or give batch=."
     if reason is None:
         reason, fix = _misfit(plan, program.domain.length, batch)
     if reason is None:

@@ -149,15 +149,14 @@ _TILES: dict[str, tuple[Callable[[int], bool], str]] = {
 def batch_of(carry: Any, xs: Any, length: int) -> int:
     """N, of a carry with leaves ``[N, ...]`` and inputs with leaves ``[K, N, ...]``; or a ProgramError."""
     leaves = jax.tree.leaves(carry)
-    sizes = {np.shape(x)[0] if np.ndim(x) else -1 for x in leaves}
-    sizes |= {np.shape(x)[1] if np.ndim(x) > 1 else -1 for x in jax.tree.leaves(xs)}
-    if len(sizes) != 1 or -1 in sizes:
-        raise ProgramError(
-            located(
-                f"fuse_steps: the leading [N] axes differ: {sorted(map(str, sizes))}.",
-                fix="Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...].",
-            )
-        )
+    fix = "Every leaf of the carry is [N, ...], every leaf of xs [K, N, ...]."
+    lacking = [x for n, given in enumerate((leaves, jax.tree.leaves(xs))) for x in given if np.ndim(x) <= n]
+    if lacking:
+        fact = f"fuse_steps: a leaf has the shape {list(np.shape(lacking[0]))}, and no axis [N] of environments."
+        raise ProgramError(located(fact, fix=f"{fix} jax.vmap(env.reset)(keys) gives states of N environments."))
+    sizes = {np.shape(x)[0] for x in leaves} | {np.shape(x)[1] for x in jax.tree.leaves(xs)}
+    if len(sizes) != 1:
+        raise ProgramError(located(f"fuse_steps: the leading [N] axes differ: {sorted(sizes)}.", fix=fix))
     (n,) = sizes
     if n < 1:
         raise ProgramError(located(f"fuse_steps: N = {n} environments.", fix="Step at least one environment."))
