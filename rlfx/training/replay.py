@@ -80,7 +80,7 @@ def n_step(reward: jax.Array, terminated: jax.Array, truncated: jax.Array, *, ga
       NStep(reward=Array(2., dtype=float32), discount=Array(0., dtype=float32), last=Array(1, dtype=int32))
     """
     if not jnp.issubdtype(reward.dtype, jnp.floating):  # clipped ones may be kept as int8
-        reward = reward.astype(jnp.promote_types(reward.dtype, jnp.float32))
+        reward = reward.astype(jnp.float32)
     done = terminated | truncated
     n = done.shape[0]
     steps = jnp.arange(n).reshape(-1, *(1,) * (done.ndim - 1))
