@@ -325,7 +325,7 @@ def test_the_guard_in_a_program():
         ({"updates": -1}, TrainingError, "updates must be an integer >= 0, got -1"),
         ({"per_call": 0}, TrainingError, "per_call must be a positive integer, got 0"),
         ({"key": 0}, TrainingError, "key must be a typed key, got int"),
-        ({"callbacks": Progress()}, TrainingError, r"callbacks is Progress \(.*\), not a list of callbacks.*\n.*=\[Progress"),
+        ({"callbacks": Progress()}, TrainingError, r"callbacks is Progress \(.*\), not a list of callbacks(.|\n)*=\[Progress"),
         ({"callbacks": [print]}, TrainingError, "which is no rlfx.training.Callback"),
         ({"update": lambda agent, key: agent}, TrainingError, r"update returned dict, not \(agent, metrics\)"),
         ({"update": lambda agent, key: ({**agent, "x": jnp.zeros(2)}, None)}, ProgramError,
