@@ -152,11 +152,17 @@ def _checked_leaf(name: str, space: Discrete | Box, action: Any) -> jax.Array:
         fact = f"{name}: the action has dtype {action.dtype}, the action space {space} needs {np.dtype(space.dtype)}."
         raise EnvError(located(fact, fix=f"Cast it: action.astype({np.dtype(space.dtype).name!r})."))
     action = action.astype(space.dtype)
-    if not isinstance(action, jax.core.Tracer) and not bool(space.contains(action)):
+    if not isinstance(action, jax.core.Tracer) and not _holds(space, action):
         clip = "Clip it: rlfx.envs.clip_action(env)."
         fix = f"Actions are 0, ..., {space.n - 1}." if isinstance(space, Discrete) else clip
         raise EnvError(located(f"{name}: action {action} is outside {space}.", fix=fix))
     return action
+
+
+def _holds(space: Discrete | Box, action: jax.Array) -> bool:
+    """Whether a known action is inside, also while a function that closes over it is traced."""
+    with jax.ensure_compile_time_eval():
+        return bool(space.contains(action))
 
 
 _ENVIRONMENT = instance(Environment, "an environment", 'rlfx.envs.make("CartPole-v1")')

@@ -14,8 +14,8 @@ import numpy as np
 from rlfx._checks import KEY, PATH, POSITIVE, Kind, expect, function, installed, number, optional
 from rlfx.envs.base import Environment, checked_environment
 from rlfx.envs.evaluation import acting
-from rlfx.envs.spaces import sample
-from rlfx.errors import EnvError
+from rlfx.envs.spaces import is_space, sample
+from rlfx.errors import EnvError, located
 
 _FPS = number(above=0)
 
@@ -55,6 +55,11 @@ def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
     checked_environment("render", env)
     size = expect("size", size, POSITIVE, EnvError, of="render")
     installed("render", "matplotlib", "plots", EnvError)
+    seen = [x.shape for x in jax.tree.leaves(jax.eval_shape(env.observe, state))]
+    one = [s.shape for s in jax.tree.leaves(env.observation_space, is_leaf=is_space)]
+    if seen != one:
+        fact = f"render: the observation of this state has shape {seen[0]}, that of one environment {one[0]}."
+        raise EnvError(located(fact, fix="Give the state of one: jax.tree.map(lambda x: x[0], states)."))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

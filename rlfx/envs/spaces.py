@@ -32,7 +32,7 @@ _NUMBERS = _dtype("a dtype of real numbers", "jnp.float32", np.integer, np.float
 
 @dataclasses.dataclass(frozen=True)
 class Discrete:
-    """The integers ``0, ..., n - 1``.
+    """The integers ``0, ..., n - 1``; with a ``shape``, an array of them: so many choices, each of n.
 
     Example:
       >>> space = Discrete(3)
@@ -47,6 +47,9 @@ class Discrete:
     def __post_init__(self) -> None:
         for field, kind in (("n", POSITIVE), ("dtype", _INTEGERS), ("shape", _SHAPE)):
             object.__setattr__(self, field, expect(field, getattr(self, field), kind, EnvError, of="Discrete"))
+        if self.n - 1 > np.iinfo(self.dtype).max:
+            fact = f"Discrete(n={self.n}): {np.dtype(self.dtype).name} holds no number above {np.iinfo(self.dtype).max}."
+            raise EnvError(located(fact, fix="Give a wider dtype, or none: it is int32 then."))
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One value, uniformly (for ``n > 1``, from one 32-bit draw: probabilities differ by at most ``n / 2^16``)."""
@@ -57,7 +60,7 @@ class Discrete:
 
     def contains(self, x: jax.Array) -> jax.Array:
         """Whether ``x`` lies in the space; ``bool[()]``."""
-        return (x >= 0) & (x < self.n)
+        return jnp.all((x >= 0) & (x <= self.n - 1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,6 +151,6 @@ def sample(space: Space, key: jax.Array) -> Any:
 
 
 def size(space: Space) -> int:
-    """How many numbers a policy's output layer needs: categories of a discrete space, elements of a box, summed."""
+    """How many numbers a policy's output layer needs: categories of each discrete choice, elements of a box, summed."""
     leaves = jax.tree.leaves(expect("space", space, SPACE, EnvError, of="size"), is_leaf=is_space)
-    return sum(leaf.n if isinstance(leaf, Discrete) else math.prod(leaf.shape) for leaf in leaves)
+    return sum((leaf.n if isinstance(leaf, Discrete) else 1) * math.prod(leaf.shape) for leaf in leaves)

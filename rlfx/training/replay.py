@@ -165,7 +165,7 @@ class Priorities:
         return 1 if self.length == 1 else 2
 
     def _leaf(self, i: Any, b: Any) -> jax.Array:
-        return (i % self.capacity).astype(jnp.int32) * self.batch + b.astype(jnp.int32)
+        return jnp.asarray(i % self.capacity, jnp.int32) * self.batch + b.astype(jnp.int32)
 
     def draw(self, key: jax.Array, count: int, now: Any, *, beta: Any = 1.0) -> Drawn:
         """``count`` times and environments in proportion to their priorities, and weights ``(size p)^-beta / max``."""

@@ -260,10 +260,11 @@ def _check_given(env: Any, actions: Any) -> None:
     for space, leaf in zip(spaces, given, strict=True):
         if isinstance(leaf, jax.core.Tracer) or np.shape(leaf)[2:] != space.shape:
             continue
-        inside = jax.vmap(jax.vmap(space.contains))(leaf)
-        if not bool(inside.all()):
-            t, b = (int(i[0]) for i in jnp.nonzero(~inside, size=1))
-            fact = f"fuse_steps: the action {leaf[t, b]} of step {t} and environment {b} is outside {space}."
+        with jax.ensure_compile_time_eval():  # known, also while a function that closes over it is traced
+            inside = np.asarray(jax.vmap(jax.vmap(space.contains))(leaf))
+        if not inside.all():
+            t, b = (int(i[0]) for i in np.nonzero(~inside))
+            fact = f"fuse_steps: the action {np.asarray(leaf)[t, b]} of step {t} and environment {b} is outside {space}."
             raise ProgramError(located(fact, fix="Clip the actions, or mask the logits they come from."))
 
 

@@ -240,3 +240,61 @@ def test_sin_cos():
 def test_these_are_all_of_gymnasiums_names_that_are_served():
     gymnasium = pytest.importorskip("gymnasium")
     assert {name for name in rlfx.envs.list_envs() if name in gymnasium.registry} == set(RANGES)
+
+
+NOOP = jnp.int32(1)  # an array that exists before anything is traced
+
+
+def test_an_action_may_be_an_array_that_a_traced_function_closes_over():
+    """Whether a known action is inside is asked outside of the trace (it was a question about a traced value)."""
+    env, key = rlfx.envs.make("CartPole-v1"), jax.random.key(0)
+    state = env.reset(key)
+    expected, _ = env.step(key, state, NOOP)
+    assert jax.jit(lambda s: env.step(key, s, NOOP))(state)[0] == expected
+    scanned, _ = jax.lax.scan(lambda s, _: (env.step(key, s, NOOP)[0], None), state, length=1)
+    assert scanned == expected
+    assert rlfx.envs.evaluate(env, lambda params, obs, key: NOOP, None, key, episodes=2).returns.max() < 12
+    rewards = rlfx.unroll(lambda _, s, t: env.step(t.key, s, NOOP), length=3)(None, state, key)[1].reward
+    assert rewards.tolist() == [1.0] * 3
+    bad = NOOP + 6
+    with pytest.raises(EnvError, match="action 7 is outside Discrete"):
+        jax.jit(lambda s: env.step(key, s, bad))(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Switches(rlfx.envs.Environment):
+    """Several choices of one size."""
+
+    name = "switches"
+    observation_space = spaces.Box(0.0, 9.0, (2,))
+    action_space = spaces.Discrete(3, shape=(2,))
+
+    def reset(self, key):
+        return jnp.zeros(2)
+
+    def observe(self, state):
+        return state
+
+    def transition(self, key, state, action):
+        after = jnp.minimum(state + action.astype(jnp.float32), 9.0)
+        return after, rlfx.envs.Step(jnp.sum(after), after[0] >= 9.0, jnp.bool_(False), after)
+
+
+def test_several_choices_of_one_size():
+    env, key = Switches(), jax.random.key(0)
+    rlfx.envs.check(env)
+    _, step = env.step(key, env.reset(key), jnp.array([1, 2]))
+    assert float(step.reward) == 3.0
+    assert spaces.size(env.action_space) == 6
+    assert not bool(env.action_space.contains(jnp.array([1, 3])))
+    with pytest.raises(EnvError, match=r"action \[1 3\] is outside"):
+        env.step(key, env.reset(key), jnp.array([1, 3]))
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(256, jnp.uint8), (128, jnp.int8), (2**16, jnp.uint16)])
+def test_a_discrete_space_may_fill_its_dtype(n, dtype):
+    space = spaces.Discrete(n, dtype)
+    assert all(bool(space.contains(dtype(i))) for i in (0, 5, n - 1))
+    assert bool(jax.vmap(space.contains)(jax.vmap(space.sample)(jax.random.split(jax.random.key(0), 99))).all())
+    with pytest.raises(EnvError, match=f"holds no number above {n - 1}"):
+        spaces.Discrete(n + 1, dtype)

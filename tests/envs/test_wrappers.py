@@ -583,3 +583,10 @@ def test_gif_and_png(tmp_path):
     still = rlfx.envs.save_gif(env, tmp_path / "a.png", jax.random.key(0), steps=2, size=40)
     with Image.open(still) as image:
         assert image.size == (40, 40)
+
+
+def test_a_picture_is_of_one_environment():
+    env = rlfx.envs.make("CartPole-v1")
+    states = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 3))
+    with pytest.raises(EnvError, match=r"has shape \(4, 3\), that of one environment \(4,\)(.|\n)*lambda x: x\[0\], states"):
+        rlfx.envs.render(env, states)

@@ -119,3 +119,11 @@ def test_what_no_history_holds_is_refused():
         Priorities.of(4, batch=0)
     with pytest.raises(TrainingError, match="key must be"):
         draw_times(0, (3,), 9, 4)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_time_of_priorities_may_be_a_number(length):
+    of_numbers = of_arrays = Priorities.of(4, batch=2, length=length)
+    for now in range(6):
+        of_numbers, of_arrays = of_numbers.written(now), of_arrays.written(jnp.int32(now))
+    jax.tree.map(np.testing.assert_array_equal, of_numbers, of_arrays)

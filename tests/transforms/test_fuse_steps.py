@@ -432,3 +432,12 @@ def test_statistics_count_episodes():
     np.testing.assert_array_equal(s.open_steps, [50, 50, 50])
     np.testing.assert_array_equal(s.returns, [-400.0] * 3)
     np.testing.assert_array_equal(s.reward, [-450.0] * 3)
+
+
+def test_given_actions_may_be_closed_over():
+    env, key = rlfx.envs.make("CartPole-v1"), jax.random.key(0)
+    states, actions = jax.vmap(env.reset)(jax.random.split(key, 4)), jnp.ones((3, 4), jnp.int32)
+    run = fuse_steps(env, 3)
+    assert_same(jax.jit(lambda s: run(key, s, actions))(states), run(key, states, actions), atol=1e-6)
+    with pytest.raises(ProgramError, match="the action 2 of step 1 and environment 3"):
+        jax.jit(lambda s, bad=actions.at[1, 3].set(2): run(key, s, bad))(states)
