@@ -159,3 +159,37 @@ def test_in_loops_that_are_differentiated(shared):
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, wanted)
     assert shared
     assert all((D, D, D) in [e.params["columns"] for e in after.body if e.op is products_p] for _, after in shared)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is measured and done on CPUs")
+@pytest.mark.parametrize(
+    ("plan", "columns"), [(rlfx.Plan("one pass"), [(D, D), (D, D)]), (rlfx.Plan(), [(D, D, D, D)])]
+)
+def test_what_has_no_derivative_is_no_part_of_a_product_that_has_one(plan, columns, shared):
+    """A target network sees what the online one sees: all that is made of their one product was differentiated."""
+    data = jnp.sin(jnp.arange(T * B * 3.0)).reshape(T, B, 3)
+    online, target = (dict(zip("xyh", weights((3, D), (3, D), (D, D)), strict=True)) for _ in range(2))
+
+    def step(p, carry, x):
+        cell = lambda p, h: jax.nn.sigmoid(x @ p["x"]) * jnp.tanh(x @ p["y"] + h @ p["h"])  # noqa: E731
+        x = jnp.sin(x + carry[1][..., :3])
+        mine, theirs = cell(p, carry[0]), jax.lax.stop_gradient(cell(jax.tree.map(jnp.sin, target), carry[1]))
+        return (mine, theirs), jnp.sum((mine - theirs) ** 2)
+
+    def f(p, carry, t):
+        carry, loss = step(p, carry, rlfx.inputs(data)[t])
+        return loss, carry
+
+    def by_hand(p, carry):
+        total = 0.0
+        for t in range(T):
+            carry, loss = step(p, carry, data[t])
+            total += loss / (T * B)
+        return total
+
+    carry = (jnp.linspace(-1.0, 1.0, B * D).reshape(B, D), jnp.zeros((B, D)))
+    run = rlfx.compile(f, length=T, batch=B, plan=plan)
+    got = jax.jit(jax.grad(lambda p: run(p, carry)[0]))(online)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, jax.grad(by_hand)(online, carry))
+    (_, first), *_ = shared
+    assert [e.params["columns"] for e in first.body if e.op is products_p] == columns

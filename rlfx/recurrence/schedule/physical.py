@@ -264,12 +264,12 @@ def _repeated(
     program, ending = schedule.graph.program, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
+    active = (schedule.differentiated or frozenset(schedule.equations)) if iteration.differentiable else frozenset()
     if target.rewrites.shared_rows and (mine is None or mine.rewritable):
-        loop, joined = share_products(loop, program, target.rewrites.shared_rows)
+        loop, joined = share_products(loop, program, target.rewrites.shared_rows, active)
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
     if whole and iteration.differentiable and mine is None:
-        active = schedule.differentiated or frozenset(schedule.equations)
         ending = truncated(program, loop, active, counted if target.rewrites.branches else 0)
     fewest, alone = target.rewrites.postponed, mine is None and ending is None and not sections
     later = postponed(program, loop, fewest) if fewest and alone else {}

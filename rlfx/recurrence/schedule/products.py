@@ -42,17 +42,21 @@ class Joined:
         return f"products with {len(self.weights)} weights are one, with [{k}, {n}]"
 
 
-def share_products(loop: Loop, program: Program, most_rows: int) -> tuple[Loop, tuple[Joined, ...]]:
+def share_products(
+    loop: Loop, program: Program, most_rows: int, active: frozenset[Equation] = frozenset()
+) -> tuple[Loop, tuple[Joined, ...]]:
     """A loop in which products of one value are one product.
 
     Args:
       most_rows: of the weights: with more, two products were as fast as one, or faster.
+      active: what a derivative goes through. Others (of a target network) are no part of a product with one: all that is made of
+        them would be differentiated, too.
 
     Returns:
       The loop, and the weights that it uses instead of its own.
     """
     build, instead, joined = Builder(program), {}, []
-    for members in _alike(loop, program, most_rows):
+    for members in _alike(loop, program, most_rows, active):
         first, columns = members[0], tuple(e.outputs[0].shape[0] for e in members)
         weights = tuple(e.inputs[1] for e in members)
         together = build.var((first.inputs[1].shape[0], sum(columns)), first.inputs[1].dtype)
@@ -70,13 +74,13 @@ def share_products(loop: Loop, program: Program, most_rows: int) -> tuple[Loop, 
     return replace(loop, body=body), tuple(joined)
 
 
-def _alike(loop: Loop, program: Program, most_rows: int) -> Sequence[list[Equation]]:
+def _alike(loop: Loop, program: Program, most_rows: int, active: frozenset[Equation]) -> Sequence[list[Equation]]:
     """The products of each value that can be one."""
     inside = {v for e in loop.body for v in e.outputs}
     found: dict[tuple, list[Equation]] = {}
     for e in loop.body:
         if e.op is DOT and e.outputs[0] not in loop.depth and _is_row_by_weights(e, program, inside, most_rows):
-            key = (e.inputs[0], e.inputs[1].dtype, tuple(sorted((k, str(p)) for k, p in e.params.items())))
+            key = (e in active, e.inputs[0], e.inputs[1].dtype, tuple(sorted((k, str(p)) for k, p in e.params.items())))
             found.setdefault(key, []).append(e)
     return [members for members in found.values() if len(members) > 1 and _is_worth_it(members, program)]
 
