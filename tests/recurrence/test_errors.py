@@ -155,6 +155,16 @@ def test_a_read_beyond_the_end_of_what_environments_have_together_which_end_apar
     assert rlfx.compile(f, length=4, batch=2)(None, jnp.zeros(2))[0] == 0.0
 
 
+def test_an_index_that_stays_inside_of_t_is_beyond_the_end_of_an_environment():
+    def f(x, n, t):
+        return rlfx.inputs(x)[rlfx.minimum(t + 2, t.length - 1)], n - 1  # <-
+
+    until = lambda n: n <= 0  # noqa: E731
+    message = refusal(BoundaryError, f, params=jnp.zeros((7, 2)), carry=jnp.array([3, 5]), length=7, batch=2, until=until)
+    assert "x[minimum(t + 2, 6)] is read beyond the end of an environment (until=), and cannot be evaluated there" in message
+    assert message.endswith("Fix: Give the series a value there, rlfx.series(v, end=...).")
+
+
 def test_a_read_beyond_the_end_never_steps_the_environment():
     env = envs.make("CartPole-v1")
 

@@ -208,15 +208,12 @@ class Graph:
     def _unbounded(self, reader: Equation | None, equation: Equation, reason: str) -> BoundaryError:
         access = f"x[{reader.access}]" if reader is not None else "The value"
         index = written(reader.access.index) if reader is not None else "t + 1"
-        return BoundaryError(
-            located(
-                f"{access} is read beyond the last timestep, T = {self.program.domain.length}, and cannot be evaluated there: "
-                f"{reason} ({equation.where}).",
-                where=reader.where if reader is not None else equation.where,
-                fix="Give the series a value there, rlfx.series(v, end=...), or keep the index inside, "
-                f"x[rlfx.minimum({index}, t.length - 1)].",
-            )
-        )
+        domain, fix = self.program.domain, "Give the series a value there, rlfx.series(v, end=...)"
+        # No index stays inside of an environment that ends at a time of its own.
+        fix += "." if domain.until else f", or keep the index inside, x[rlfx.minimum({index}, t.length - 1)]."
+        last = "the end of an environment (until=)" if domain.until else f"the last timestep, T = {domain.length}"
+        fact = f"{access} is read beyond {last}, and cannot be evaluated there: {reason} ({equation.where})."
+        return BoundaryError(located(fact, where=reader.where if reader is not None else equation.where, fix=fix))
 
     @cached_property
     def users(self) -> Mapping[Var, list[Equation]]:

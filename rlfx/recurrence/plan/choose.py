@@ -53,6 +53,10 @@ OF_WORK = 1 / 4
 #: The part of a learner's work in loops over time from which on these run forward once, though blocks keep less.
 MOSTLY = 2 / 5
 
+#: How many times the memory that calls have again one pass may keep, and how many times as many bytes of weights it spares then:
+#: what the system maps anew is moved as if it were so many times as much.
+MANY, PAGED = 4, 2
+
 #: The part of the work in a learner's loops that acting may differentiate beside it in its own: what is chosen at the ends.
 BESIDE = 1 / 16
 
@@ -177,6 +181,7 @@ def _once(learner: Learner, batch: int, target: Target, in_blocks: bool) -> bool
             or _spares_weights(learner, batch, target)
             or any(truncated(learner.program, loop, learner.active) for loop in learner.region.loops)
         )
+        little = little or (_keeps_little(learner, batch, target, MANY) and _spares_weights(learner, batch, target, PAGED))
         runs_twice = acted.isdisjoint({*learner.stored, *learner.beyond})
         worth = little or (runs_twice and _roomy(Plan("one pass"), learner, batch, target, AT_A_TIME))
     return worth and why_not("one pass", learner) is None
@@ -190,15 +195,18 @@ def kept_of(learner: Learner, batch: int) -> int:
     return max(0, computed - inside) // 2 + min(inside, computed) // 3
 
 
-def _keeps_little(learner: Learner, batch: int, target: Target) -> bool:
-    """Whether what one pass keeps is memory that calls have again."""
+def _keeps_little(learner: Learner, batch: int, target: Target, times: int = 1) -> bool:
+    """Whether what one pass keeps is memory that calls have again; or not more than some ``times`` of that."""
     room = target.room.unmapped
-    return room is not None and kept_of(learner, batch) * learner.program.domain.length <= room
+    return room is not None and kept_of(learner, batch) * learner.program.domain.length <= times * room
 
 
-def _spares_weights(learner: Learner, batch: int, target: Target) -> bool:
-    """Whether blocks of one timestep move more bytes of weights and gradients through a slower cache than one pass keeps."""
-    room, kept = target.room, kept_of(learner, batch)
+def _spares_weights(learner: Learner, batch: int, target: Target, times: int = 1) -> bool:
+    """Whether blocks of one timestep move more bytes of weights and gradients through a slower cache than one pass keeps.
+
+    ``times``: so many times what it keeps.
+    """
+    room, kept = target.room, times * kept_of(learner, batch)
     if room.tile is None:
         return False
     program, inside = learner.program, frozenset(learner.region.in_loops)
