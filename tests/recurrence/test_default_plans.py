@@ -13,7 +13,17 @@ import rlfx
 from rlfx.cores import LEAST_CACHE, MOST_CACHE, core_cache
 from rlfx.recurrence.analysis.divisors import divisor_near
 from rlfx.recurrence.gradient.rule import GradientRule
-from rlfx.recurrence.plan.choose import AT_A_TIME, LOOPED, MANY, PAGED, ROWS, ROWS_OF_BLOCK, cache_block, kept_of, why_not
+from rlfx.recurrence.plan.choose import (
+    AT_A_TIME,
+    LOOPED,
+    MANY,
+    PAGED,
+    ROWS,
+    ROWS_OF_BLOCK,
+    cache_block,
+    kept_of,
+    why_not,
+)
 from rlfx.recurrence.plan.planner import Options
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
