@@ -658,6 +658,12 @@ def test_what_a_function_of_the_library_makes_is_refused_at_the_users_line(make)
         make()
 
 
+@pytest.mark.parametrize(("more", "named"), [({"memory_budget": 2**20}, "memory_budget="), ({"autotune": True}, "autotune=")])
+def test_a_plan_that_is_given_leaves_nothing_to_choose(more, named):
+    with pytest.raises(ScheduleError, match=rf"plan= is given beside {named}(.|\n)*at test_errors\.py(.|\n)*Leave one of"):
+        rlfx.compile(lambda p, c, t: (p, c), length=4, plan=rlfx.Plan("blocks", 2), **more)
+
+
 def test_incrementalize_counts_its_sizes():
     with pytest.raises(DomainError, match=r"over='tb' takes 2 block sizes, got 1: 2\."):
         rlfx.incrementalize(lambda p, c, t: (p, c), over="tb", block_size=2)

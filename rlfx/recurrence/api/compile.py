@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, expect, function, instance, one_of, optional
 from rlfx._target import Target
 from rlfx.errors import ProgramError, ScheduleError, located
@@ -161,7 +161,8 @@ def compile(
       mesh, mesh_axis: split the environments over an axis of a mesh of devices: reductions over b become collectives,
         and keys stay what they are. ``mesh_axis=None`` leaves the mesh to the caller.
       transform: program to program, applied before lowering: ``lambda p: rlfx.incrementalize(p, block_size=25)``.
-      plan: how the gradient is computed (``compiled.plan(...)`` of an earlier run); by default the compiler chooses.
+      plan: how the gradient is computed (``compiled.plan(...)`` of an earlier run), whatever a transform asked for; by default
+        the compiler chooses.
       memory_budget: temporary bytes of one device that the loss and its gradient may take: the fastest plan that fits
         is found when it is first called (and compiled once, to compare with XLA's own number).
       autotune: compile the few best plans when it is first called, time them (on small numbers of the same shapes), and take
@@ -203,15 +204,21 @@ def compile(
         until=until,
         sharding=sharding_of(mesh, mesh_axis),
         transform=expect("transform", transform, _TRANSFORM, ProgramError),
-        options=replace(_options(plan, memory_budget), autotune=expect("autotune", autotune, BOOLEAN, ScheduleError)),
+        options=_options(plan, memory_budget, autotune),
         prng=validate_prng(prng),
         target=expect("target", target, TARGET, ScheduleError),
     )
 
 
-def _options(plan: Plan | None, memory_budget: int | None) -> Options:
+def _options(plan: Plan | None, memory_budget: int | None, autotune: bool = False) -> Options:
+    plan, tuned = expect("plan", plan, _PLAN, ScheduleError), expect("autotune", autotune, BOOLEAN, ScheduleError)
     budget = None if memory_budget is None else validate_budget(memory_budget)
-    return Options(expect("plan", plan, _PLAN, ScheduleError), budget)
+    other = "memory_budget=" if budget is not None else "autotune=" if tuned else None
+    if plan is not None and other:
+        fact = f"plan= is given beside {other}: a plan that is given is taken as it is, and leaves nothing to choose."
+        fix = "Leave one of them out; explain(..., measure=True) of the compiled function says what its plan takes."
+        raise ScheduleError(located(fact, where=J.here(), fix=fix))
+    return Options(plan, budget, tuned)
 
 
 def unroll(
