@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from rlfx import _jaxpr as J
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
-from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of, multiplies, starts_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, multiplies, starts_of
 from rlfx.recurrence.analysis.divisors import divisor_near, divisor_up_to
 from rlfx.recurrence.analysis.storage import work_of
-from rlfx.recurrence.cpu.convolution import CONVOLUTION
 from rlfx.recurrence.execute.host import JAXLIB, hosted, refuse
 from rlfx.recurrence.gradient.following import reads_of_next
 from rlfx.recurrence.gradient.stream import Stream, find_stream
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.ir.program import Equation, Var
+from rlfx.recurrence.plan.rows import ROWS, ROWS_OF_LAYERS, rows_of, rows_of_layers, rows_of_nested
 from rlfx.recurrence.schedule.bands import is_window
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.tiling import ROWS_OF_BLOCK
 from rlfx.recurrence.schedule.truncated import truncated
-
-#: Rows of a product that a CPU computes about as fast as many.
-ROWS = 64
 
 #: Rows of a product in a loop, at least: of fewer it reads the weights for nothing else.
 ROWS_OF_LOOP = 4
@@ -326,7 +322,8 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
     kept = max(target.room.cache, target.room.unmapped or 0)  # memory that calls have again
-    fewest = max(length / _most_blocks(learner), ROWS / rows_of_nested(learner, batch))
+    layers = ROWS_OF_LAYERS / rows_of_layers(learner, batch, target.room.tile) if copies == 1 else 0
+    fewest = max(length / _most_blocks(learner), ROWS / rows_of_nested(learner, batch), layers)
     fitting = max(fitting, min(int(kept // step), math.ceil(fewest)))
     if fitting >= length:
         return length
@@ -346,46 +343,3 @@ def _part_in_loops(learner: Learner) -> float:
     program, region = learner.program, learner.region
     work, inside = (sum(work_of(e, program) for e in of) for of in (region.equations, region.in_loops))
     return inside / work if work else 0.0
-
-
-def _trips(equation: Equation) -> int:
-    """How often a nested loop multiplies its weights, with as many rows each time."""
-    return equation.params["length"] if equation.op is J.SCAN else 1
-
-
-def rows_of(learner: Learner, batch: int) -> float:
-    """How many rows a timestep multiplies its weights with at a time, in the mean over them; infinite without weights.
-
-    Weights that it multiplies several times (a model, unrolled) are read, and have gradients, as often. With convolutions, too:
-    they have a row for each position, and activations that longer blocks move through a slower cache.
-    """
-    return math.inf if any(e.op is CONVOLUTION for e in learner.active) else mean_rows(learner, batch)
-
-
-def rows_of_nested(learner: Learner, batch: int) -> float:
-    """How many rows an iteration of the user's loops multiplies its weights with, in the mean over these.
-
-    Infinite where what is in no such loop is as much work.
-    """
-    program = learner.program
-    work = {e: work_of(e, program) for e in learner.region.equations if e in learner.active}
-    loops = [e for e in work if e.op is J.SCAN]
-    if 2 * sum(work[e] for e in loops) <= sum(work.values()):
-        return math.inf
-    fixed = (v for e in loops for v in e.inputs if isinstance(v, Var) and program.dims_of(v).isdisjoint("tb"))
-    elements = sum(math.prod(v.shape) for v in fixed)
-    flops = sum(flops_of(e, program.domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in loops)
-    return flops / (2 * elements) if elements and flops else math.inf
-
-
-def mean_rows(learner: Learner, batch: int) -> float:
-    """As :func:`rows_of`, with convolutions as they are: where most weights are not theirs, those decide."""
-    program = learner.program
-    domain, params = program.domain, set(program.params)
-    read = [v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params]
-    products = (e for e in learner.region.equations if e in learner.active and (e.op in PRODUCTS or e.op is J.SCAN))
-    flops = sum(
-        flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in products
-    )
-    elements = sum(math.prod(v.shape) for v in read)
-    return flops / (2 * elements) if elements and flops else math.inf

@@ -22,10 +22,10 @@ from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.plan.choose import (
     ROWS_OF_BLOCK,
     ROWS_OF_LOOP,
-    mean_rows,
     seconds_of_loops,
     why_not_environments,
 )
+from rlfx.recurrence.plan.rows import mean_rows
 from rlfx.recurrence.schedule.learner import Learner, activation_bytes, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 
