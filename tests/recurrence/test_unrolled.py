@@ -74,6 +74,31 @@ def test_of_short_loops_none_is_left():
     assert not rlfx.target("v5e").rewrites.unrolled
 
 
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_a_loop_that_multiplies_is_unrolled_up_to_fewer_equations(target):
+    """On a CPU; where starting is dear, products are no reason for a loop. Five iterations of a cell, and ten."""
+
+    def body(p, multiplies):
+        def cell(z, _):
+            for w in (p["w"], p["v"]):
+                made = jnp.tanh(w @ z if multiplies else w[0] * z)
+                z = jax.nn.sigmoid(jnp.sin(z)) * made + jnp.cos(z) * jnp.exp(-z * z) - 0.1 * z
+            return z, z[0]
+
+        return cell
+
+    p = {k: jnp.eye(N) for k in "wv"}
+    kept = {}
+    for multiplies in (True, False):
+        for steps in (5, 10):
+            f = lambda p, h, t: (jax.lax.scan(body(p, multiplies), h, length=steps)[1].sum(), h)  # noqa: E731
+            fn = rlfx.compile(f, length=T, batch=B, target=target)
+            jaxpr = jax.make_jaxpr(lambda p: fn(p, jnp.ones((B, N)))[0])(p)
+            scans = [e for e in J.equations_in({"jaxpr": jaxpr.jaxpr}) if e.primitive is J.SCAN and e.params["length"] == steps]
+            kept[multiplies, steps] = any(e.params["unroll"] == 1 for e in scans)
+    assert kept == {(True, 5): False, (True, 10): target == "cpu", (False, 5): False, (False, 10): False}
+
+
 def test_what_the_user_unrolls_and_programs_without_loops_stay():
     plain = rlfx.trace(lambda w, x, t: (w * x, x * 0.5), 2.0, jnp.float32(1.0), length=3)
     assert with_unrolled(plain, 100) is plain

@@ -91,7 +91,9 @@ def adapted(
         most = pays.unrolled
         program = rewritten(functools.partial(with_recurrent_iterations, most=most), program, "with_recurrent_iterations")
     if pays.unrolled:
-        program = rewritten(functools.partial(with_unrolled, most=pays.unrolled), program, "with_unrolled")
+        most = pays.unrolled  # where starting is dear, products are no reason for a loop
+        multiplying = None if pays.starts else most * 3 // 8
+        program = rewritten(functools.partial(with_unrolled, most=most, multiplying=multiplying), program, "with_unrolled")
     if pays.apart:
         program = rewritten(with_parts_apart, rewritten(with_spread_after, program))
     if pays.picks:  # of products of rows, too
