@@ -18,13 +18,13 @@ from rlfx.recurrence.plan.choose import (
     LOOPED,
     MANY,
     PAGED,
-    ROWS,
     ROWS_OF_BLOCK,
     cache_block,
     kept_of,
     why_not,
 )
 from rlfx.recurrence.plan.planner import Options
+from rlfx.recurrence.plan.rows import ROWS, ROWS_OF_LAYERS, rows_of_layers
 from rlfx.recurrence.schedule.learner import activation_bytes, temporaries
 
 T, B, WIDTH = 16, 4, 131
@@ -191,6 +191,24 @@ def test_blocks_have_rows_enough_for_their_weights():
     for cache, block in ((2**30, needed), (2 * 20 * step, 20), (8 * step, 8)):
         found = cache_block(learner, B, with_room(tile=8 * step, cache=cache), 1024)
         assert found == divisor_near(1024, block), cache
+
+
+def test_blocks_have_rows_enough_for_layers_behind_convolutions():
+    """The convolution has a row for each position, and its activations ask for short blocks; the dense layer has one of each image."""
+
+    def sees(p, x, t):
+        image = rlfx.inputs(p["x"])[t]
+        z = jax.lax.conv_general_dilated(image[None], p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.sum(jnp.tanh(jnp.maximum(z, 0).reshape(-1) @ p["dense"]) ** 2), x
+
+    params = {"kernel": jnp.ones((3, 3, 4, 8)), "dense": jnp.ones((8 * 8 * 8, 64)), "x": jnp.ones((64, 2, 8, 8, 4))}
+    program = rlfx.trace(sees, params, jnp.zeros(2), KEYS[0], length=64, batch=2)
+    learner = GradientRule(program, Options(), CPU).learner(frozenset(v for v in program.params if v.shape[:1] != (64,)))
+    step, held = activation_bytes(learner, 2), 2 * params["dense"].nbytes
+    assert rows_of_layers(learner, 2, held - 1) == 2
+    assert rows_of_layers(learner, 2, held) == math.inf
+    for tile, block in ((held - 1, ROWS_OF_LAYERS // 2), (held, divisor_near(64, max(1, held // step)))):
+        assert cache_block(learner, 2, with_room(tile=tile, cache=2**20, unmapped=2**25), 64) == block, (tile, step)
 
 
 def test_blocks_have_rows_enough_for_loops_of_the_users():
