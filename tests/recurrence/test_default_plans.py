@@ -194,7 +194,7 @@ def test_blocks_have_rows_enough_for_their_weights():
 
 
 def test_blocks_have_rows_enough_for_layers_behind_convolutions():
-    """The convolution has a row for each position, and its activations ask for short blocks; the dense layer has one of each image."""
+    """A convolution has a row for each position, and activations that ask for short blocks; a dense layer one for each image."""
 
     def sees(p, x, t):
         image = rlfx.inputs(p["x"])[t]
