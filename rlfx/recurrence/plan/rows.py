@@ -60,7 +60,7 @@ def rows_of_layers(learner: Learner, batch: int, tile: int) -> float:
     for e in learner.region.equations:
         weights = [v for v in e.inputs if isinstance(v, Var) and v in params]
         if e.op in PRODUCTS and e in learner.active and e not in inside and weights:
-            size = sum(math.prod(v.shape) for v in weights)
+            size = max(1, sum(math.prod(v.shape) for v in weights))
             rows = flops_of(e, program.domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / (2 * size)
             few += [(size, rows)] if rows < ROWS_OF_LAYERS else []
     size = sum(n for n, _ in few)
