@@ -27,7 +27,7 @@ ASKED = [
     {"memory_budget": 1 << 20},
     *({"plan": p} for p in (rlfx.Plan(), *(rlfx.Plan("blocks", n) for n in (1, 3, 4)))),
     {"plan": rlfx.Plan("blocks", 1, cached=True)},
-    {"plan": rlfx.Plan("blocks", 3)},
+    {"plan": rlfx.Plan("blocks", 2)},
 ]
 #: What is differentiated besides the loss.
 PICKED = [
