@@ -55,11 +55,11 @@ def render(env: Environment, state: Any, *, size: int = 240) -> np.ndarray:
     checked_environment("render", env)
     size = expect("size", size, POSITIVE, EnvError, of="render")
     installed("render", "matplotlib", "plots", EnvError)
-    seen = [x.shape for x in jax.tree.leaves(jax.eval_shape(env.observe, state))]
-    one = [s.shape for s in jax.tree.leaves(env.observation_space, is_leaf=is_space)]
-    if seen != one:
-        fact = f"render: the observation of this state has shape {seen[0]}, that of one environment {one[0]}."
-        raise EnvError(located(fact, fix="Give the state of one: jax.tree.map(lambda x: x[0], states)."))
+    spaces = jax.tree.leaves(env.observation_space, is_leaf=is_space)
+    for seen, one in zip(jax.tree.leaves(jax.eval_shape(env.observe, state)), spaces, strict=True):
+        if seen.shape != one.shape:
+            fact = f"render: the observation of this state has shape {seen.shape}, that of one environment {one.shape}."
+            raise EnvError(located(fact, fix="Give the state of one: jax.tree.map(lambda x: x[0], states)."))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

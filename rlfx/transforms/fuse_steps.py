@@ -261,9 +261,8 @@ def _check_given(env: Any, actions: Any) -> None:
         if isinstance(leaf, jax.core.Tracer) or np.shape(leaf)[2:] != space.shape:
             continue
         with jax.ensure_compile_time_eval():  # known, also while a function that closes over it is traced
-            inside = np.asarray(jax.vmap(jax.vmap(space.contains))(leaf))
-        if not inside.all():
-            t, b = (int(i[0]) for i in np.nonzero(~inside))
+            outside = np.argwhere(~jax.vmap(jax.vmap(space.contains))(leaf))
+        for t, b in outside[:1]:
             fact = f"fuse_steps: the action {np.asarray(leaf)[t, b]} of step {t} and environment {b} is outside {space}."
             raise ProgramError(located(fact, fix="Clip the actions, or mask the logits they come from."))
 

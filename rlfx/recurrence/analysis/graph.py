@@ -10,7 +10,7 @@ from typing import Any
 from rlfx._lazy import nx
 from rlfx.errors import BoundaryError, CausalityError, located
 from rlfx.recurrence.ir.access import reach_in
-from rlfx.recurrence.ir.behind import SAME, why_not_behind
+from rlfx.recurrence.ir.behind import SAME, extends, why_not_behind
 from rlfx.recurrence.ir.program import Atom, Equation, Program, Var
 from rlfx.recurrence.language.index import TIME, Point, written
 from rlfx.recurrence.language.primitives import inputs_p, reduce_p
@@ -129,7 +129,7 @@ class Graph:
         if isinstance(equation.end, Var):
             varies = "t" in self.program.dims_of(equation.end)
             edges.append(Edge(equation.end, _EVERYWHERE if varies else frozenset({HERE})))
-        if isinstance(equation.access, Point) and found.after_end and equation.end is None:
+        if extends(equation, domain):
             if "t" not in self.program.dims_of(equation.source):
                 edges.append(Edge(equation.source, frozenset({HERE})))
             extension = self.extension(equation.source, equation)

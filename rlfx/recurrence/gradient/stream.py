@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlfx.recurrence.ir.access import is_shift, reach_in
+from rlfx.recurrence.ir.behind import extends
 from rlfx.recurrence.ir.program import Equation, Program, Var
-from rlfx.recurrence.language.index import Point, Window
+from rlfx.recurrence.language.index import Window
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.schedule import Loop, Parallel
 
@@ -95,7 +96,7 @@ def _unknown_before_the_end(learner: Learner, delayed: Iterable[Equation]) -> st
     program, graph = learner.program, learner.acting.graph
     if program.reduce == "mean" and set(learner.targets) - {program.loss}:
         return "aux is differentiated beside a mean over timesteps whose number is not known yet"
-    beyond = [*learner.beyond, *(e.source for e in delayed if extends(e, program))]
+    beyond = [*learner.beyond, *(e.source for e in delayed if extends(e, program.domain))]
     late = [v for var in beyond for v in graph.extension(var, None).last if program.ends_apart(v)]
     return "what is read beyond an end needs more of the last timestep than the carry" if late else None
 
@@ -128,9 +129,3 @@ def _delay(delayed: frozenset[Equation], program: Program) -> int:
         ahead.update(dict.fromkeys(e.outputs, own))
         longest = max(longest, own)
     return longest
-
-
-def extends(equation: Equation, program: Program) -> bool:
-    """Whether a read beyond the end needs its source at t = T."""
-    ahead = equation.is_read and isinstance(equation.access, Point) and equation.end is None
-    return ahead and reach_in(equation.access, program.domain).after_end

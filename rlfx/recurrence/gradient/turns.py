@@ -21,7 +21,8 @@ from rlfx.recurrence.execute.loops import RunningLoop
 from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value, cut_times, expand, zeros
 from rlfx.recurrence.gradient.forms import Pass, accumulate
-from rlfx.recurrence.gradient.stream import Stream, extends, find_stream
+from rlfx.recurrence.gradient.stream import Stream, find_stream
+from rlfx.recurrence.ir.behind import extends
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.schedule.physical import Repeated
 from rlfx.recurrence.schedule.plan import Plan
@@ -97,7 +98,7 @@ class _Turns:
     @cached_property
     def _extended(self) -> list[Var]:
         """Series that are read beyond the end."""
-        return [e.source for e in self.stream.delayed if extends(e, self.run.program)]
+        return [e.source for e in self.stream.delayed if extends(e, self.run.program.domain)]
 
     # -- acting
 

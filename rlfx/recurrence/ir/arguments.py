@@ -124,13 +124,13 @@ def validate_prng(prng: Any) -> Any:
     """A generator that ``jax.random.key(seed, impl=prng)`` takes, or None; or a ProgramError that names the argument."""
     if prng is not None:
         try:
-            jax.eval_shape(lambda: jax.random.key(0, impl=prng))
+            key = jax.eval_shape(lambda: jax.random.key(0, impl=prng))
         except (TypeError, ValueError) as error:
             fix = "Give rlfx.envs.fast_prng, a name such as 'threefry2x32', or None for that of the key."
             raise ProgramError(
                 located(f"prng={shown(prng)} is no random number generator.", where=J.here(), fix=fix)
             ) from error
-        if together := J.drawn_together(jax.eval_shape(lambda: jax.random.key(0, impl=prng)).dtype):
+        if together := J.drawn_together(key.dtype):
             raise told_together(f"prng={shown(prng)}", together, J.here())
     return prng
 

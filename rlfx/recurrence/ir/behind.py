@@ -43,6 +43,12 @@ def why_not_behind(equation: Equation, domain: Domain) -> str | None:
     return None
 
 
+def extends(equation: Equation, domain: Domain) -> bool:
+    """Whether it reads a value behind the last timestep, and is given none: its source is needed at t = T."""
+    ahead = equation.is_read and isinstance(equation.access, Point) and equation.end is None
+    return ahead and reach_in(equation.access, domain).after_end
+
+
 def with_values_behind(
     equations: Sequence[Equation], now: Var, domain: Domain, dims: Callable[[], Mapping[Var, frozenset]], var: Callable
 ) -> Sequence[Equation]:
@@ -55,7 +61,7 @@ def with_values_behind(
     """
     behind: dict[Atom, Atom] = {e.outputs[0]: e.end for e in equations if e.is_read and e.access == SAME and e.end is not None}
     made = _made_of(behind, equations, domain) if behind else {}
-    asks = {e for e in equations if e.is_read and e.source in made and _extends(e, domain)}
+    asks = {e for e in equations if extends(e, domain) and e.source in made}
     if not asks:
         return equations
     varies = {v for v, over in dims().items() if "t" in over}
@@ -84,11 +90,6 @@ def with_values_behind(
             e = replace(e, params={**e.params, "end": True}, inputs=(*e.inputs, behind[e.source]))
         found.append(e)
     return tuple(found)
-
-
-def _extends(e: Equation, domain: Domain) -> bool:
-    """Whether a read asks for a value behind the last timestep, and is given none."""
-    return isinstance(e.access, Point) and e.end is None and reach_in(e.access, domain).after_end
 
 
 def _made_of(given: Mapping[Atom, Atom], equations: Sequence[Equation], domain: Domain) -> dict[Var, Equation]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from rlfx import _jaxpr as J
-from rlfx.recurrence.analysis.cost import PRODUCTS, flops_of
+from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_of, flops_of
 from rlfx.recurrence.analysis.storage import work_of
 from rlfx.recurrence.cpu.convolution import CONVOLUTION
-from rlfx.recurrence.ir.program import Equation, Var
+from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.schedule.learner import Learner
 
 #: Rows of a product that a CPU computes about as fast as many.
@@ -20,9 +18,10 @@ ROWS = 64
 ROWS_OF_LAYERS = 16
 
 
-def _trips(equation: Equation) -> int:
-    """How often a nested loop multiplies its weights, with as many rows each time."""
-    return equation.params["length"] if equation.op is J.SCAN else 1
+def _flops(equation: Equation, program: Program, batch: int) -> float:
+    """Operations at a timestep, of an iteration: a nested loop multiplies its weights in each, with as many rows."""
+    trips = equation.params["length"] if equation.op is J.SCAN else 1
+    return flops_of(equation, program.domain) * (batch if "b" in program.dims_of(equation.outputs[0]) else 1) / trips
 
 
 def rows_of(learner: Learner, batch: int) -> float:
@@ -46,7 +45,7 @@ def rows_of_nested(learner: Learner, batch: int) -> float:
         return math.inf
     fixed = (v for e in loops for v in e.inputs if isinstance(v, Var) and program.dims_of(v).isdisjoint("tb"))
     elements = sum(math.prod(v.shape) for v in fixed)
-    flops = sum(flops_of(e, program.domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in loops)
+    flops = sum(_flops(e, program, batch) for e in loops)
     return flops / (2 * elements) if elements and flops else math.inf
 
 
@@ -55,27 +54,24 @@ def rows_of_layers(learner: Learner, batch: int, tile: int) -> float:
 
     Behind convolutions, whose weights have a row for each position: dense layers of a few environments.
     """
-    program, inside = learner.program, frozenset(learner.region.in_loops)
-    params, few = {*program.params}, []
+    program, inside, params = learner.program, frozenset(learner.region.in_loops), {*learner.program.params}
+    held, elements, flops = 0, 0, 0.0
     for e in learner.region.equations:
         weights = [v for v in e.inputs if isinstance(v, Var) and v in params]
         if e.op in PRODUCTS and e in learner.active and e not in inside and weights:
-            size = max(1, sum(math.prod(v.shape) for v in weights))
-            rows = flops_of(e, program.domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / (2 * size)
-            few += [(size, rows)] if rows < ROWS_OF_LAYERS else []
-    size = sum(n for n, _ in few)
-    near = 2 * size * np.dtype(np.float32).itemsize <= tile
-    return math.inf if near else sum(n * rows for n, rows in few) / size
+            size, work = sum(math.prod(v.shape) for v in weights), _flops(e, program, batch)
+            if work < ROWS_OF_LAYERS * 2 * size:
+                held += sum(bytes_of(v, program.domain) for v in weights)
+                elements, flops = elements + size, flops + work
+    return flops / (2 * elements) if 2 * held > tile else math.inf
 
 
 def mean_rows(learner: Learner, batch: int) -> float:
     """As :func:`rows_of`, with convolutions as they are: where most weights are not theirs, those decide."""
     program = learner.program
-    domain, params = program.domain, set(program.params)
+    params = set(program.params)
     read = [v for e in learner.active for v in e.inputs if isinstance(v, Var) and v in params]
     products = (e for e in learner.region.equations if e in learner.active and (e.op in PRODUCTS or e.op is J.SCAN))
-    flops = sum(
-        flops_of(e, domain) * (batch if "b" in program.dims_of(e.outputs[0]) else 1) / _trips(e) for e in products
-    )
+    flops = sum(_flops(e, program, batch) for e in products)
     elements = sum(math.prod(v.shape) for v in read)
     return flops / (2 * elements) if elements and flops else math.inf

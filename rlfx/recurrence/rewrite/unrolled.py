@@ -35,14 +35,12 @@ def with_unrolled(program: Program, most: int, multiplying: int | None = None) -
         of a product again for those behind it, and compiles for long (ten steps of a GRU: 1.1 to 1.8 of the time).
     """
 
-    def is_short(e: Equation) -> bool:
-        if multiplying is not None and not _is_short(e, multiplying) and J.contains(e.op, dict(e.params), PRODUCTS):
-            return False
-        return _is_short(e, most)
-
-    if not any(map(is_short, program.equations)):
+    short = {e for e in program.equations if _is_short(e, most)}
+    if multiplying is not None:
+        short -= {e for e in short if J.contains(e.op, dict(e.params), PRODUCTS) and not _is_short(e, multiplying)}
+    if not short:
         return program
-    return replace(program, equations=tuple(_unrolled(e) if is_short(e) else e for e in program.equations))
+    return replace(program, equations=tuple(_unrolled(e) if e in short else e for e in program.equations))
 
 
 def with_recurrent_iterations(program: Program, most: int) -> Program:

@@ -11,7 +11,7 @@ from rlfx.recurrence.analysis.active import active_equations, is_float
 from rlfx.recurrence.analysis.cost import PRODUCTS, bytes_in_all, bytes_of, bytes_of_residuals
 from rlfx.recurrence.analysis.graph import Graph, cyclic
 from rlfx.recurrence.analysis.storage import BYTES_PER_FLOP, minimum_cut, work_of
-from rlfx.recurrence.ir.access import reach_in
+from rlfx.recurrence.ir.behind import extends
 from rlfx.recurrence.ir.program import Equation, Program, Var
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import Lookup, Point, Window
@@ -191,8 +191,7 @@ def _widened(equations: Iterable[Equation], domain: Domain) -> frozenset[Equatio
 def _beyond(region: Graph) -> frozenset[Var]:
     found: set[Var] = set()
     for e in region.equations:
-        extends = e.is_read and isinstance(e.access, Point) and e.end is None
-        if extends and reach_in(e.access, region.program.domain).after_end:
+        if extends(e, region.program.domain):
             found |= region.extension(e.source, e).beyond
     return frozenset(found)
 

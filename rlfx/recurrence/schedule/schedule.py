@@ -16,8 +16,9 @@ from rlfx.recurrence.analysis.cost import bytes_in_all, multiplies_weights
 from rlfx.recurrence.analysis.graph import FUTURE, PAST, Graph
 from rlfx.recurrence.analysis.storage import minimum_cut
 from rlfx.recurrence.ir.access import is_shift, reach_in
+from rlfx.recurrence.ir.behind import extends
 from rlfx.recurrence.ir.program import Equation, Program, Var
-from rlfx.recurrence.language.index import Lookup, Point
+from rlfx.recurrence.language.index import Lookup
 from rlfx.recurrence.schedule.fission import in_one_launch, nested_loops, products_of_few_rows, worth
 from rlfx.recurrence.schedule.fusion import bytes_spared, fused
 
@@ -327,8 +328,7 @@ def needed_last(graph: Graph, equations: Iterable[Equation]) -> set[Var]:
     for v in graph.wanted_beyond:
         found |= graph.extension(v, None).last & mine
     for e in graph.equations:
-        extends = e.is_read and isinstance(e.access, Point) and e.end is None
-        if extends and reach_in(e.access, graph.program.domain).after_end:
+        if extends(e, graph.program.domain):
             found |= graph.extension(e.source, e).last & mine
     if graph.program.ends is not None:
         read = graph.definition.get(graph.program.ends)
