@@ -270,7 +270,7 @@ class Switches(rlfx.envs.Environment):
     action_space = spaces.Discrete(3, shape=(2,))
 
     def reset(self, key):
-        return jnp.zeros(2)
+        return jnp.zeros(2, jnp.float32)
 
     def observe(self, state):
         return state
