@@ -10,7 +10,7 @@ from jax.lax import stop_gradient
 
 import rlfx
 from rlfx.recurrence.gradient import own
-from rlfx.recurrence.gradient.counted import first_counted
+from rlfx.recurrence.gradient.counted import counted
 from rlfx.recurrence.gradient.own import Truncation
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
@@ -109,9 +109,9 @@ def found_in(f):
     program = rlfx.compile(f, length=T, batch=B).trace((P, DATA), carry_of(f))
     rule = GradientRule(program, rlfx.target("cpu"), Options())
     learner = rule.learner(frozenset(v for v in program.params if v.shape in ((3, 3), (3,))))
-    counted = first_counted(learner)
-    found = [truncated(program, loop, learner.active, counted) for loop in learner.region.loops]
-    return counted, [at.timesteps if isinstance(at, BurnIn) else None for at in found]
+    counted_from = counted(learner, True).first
+    found = [truncated(program, loop, learner.active, counted_from) for loop in learner.region.loops]
+    return counted_from, [at.timesteps if isinstance(at, BurnIn) else None for at in found]
 
 
 def test_burn_ins_are_found():

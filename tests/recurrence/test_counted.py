@@ -73,9 +73,10 @@ def test_blocks_that_do_not_count_are_not_computed():
         return jnp.where(t < 4, 0.0, y), h
 
     h = jnp.ones((B, 4))
-    for plan, finite in ((rlfx.Plan("blocks", 4), True), (rlfx.Plan(), False)):
+    begins = jnp.int32(0)  # which is traced: what counts is not known then
+    for plan, t0, finite in ((rlfx.Plan("blocks", 4), begins, True), (rlfx.Plan(), begins, False), (rlfx.Plan(), 0, True)):
         fn = rlfx.compile(f, length=T, batch=B, plan=plan)
-        found = jax.jit(jax.grad(lambda p, fn=fn: fn(p, h, KEY)[0]))(jnp.ones((4, 4)))
+        found = jax.jit(jax.grad(lambda p, fn=fn, t0=t0: fn(p, h, KEY, t0=t0)[0]))(jnp.ones((4, 4)))
         assert np.isfinite(found).all() == finite
 
 

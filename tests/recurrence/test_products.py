@@ -193,3 +193,33 @@ def test_what_has_no_derivative_is_no_part_of_a_product_that_has_one(plan, colum
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, jax.grad(by_hand)(online, carry))
     (_, first), *_ = shared
     assert [e.params["columns"] for e in first.body if e.op is products_p] == columns
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is measured and done on CPUs")
+def test_a_weight_without_a_derivative_is_no_part_of_one_with_one(shared):
+    """Adapters of layers that stay as they are: the gradient of all that is in one weight would be made."""
+    fixed = dict(zip("hg", weights((D, D), (D, D)), strict=True))
+    adapters = dict(zip("ud", weights((D, 2), (2, D)), strict=True))
+    data = jnp.sin(jnp.arange(T * B * D * 1.0)).reshape(T, B, D)
+
+    def step(p, h, x):
+        new = jnp.tanh(x + h @ fixed["h"] + (h @ p["u"]) @ p["d"]) * jax.nn.sigmoid(h @ fixed["g"])
+        return new, jnp.sum(new**2)
+
+    def f(p, h, t):
+        new, loss = step(p, h, rlfx.inputs(data)[t])
+        return loss, new
+
+    def by_hand(p, h):
+        total = 0.0
+        for t in range(T):
+            h, loss = step(p, h, data[t])
+            total += loss / (T * B)
+        return total
+
+    h = jnp.linspace(-1.0, 1.0, B * D).reshape(B, D)
+    run = rlfx.compile(f, length=T, batch=B, plan=rlfx.Plan("one pass"))
+    got = jax.jit(jax.grad(lambda p: run(p, h)[0]))(adapters)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, jax.grad(by_hand)(adapters, h))
+    (_, body), *_ = shared
+    assert [e.params["columns"] for e in body.body if e.op is products_p] == [(D, D)]  # those that are fixed

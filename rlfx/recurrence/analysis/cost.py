@@ -47,8 +47,14 @@ def bytes_in_all(var: Any, program: Program, batch: int | None = None) -> int:
 
 
 def multiplies(body: Iterable[Equation]) -> bool:
-    """Whether there is more than elementwise operations: products, or loops."""
-    return any(J.contains(e.op, dict(e.params), _PRODUCTS_AND_LOOPS) for e in body)
+    """Whether there is more than elementwise operations: products, or loops; or products whose values are known, and whose
+    derivatives are not (``rewrite/caching.py``): a function of a matrix that has nothing in it."""
+    return any(_knows_products(e) or J.contains(e.op, dict(e.params), _PRODUCTS_AND_LOOPS) for e in body)
+
+
+def _knows_products(e: Equation) -> bool:
+    matrix = any(isinstance(v, Var) and len(v.shape) > 1 for v in e.inputs)
+    return e.op is J.CUSTOM_JVP and matrix and not J.body_of(e.params["call_jaxpr"])[0].eqns
 
 
 def multiplies_weights(body: Iterable[Equation], program: Program) -> bool:

@@ -12,15 +12,23 @@ from rlfx.errors import ProgramError, ProgramTypeError, located
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.arguments import Arguments
 from rlfx.recurrence.ir.trace import rewrap_shared
+from rlfx.recurrence.language.time import as_integer
 
 tree = jax.tree_util
 
 
-def results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, t0: Any) -> Any:
-    """What a compiled function returns."""
+def starts(t0: Any) -> bool:
+    """Whether the first timestep is known to be 0: what is on a device is not waited for."""
+    return not isinstance(t0, jax.Array) and as_integer(t0) == 0
+
+
+def results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, t0: Any, begins: bool = False) -> Any:
+    """What a compiled function returns. ``begins``: whether ``t0`` is 0, whatever is traced."""
     program, keeping = rule.program, arguments.keeping
     if keeping is not None:
-        return keeping.results(results(rule, consts, replace(arguments, keeping=None), keeping.carry(carry), t0))
+        others = replace(arguments, keeping=None)
+        return keeping.results(results(rule, consts, others, keeping.carry(carry), t0, begins))
+    rule = rule.begun if begins else rule
     key = () if arguments.key is None or program.key is None else (arguments.key,)
     flat = [*arguments.params, *consts, *arguments.carry, *key]
     loss, next_carry, aux, lengths = _call(rule, flat, t0)

@@ -12,7 +12,7 @@ from rlfx import _jaxpr as J
 from rlfx._checks import BOOLEAN, expect, function, instance, one_of, optional
 from rlfx._target import Target
 from rlfx.errors import ProgramError, ScheduleError, located
-from rlfx.recurrence.api.call import results
+from rlfx.recurrence.api.call import results, starts
 from rlfx.recurrence.api.compiled import Compiled
 from rlfx.recurrence.api.machine import TARGET, here, sharding_of
 from rlfx.recurrence.api.traced import PROGRAM, traced
@@ -115,13 +115,14 @@ def lower(program: Program, *, mesh: Mesh | AbstractMesh | None = None, mesh_axi
             return run(params, carry, key, t0)
 
     def run(params: Any, carry: Any, key: Any, t0: Any) -> Any:
-        t0, arguments = validate_start(t0, program.domain.length), check_arguments(params, carry, key, program.domain)
+        begins, t0 = starts(t0), validate_start(t0, program.domain.length)
+        arguments = check_arguments(params, carry, key, program.domain)
         if (key is None) != (program.key is None) and program.key is not None:
             if _uses_key(program):
                 raise ProgramError(located("The program uses random keys, but no key was given.", fix="Give key=...."))
             arguments = check_arguments(params, carry, jax.random.key(0), program.domain)
         check_fit(program, arguments, params, carry)
-        return results(rule, list(program.const_values), arguments, carry, t0)
+        return results(rule, list(program.const_values), arguments, carry, t0, begins)
 
     return call
 

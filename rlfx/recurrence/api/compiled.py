@@ -15,7 +15,7 @@ from rlfx._target import Target
 from rlfx._tracing import traces
 from rlfx.errors import ProgramError, ScheduleError
 from rlfx.recurrence.api.adapted import adapted
-from rlfx.recurrence.api.call import results
+from rlfx.recurrence.api.call import results, starts
 from rlfx.recurrence.api.curried import curried
 from rlfx.recurrence.api.differentiated import data_note, differentiated
 from rlfx.recurrence.api.explain import Explanation
@@ -107,9 +107,9 @@ class Compiled:
           >>> carry, aux.shape
           (Array([ 8., 80.], dtype=float32), (3, 2))
         """
-        t0 = validate_start(t0, self.domain.length)
+        begins, t0 = starts(t0), validate_start(t0, self.domain.length)
         if not depth():
-            return results(*self._prepare(params, carry, key), carry, t0)
+            return results(*self._prepare(params, carry, key), carry, t0, begins)
         noted = Crossing()
         out = self._called(noted, params, carry, key, t0)
         if not noted.reads:
@@ -232,7 +232,7 @@ class Compiled:
     @traces
     def _planned(self, params: Any, carry: Any, key: Any, wrt: Any) -> tuple[GradientRule, tuple[Var, ...], Plan]:
         """The program for these arguments, what is differentiated, and by which plan."""
-        rule, _, _ = self._prepare(params, carry, jax.random.key(0) if key is None else key)
+        rule = self._prepare(params, carry, jax.random.key(0) if key is None else key)[0].begun
         order = differentiated(rule.program, params, wrt)
         return rule, order, rule.plan(rule.learner(frozenset(order)), order)
 

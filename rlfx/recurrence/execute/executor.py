@@ -19,6 +19,7 @@ from rlfx.recurrence.execute import reads
 from rlfx.recurrence.execute.collectives import SPECIAL
 from rlfx.recurrence.execute.extent import Extent, whole_extent
 from rlfx.recurrence.execute.held import first_of, held, seen_after_ends
+from rlfx.recurrence.execute.later import run_later
 from rlfx.recurrence.execute.loops import RunningLoop
 from rlfx.recurrence.execute.pointwise import run_pointwise
 from rlfx.recurrence.execute.ragged import evaluate_ragged
@@ -31,6 +32,7 @@ from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Va
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.index import TIME, Lookup, Point, Slice
 from rlfx.recurrence.language.primitives import inputs_p
+from rlfx.recurrence.schedule.later import Later
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Repeated, Together
 from rlfx.recurrence.schedule.strided import Strided
 from rlfx.recurrence.schedule.tiling import Blocked
@@ -86,6 +88,8 @@ class Execution:
                 run_strided(part, self.env, self.t0 + self.times.data)
             elif isinstance(part, WindowProduct):
                 run_window_product(part, self.env, self.sizes)
+            elif isinstance(part, Later):
+                run_later(self, part)
             else:
                 self.sequence(part, self.env, self.times, self.read_complete)
 

@@ -8,7 +8,7 @@ tensors, and so fixes them when it compiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,8 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.timed import Timed
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.schedule.later import Counted
 from rlfx.recurrence.schedule.learner import Learner
 
 _SELECT, _ADD, _SUB, _MUL, _DIV = map(J.primitive, ("select_n", "add", "sub", "mul", "div"))
@@ -30,9 +31,14 @@ Condition = tuple[Var, bool]
 
 def conditions(learner: Learner) -> frozenset[Condition]:
     """Where none of these holds the loss is 0, whatever else there is: each is on t alone. Empty: nothing is known."""
-    program = learner.program
-    if not isinstance(program.loss, Var) or learner.targets != (program.loss,):
+    loss = learner.program.loss
+    if not isinstance(loss, Var) or learner.targets != (loss,):
         return frozenset()
+    return _conditions(learner.program).get(loss, frozenset())
+
+
+def _conditions(program: Program) -> dict[Var, frozenset[Condition]]:
+    """Of values that are 0 where none of some conditions holds, these."""
     where: dict[Var, frozenset[Condition]] = {}  # of values that are 0 but there
     timed = {program.now}  # what follows from t and constants
     for e in program.equations:
@@ -44,17 +50,28 @@ def conditions(learner: Learner) -> frozenset[Condition]:
         found = _where(e, where, timed)
         if found is not None:
             where[out] = found
-    return where.get(program.loss, frozenset())
+    return where
 
 
-def first_counted(learner: Learner) -> int:
-    """The first timestep at which the loss may be other than 0, of a program that begins at ``t0 = 0``."""
-    timed, length = Timed(learner.program), learner.program.domain.length
-    known = [(timed.of(v), which) for v, which in conditions(learner)]
+def counted(learner: Learner, begins: bool) -> Counted:
+    """Where the loss may be other than 0, of a program that ``begins`` at ``t0 = 0``; or that may, if a call knows no more."""
+    program, timed = learner.program, Timed(learner.program)
+    first = _first(conditions(learner), timed, program.domain.length)
+    if not first:
+        return Counted(begins=begins)
+    where = _conditions(program)
+    returned = [v for v in (program.loss, *program.aux) if isinstance(v, Var)]
+    zero = {v for v in returned if _first(where.get(v, frozenset()), timed, program.domain.length) >= first}
+    return Counted(first, frozenset(zero), begins)
+
+
+def _first(conditions: Iterable[Condition], timed: Timed, length: int) -> int:
+    """The first timestep at which one of some conditions holds, if ``t0`` is 0; T if none does, and 0 if nothing is known."""
+    known = [(timed.of(v), which) for v, which in conditions]
     if not known or any(numbers is None for numbers, _ in known):
         return 0
-    counted = np.any([np.broadcast_to(numbers == which, length) for numbers, which in known], axis=0)
-    return int(np.argmax(counted)) if counted.any() else length
+    holds = np.any([np.broadcast_to(numbers == which, length) for numbers, which in known], axis=0)
+    return int(np.argmax(holds)) if holds.any() else length
 
 
 def _where(e: Equation, where: dict, timed: set[Var]) -> frozenset[Condition] | None:

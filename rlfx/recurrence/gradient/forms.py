@@ -25,13 +25,14 @@ from rlfx.recurrence.execute.host import fetched, fetched_times
 from rlfx.recurrence.execute.loops import WhileGoing
 from rlfx.recurrence.execute.outputs import Objective, returned
 from rlfx.recurrence.execute.values import Value, cut_environments, cut_times, expand
-from rlfx.recurrence.gradient.counted import any_of, conditions, first_counted, if_needed
+from rlfx.recurrence.gradient.counted import any_of, conditions, counted, if_needed
 from rlfx.recurrence.gradient.deferred import Deferring
 from rlfx.recurrence.gradient.following import behind, find_following, reads_of_next
 from rlfx.recurrence.ir.interpret import rewritten
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import wide, widened
 from rlfx.recurrence.memory.timeline import LEARNING
+from rlfx.recurrence.schedule.later import Counted
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Iteration, Runner, physical
 from rlfx.recurrence.schedule.plan import Plan
@@ -51,12 +52,12 @@ def learning_plan(
     batch: int = 1,
     steps: int | None = None,
     acting: Schedule | None = None,
-    counted: int = 0,
+    counted: Counted = Counted(),
 ) -> ExecutablePlan:
     """How a schedule runs that is differentiated; its stages are counted on from those of ``acting``.
 
     Args:
-      counted: the first timestep at which the loss may be other than 0, if ``t0`` is 0.
+      counted: where the loss may be other than 0.
     """
     iteration = _on(target, Deferring(target.rewrites.unroll, most_rows=target.rewrites.deferred_rows, near=target.room.tile))
     first = 1 if acting is None else 1 + len(acting.stages)
@@ -79,6 +80,7 @@ class Pass:
       objective: what is differentiated.
       target: the machine.
       on_host: values that the acting pass stores in host memory.
+      begins: whether ``t0`` is 0, whatever is traced.
     """
 
     learner: Learner
@@ -89,6 +91,7 @@ class Pass:
     objective: Objective
     target: Target
     on_host: frozenset[Var] = frozenset()
+    begins: bool = False
 
     @property
     def leaves(self) -> list:
@@ -130,7 +133,7 @@ class Pass:
         """The execution of the learner's region on a part of the domain, not run yet."""
         steps, acting = part.times.shape[0], self.learner.acting
         region = self.learner.region_of(steps, part.batch)
-        plan = learning_plan(region, self.target, runner, part.batch, steps, acting, first_counted(self.learner))
+        plan = learning_plan(region, self.target, runner, part.batch, steps, acting, counted(self.learner, self.begins))
         return prepared(plan, env, self.t0, beyond, part)
 
     def counted(self) -> Any:

@@ -16,7 +16,7 @@ from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.execute.executor import execute
 from rlfx.recurrence.execute.outputs import returned
 from rlfx.recurrence.execute.values import Value
-from rlfx.recurrence.gradient.counted import first_counted
+from rlfx.recurrence.gradient.counted import counted
 from rlfx.recurrence.gradient.forms import Pass, learning_plan
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import widened
@@ -43,7 +43,7 @@ def find_one_pass(learner: Learner) -> Schedule | str:
     effect = next((e for e in whole.equations if e.has_effects), None)
     if effect is not None:
         return f"{effect.op.name} has an effect, which belongs to acting ({effect.where})"
-    return schedule(whole, differentiated=learner.active)
+    return schedule(whole, differentiated=learner.active, perturbed=learner.perturbed)
 
 
 def one_pass_of(learner: Learner) -> Schedule:
@@ -55,8 +55,8 @@ def one_pass_of(learner: Learner) -> Schedule:
 
 def one_pass(p: Pass, plan: Plan) -> tuple:
     """``(what a call returns, loss on this device, gradient)``, of acting and learning at once."""
-    counted = first_counted(p.learner)
-    run_by = learning_plan(one_pass_of(p.learner), p.target, batch=p.extent.batch, counted=counted)
+    whole, domain = one_pass_of(p.learner), counted(p.learner, p.begins)
+    run_by = learning_plan(whole, p.target, batch=p.extent.batch, counted=domain)
 
     def loss(leaves: Sequence) -> Any:
         own = {**p.env, **{v: Value(x, p.env[v].dims) for v, x in zip(p.order, leaves, strict=True)}}

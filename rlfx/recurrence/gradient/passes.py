@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlfx._target import Target
-from rlfx.recurrence.gradient.counted import first_counted
+from rlfx.recurrence.gradient.counted import counted
 from rlfx.recurrence.gradient.forms import learning_plan
 from rlfx.recurrence.gradient.table import FORMS
 from rlfx.recurrence.schedule.learner import Learner
@@ -37,11 +37,10 @@ class Passes:
 
 
 def passes(learner: Learner, plan: Plan, target: Target, batch: int) -> Passes:
-    """The passes of a learner under a plan, on a device that has ``batch`` environments."""
+    """The passes of a learner under a plan, on a device that has ``batch`` environments; of a call with ``t0 = 0``."""
     learner = learner.under(plan)
     acting = FORMS[plan.form].acting(learner, plan, target, batch)
     count = plan.environments or batch
-    learning = learning_plan(
-        learner.region_of(plan.block, count), target, None, count, plan.block, learner.acting, first_counted(learner)
-    )
+    region, domain = learner.region_of(plan.block, count), counted(learner, True)
+    learning = learning_plan(region, target, None, count, plan.block, learner.acting, domain)
     return Passes(acting, learning if learning.nodes and not acting.differentiated else None)

@@ -86,12 +86,14 @@ class GradientRule:
     Attributes:
       planner: which plan the gradient of its loss runs by.
       target: the machine that it runs on.
+      begins: whether ``t0`` is 0 in all calls: it is traced anyway.
     """
 
     program: Program
     planner: Planner
     target: Target
     sharding: Sharding | None = None
+    begins: bool = False
     _known: dict = field(default_factory=dict)
 
     def __post_init__(self):
@@ -146,13 +148,19 @@ class GradientRule:
 
         def make() -> GradientRule:
             program = rewritten(functools.partial(with_caching, wide=wide), self.program, "with_caching")
-            return GradientRule(program, fixed, self.target, self.sharding)
+            return GradientRule(program, fixed, self.target, self.sharding, self.begins)
 
         return self.once(("caching", plan, wide), make)
 
     def under(self, plan: Plan) -> GradientRule:
         """This program under a plan, with what does not depend on the plan."""
         return self.once(("under", plan), lambda: self._under(plan, self.target))
+
+    @property
+    def begun(self) -> GradientRule:
+        """This program in calls with ``t0 = 0``."""
+        known = {k: x for k, x in self._known.items() if isinstance(x, Schedule | Learner)}
+        return self.once("begun", lambda: replace(self, begins=True, _known=known))
 
     @property
     def moved(self) -> GradientRule:
@@ -163,7 +171,7 @@ class GradientRule:
 
     def _under(self, plan: Plan, target: Target) -> GradientRule:
         known = {k: x for k, x in self._known.items() if isinstance(x, Schedule | Learner)}
-        return GradientRule(self.program, Fixed(plan), target, self.sharding, known)
+        return GradientRule(self.program, Fixed(plan), target, self.sharding, self.begins, known)
 
     def _run(self, schedule: Schedule, env: dict[Var, Value], t0: Any, extent: Extent) -> Execution:
         """An acting pass."""
@@ -320,7 +328,7 @@ class GradientRule:
         learner = learner.under(plan)
         on_host = hosted(learner, hosting_of(self.program, plan))
         objective = Objective(self.program, extent, cotangents)
-        evaluation = Pass(learner, order, self._env(flat, extent), t0, extent, objective, self.target, on_host)
+        evaluation = Pass(learner, order, self._env(flat, extent), t0, extent, objective, self.target, on_host, self.begins)
         outputs, value, grads = FORMS[plan.form].evaluate(evaluation, plan)
         return outputs, *self.split.complete(order, grads, value)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlfx._target import Target
-from rlfx.recurrence.gradient.counted import first_counted
+from rlfx.recurrence.gradient.counted import counted
 from rlfx.recurrence.gradient.following import find_following, timesteps_together
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, at_once, in_blocks, learning_plan
 from rlfx.recurrence.gradient.one_pass import find_one_pass, one_pass, one_pass_of
@@ -79,7 +79,7 @@ def _acting_for_replay(learner: Learner, plan: Plan, target: Target, batch: int)
 
 
 def _acting_in_one_pass(learner: Learner, plan: Plan, target: Target, batch: int) -> ExecutablePlan:
-    return learning_plan(one_pass_of(learner), target, batch=batch, counted=first_counted(learner))
+    return learning_plan(one_pass_of(learner), target, batch=batch, counted=counted(learner, True))
 
 
 FORMS: dict[str, Form] = {

@@ -30,6 +30,7 @@ class Learner:
 
     Attributes:
       targets: what is differentiated.
+      perturbed: the inputs with respect to which it is.
       active: the equations on a differentiable path.
       stored: values that the acting pass keeps for the region.
       beyond: values at t = T that it keeps.
@@ -39,6 +40,7 @@ class Learner:
 
     program: Program
     targets: tuple[Var, ...]
+    perturbed: frozenset[Var]
     active: frozenset[Equation]
     stored: tuple[Var, ...]
     beyond: tuple[Var, ...]
@@ -55,7 +57,7 @@ class Learner:
         """
         if self.products <= frozenset(self.outputs.equations):  # acting returns what they make: none can be spared
             return self
-        found = _cut(self.program, self.active, self.targets, self.outputs, whole=True)
+        found = _cut(self.program, self.perturbed, self.active, self.targets, self.outputs, whole=True)
         return found if found.products < self.products else self
 
     def under(self, plan: Plan) -> Learner:
@@ -83,7 +85,7 @@ class Learner:
     @cached_property
     def at_once(self) -> Schedule:
         """The schedule of the region for all timesteps at once."""
-        return schedule(self.region.graph, differentiated=self.active)
+        return schedule(self.region.graph, differentiated=self.active, perturbed=self.perturbed)
 
     def region_of(self, steps: int | None, batch: int) -> Schedule:
         """The schedule of the region for some timesteps (None: all) and environments at a time."""
@@ -120,11 +122,17 @@ def plan_learner(program: Program, perturbed: frozenset[Var], targets: tuple[Var
       targets: differentiated outputs: of the loss and aux at every point, of next carries at the last.
       outputs: the graph of what the acting pass must return anyway.
     """
-    return _cut(program, active_equations(program, perturbed, targets), targets, outputs)
+    return _cut(program, perturbed, active_equations(program, perturbed, targets), targets, outputs)
 
 
 def _cut(
-    program: Program, active: frozenset[Equation], targets: tuple[Var, ...], outputs: Graph, *, whole: bool = False
+    program: Program,
+    perturbed: frozenset[Var],
+    active: frozenset[Equation],
+    targets: tuple[Var, ...],
+    outputs: Graph,
+    *,
+    whole: bool = False,
 ) -> Learner:
     """The learner; ``whole``: one whose region may read other timesteps, and does what no output of acting needs."""
     last = frozenset(v for v in targets if v in set(program.next_carry))
@@ -164,11 +172,12 @@ def _cut(
     return Learner(
         program,
         targets,
+        perturbed,
         active,
         tuple(sorted(given, key=lambda v: order.get(v, -1))),
         tuple(sorted(beyond, key=lambda v: order.get(v, -1))),
         schedule(acting),
-        schedule(region, differentiated=active, fuses=False),
+        schedule(region, differentiated=active, perturbed=perturbed, fuses=False),
         outputs,
     )
 

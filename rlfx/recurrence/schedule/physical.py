@@ -8,13 +8,14 @@ TimeRL (section 6) has its runtime decide the like while it interprets a schedul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlfx._target import Target
 from rlfx.recurrence.analysis.cost import multiplies, show_bytes
 from rlfx.recurrence.analysis.graph import Graph
 from rlfx.recurrence.ir.program import Equation, Program, Var
+from rlfx.recurrence.schedule.later import Counted, Later, needed_later
 from rlfx.recurrence.schedule.narrow import is_narrow
 from rlfx.recurrence.schedule.postponed import Postponed, postponed
 from rlfx.recurrence.schedule.products import Joined, share_products
@@ -76,16 +77,20 @@ class Runner(Protocol):
         ...
 
 
+#: What runs of a stage of all timesteps, one after another.
+Part = tuple[Equation, ...] | Blocked | Strided | WindowProduct | Later
+
+
 @dataclass(frozen=True, eq=False)
 class Together:
     """Equations that run for all timesteps at once, part by part.
 
     Attributes:
       parts: equations in order; those that run in blocks; one that runs at every n-th timestep; a product with a window, which is
-        not made.
+        not made; those that the loss needs only of later timesteps.
     """
 
-    parts: tuple[tuple[Equation, ...] | Blocked | Strided | WindowProduct, ...]
+    parts: tuple[Part, ...]
 
     @property
     def equations(self) -> tuple[Equation, ...]:
@@ -101,12 +106,14 @@ class Together:
         return f"all t: {len(self.equations)} equations"
 
 
-def _equations(part: tuple[Equation, ...] | Blocked | Strided | WindowProduct) -> tuple[Equation, ...]:
+def _equations(part: Part) -> tuple[Equation, ...]:
     match part:
         case Blocked():
             return (*part.equations, *part.sums)
         case Strided() | WindowProduct():
             return (part.equation,)
+        case Later():
+            return part.equations
         case _:
             return part
 
@@ -216,7 +223,7 @@ def physical(
     batch: int = 1,
     steps: int | None = None,
     first: int = 1,
-    counted: int = 0,
+    counted: Counted = Counted(),
 ) -> ExecutablePlan:
     """Decide how a schedule runs.
 
@@ -226,7 +233,7 @@ def physical(
       batch: environments of the execution.
       steps: its timesteps; None: all. Blocks and sections are for all of them.
       first: the number of its first stage.
-      counted: the first timestep that is in the loss, if ``t0`` is 0.
+      counted: where the loss may be other than 0.
     """
     graph = schedule.graph
     whole = steps is None or steps == graph.program.domain.length
@@ -244,12 +251,21 @@ def physical(
 
     narrow = is_narrow(schedule, batch, steps or graph.program.domain.length, target.rewrites.narrow)
     nodes = tuple(map(node, schedule.stages))
+    if whole and iteration.differentiable and not narrow and target.rewrites.branches:
+        nodes = _later(nodes, schedule, counted)
     return ExecutablePlan(graph, target, nodes, iteration.differentiable, first, narrow)
 
 
 def _apart(parts: Iterable, divide: Callable[[tuple[Equation, ...]], Iterable]) -> list:
     """The parts of a stage, those that are equations in order divided further."""
     return [p for part in parts for p in (divide(part) if isinstance(part, tuple) else [part])]
+
+
+def _later(nodes: tuple[Node, ...], schedule: Schedule, counted: Counted) -> tuple[Node, ...]:
+    """Stages, of which what the loss needs of later timesteps alone is apart."""
+    stages = [(x.parts, None) if isinstance(x, Together) else ((x.loop,), x.truncated) for x in nodes]
+    split = needed_later(stages, schedule.graph, schedule.differentiated or frozenset(schedule.equations), counted)
+    return tuple(replace(x, parts=tuple(_apart(x.parts, split))) if isinstance(x, Together) else x for x in nodes)
 
 
 def _repeated(
@@ -259,18 +275,18 @@ def _repeated(
     iteration: Iteration,
     runner: Runner | None,
     whole: bool,
-    counted: int,
+    counted: Counted,
 ) -> Repeated:
     program, ending = schedule.graph.program, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
     active = (schedule.differentiated or frozenset(schedule.equations)) if iteration.differentiable else frozenset()
     if target.rewrites.shared_rows and (mine is None or mine.rewritable):
-        loop, joined = share_products(loop, program, target.rewrites.shared_rows, active)
+        loop, joined = share_products(loop, program, target.rewrites.shared_rows, active, schedule.perturbed)
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
     if whole and iteration.differentiable and mine is None:
-        ending = truncated(program, loop, active, counted if target.rewrites.branches else 0)
+        ending = truncated(program, loop, active, counted.first if target.rewrites.branches else 0)
     fewest, alone = target.rewrites.postponed, mine is None and ending is None and not sections
     later = postponed(program, loop, fewest) if fewest and alone else {}
     return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending, later)

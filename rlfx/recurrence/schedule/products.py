@@ -43,7 +43,11 @@ class Joined:
 
 
 def share_products(
-    loop: Loop, program: Program, most_rows: int, active: frozenset[Equation] = frozenset()
+    loop: Loop,
+    program: Program,
+    most_rows: int,
+    active: frozenset[Equation] = frozenset(),
+    perturbed: frozenset[Var] = frozenset(),
 ) -> tuple[Loop, tuple[Joined, ...]]:
     """A loop in which products of one value are one product.
 
@@ -51,12 +55,14 @@ def share_products(
       most_rows: of the weights: with more, two products were as fast as one, or faster.
       active: what a derivative goes through. Others (of a target network) are no part of a product with one: all that is made of
         them would be differentiated, too.
+      perturbed: inputs with a derivative. Those without (of a layer that adapters are added to) are no part of a weight with one:
+        the gradient of all of it would be made.
 
     Returns:
       The loop, and the weights that it uses instead of its own.
     """
     build, instead, joined = Builder(program), {}, []
-    for members in _alike(loop, program, most_rows, active):
+    for members in _alike(loop, program, most_rows, active, perturbed):
         first, columns = members[0], tuple(e.outputs[0].shape[0] for e in members)
         weights = tuple(e.inputs[1] for e in members)
         together = build.var((first.inputs[1].shape[0], sum(columns)), first.inputs[1].dtype)
@@ -74,13 +80,17 @@ def share_products(
     return replace(loop, body=body), tuple(joined)
 
 
-def _alike(loop: Loop, program: Program, most_rows: int, active: frozenset[Equation]) -> Sequence[list[Equation]]:
+def _alike(
+    loop: Loop, program: Program, most_rows: int, active: frozenset[Equation], perturbed: frozenset[Var]
+) -> Sequence[list[Equation]]:
     """The products of each value that can be one."""
-    inside = {v for e in loop.body for v in e.outputs}
+    inside, made_by = {v for e in loop.body for v in e.outputs}, program.definitions()
     found: dict[tuple, list[Equation]] = {}
     for e in loop.body:
         if e.op is DOT and e.outputs[0] not in loop.depth and _is_row_by_weights(e, program, inside, most_rows):
-            key = (e in active, e.inputs[0], e.inputs[1].dtype, tuple(sorted((k, str(p)) for k, p in e.params.items())))
+            x, w = e.inputs
+            moves = e in active, w in perturbed or made_by.get(w) in active
+            key = (moves, x, w.dtype, tuple(sorted((k, str(p)) for k, p in e.params.items())))
             found.setdefault(key, []).append(e)
     return [members for members in found.values() if len(members) > 1 and _is_worth_it(members, program)]
 

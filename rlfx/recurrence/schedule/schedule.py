@@ -69,11 +69,13 @@ class Schedule:
 
     Attributes:
       differentiated: the equations of which a derivative is taken.
+      perturbed: the inputs with respect to which it is.
     """
 
     graph: Graph
     stages: tuple[Stage, ...]
     differentiated: frozenset[Equation] = frozenset()
+    perturbed: frozenset[Var] = frozenset()
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -95,6 +97,7 @@ def schedule(
     *,
     barred: frozenset[Var] = frozenset(),
     differentiated: frozenset[Equation] = frozenset(),
+    perturbed: frozenset[Var] = frozenset(),
     fuses: bool = True,
 ) -> Schedule:
     """Stages for a dependence graph.
@@ -103,6 +106,7 @@ def schedule(
       barred: values that no loop may stack, whatever it costs to do without.
       differentiated: equations whose operands are kept for every timestep anyway: they stay in no loop that can do
         without them.
+      perturbed: the inputs with respect to which the others are.
       fuses: whether loops compute products themselves that it costs more to give them (``fusion.py``).
 
     Raises:
@@ -133,7 +137,7 @@ def schedule(
         done.update(recurrent[i])
         parallel(after, again=True)  # what the loop has computed may be computed again, for all t at once
     parallel(e for e, l in levels.items() if l == 2 * len(loops) - 1)
-    return Schedule(graph, tuple(stages), differentiated)
+    return Schedule(graph, tuple(stages), differentiated, perturbed)
 
 
 def _fused(graph: Graph, levels: dict[Equation, int], recurrent: list[frozenset], fuses: bool) -> list[frozenset[Equation]]:
