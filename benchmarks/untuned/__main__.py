@@ -5,17 +5,18 @@
                                   sealed-tenth|sealed-eleventh|sealed-twelfth|sealed-thirteenth|
                                   sealed-fourteenth|sealed-fifteenth|sealed-sixteenth|
                                   sealed-seventeenth|sealed-eighteenth|sealed-nineteenth|
-                                  sealed-twentieth|sealed-twenty-first|sealed-twenty-second]
+                                  sealed-twentieth|sealed-twenty-first|sealed-twenty-second|ordinary]
                                  [--only NAME ...] [--rounds 15] [--seconds 20] [--quick] [--malloc default|keeps-pages]
                                  [--cores 1] [--out FILE.json]
 
-Every workload is a program as a user of rlfx writes it, `plain` as one usually writes it by hand, and the better forms that an
-expert writes by hand. All draw the same random numbers, and values and gradients are compared before anything is timed.
-Rounds are interleaved in one process on one core; CPU seconds, medians, ratios of paired rounds with 95% intervals (bootstrap
-over rounds); temporary bytes are XLA's own. `best` is the fastest form by hand. The sealed sets are for judging what tuning did:
-do not look at them while tuning, as happened to those that are called held-out, looked-at and unseen. Rows are kept
-in benchmarks/results/untuned_<set>.json, those of other workloads as they were. `--malloc keeps-pages` starts anew with an
-environment in which glibc gives no memory back to the system, so that large temporaries are not mapped anew in each call.
+Every workload is a program as a user of rlfx writes it, `plain` as one usually writes it by hand, and the better forms that
+an expert writes by hand (not in the set `ordinary`, of many learners). All draw the same random numbers, and values and
+gradients are compared before anything is timed. Rounds are interleaved in one process on one core; CPU seconds, medians,
+ratios of paired rounds with 95% intervals (bootstrap over rounds); temporary bytes are XLA's own. `best` is the fastest form
+by hand. The sealed sets are for judging what tuning did: do not look at them while tuning, as happened to those that are
+called held-out, looked-at and unseen. Rows are kept in benchmarks/results/untuned_<set>.json, those of other workloads as
+they were. `--malloc keeps-pages` starts anew with an environment in which glibc gives no memory back to the system, so that
+large temporaries are not mapped anew in each call.
 `--quick` takes tiny sizes, and keeps no rows.
 """
 
@@ -37,7 +38,7 @@ SETS = (
     "tuning", "held-out", "looked-at", "unseen", "sealed", "sealed-again", "sealed-third", "sealed-fourth", "sealed-fifth",
     "sealed-sixth", "sealed-seventh", "sealed-eighth", "sealed-ninth", "sealed-tenth", "sealed-eleventh", "sealed-twelfth",
     "sealed-thirteenth", "sealed-fourteenth", "sealed-fifteenth", "sealed-sixteenth", "sealed-seventeenth",
-    "sealed-eighteenth", "sealed-nineteenth", "sealed-twentieth", "sealed-twenty-first", "sealed-twenty-second",
+    "sealed-eighteenth", "sealed-nineteenth", "sealed-twentieth", "sealed-twenty-first", "sealed-twenty-second", "ordinary",
 )  # fmt: skip
 #: Those that nothing was tuned on when they were written.
 UNTUNED = tuple(name for name in SETS if name != "tuning")
