@@ -265,6 +265,11 @@ def test_comparing_a_series_or_using_it_as_an_array():
         bool,
         list,
         lambda x: jnp.ones(2) * x,
+        lambda x: x == 1.0,
+        lambda x: x != jnp.ones(2),
+        lambda x: x == 1.0,
+        lambda x: jnp.ones(2) != x,
+        lambda x: x == x[0:],
     ):
 
         def f(p, c, t):
@@ -274,6 +279,36 @@ def test_comparing_a_series_or_using_it_as_an_array():
             TypeError, match=r"A Series is not an array(.|\n)*at test_errors.py:\d+(.|\n)*Fix: Write x\[t\]"
         ):
             rlfx.compile(f, length=2)(None, None)
+
+
+def test_a_series_is_itself_alone():
+    """What is no array is compared as Python compares objects: with None, in dictionaries."""
+
+    def f(p, c, t):
+        x = rlfx.series(1.0 * t)
+        return float(x != None) + len({x: 1, rlfx.series(c): 2}) + 0.0 * x[t], c  # noqa: E711
+
+    assert float(rlfx.compile(f, length=2)(None, jnp.float32(0.0))[0]) == 3.0
+
+
+def test_writing_to_a_series_and_asking_it_for_a_leaf():
+    def writes(p, c, t):
+        x = rlfx.series(c)
+        x[t + 1] = 2.0
+        return x[t], c
+
+    def asks(p, c, t):
+        return rlfx.series({"a": c})["a"][t], c
+
+    with pytest.raises(TypeError, match=r"A Series cannot be written to(.|\n)*at test_errors.py:\d+(.|\n)*Fix: Choose before"):
+        rlfx.compile(writes, length=2)(None, jnp.float32(0.0))
+    with pytest.raises(RlfxError, match=r"asked for 'a'(.|\n)*at test_errors.py:\d+(.|\n)*Fix: (.|\n)*x\[t\]\['a'\]"):
+        rlfx.compile(asks, length=2)(None, jnp.float32(0.0))
+
+
+def test_a_history_that_is_none():
+    with pytest.raises(RlfxError, match=r"history= of rlfx.series is a ring buffer(.|\n)*Fix: (.|\n)*rlfx.History\(capacity"):
+        rlfx.compile(lambda p, c, t: (rlfx.series(c, history=c)[t], c), length=2)(None, jnp.float32(0.0))
 
 
 def test_returning_a_series():

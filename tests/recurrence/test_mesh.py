@@ -1,6 +1,7 @@
 """Environments split over the devices of a mesh: generated programs, data from outside, reductions; all the cores."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import textwrap
@@ -218,3 +219,32 @@ def test_numbers_of_cores_and_environments_that_are_refused(wrong):
     with pytest.raises(ScheduleError, match="batch must be a positive integer or None, got") as batch:
         rlfx.use_all_cores(batch=wrong)
     assert "Give the number of environments, or leave it out." in str(batch.value)
+
+
+def test_meshes_of_explicit_axes():
+    """What `jax.make_mesh` makes by default: plain arrays are split as ever, arrays with axes in their types are refused."""
+    script = """
+        import jax, jax.numpy as jnp, rlfx
+        from jax.sharding import NamedSharding, PartitionSpec
+        mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+        w, x = jnp.full((4,), 0.3), jnp.ones((4, 4))
+        f = lambda w, c, t: (jnp.sum(jnp.tanh(c * w)), c * 0.9)
+        split, plain = rlfx.compile(f, length=3, batch=4, mesh=mesh, mesh_axis="d"), rlfx.compile(f, length=3, batch=4)
+        gradient = lambda fn, w, x: jax.grad(lambda w: fn(w, x)[0])(w)
+        assert jnp.allclose(gradient(split, w, x), gradient(plain, w, x))
+        replicated = jax.device_put(w, NamedSharding(mesh, PartitionSpec()))
+        sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("d")))
+        def refused(fn, *args, match):
+            try:
+                gradient(fn, *args)
+            except rlfx.errors.ScheduleError as error:
+                assert match in str(error) and "axis_types=(jax.sharding.AxisType.Auto,)" in str(error), error
+            else:
+                raise AssertionError("it was not refused")
+        refused(split, replicated, x, match="An argument is on a mesh whose axes ('d',) are Explicit")
+        refused(plain, w, sharded, match="An argument is on a mesh whose axes ('d',) are Explicit")
+        with jax.set_mesh(mesh):
+            refused(split, w, x, match="Around the call is jax.set_mesh")
+    """
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=environment)

@@ -9,6 +9,7 @@ import jax
 
 from rlfx import _jaxpr as J
 from rlfx.errors import ProgramError, ProgramTypeError, located
+from rlfx.recurrence.api.machine import check_axes
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.arguments import Arguments
 from rlfx.recurrence.ir.trace import rewrap_shared
@@ -39,6 +40,7 @@ def results(rule: GradientRule, consts: list, arguments: Arguments, carry: Any, 
 
 
 def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
+    check_axes(rule.sharding, flat)
     try:
         if J.linearizes_staged([*flat, t0]):
             return rule(flat, t0)  # a call without its derivative is not traced only to be thrown away

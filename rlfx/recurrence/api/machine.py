@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
@@ -12,7 +15,8 @@ from rlfx._target import Target, target_of
 from rlfx.errors import ScheduleError, located
 from rlfx.recurrence.gradient.mesh import Sharding
 
-_MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", 'jax.make_mesh((n,), ("b",))'))
+_MAKE = 'jax.make_mesh((n,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))'
+_MESH = optional(instance((Mesh, AbstractMesh), "a mesh of devices", _MAKE))
 TARGET = optional(_target.TARGET)
 
 
@@ -27,7 +31,7 @@ def sharding_of(mesh: Mesh | AbstractMesh | None, axis: str | None) -> Sharding 
             located(
                 f"mesh_axis={axis!r} is not an axis of the mesh, which has {list(mesh.shape)}.",
                 where=J.here(),
-                fix='Name one of them, or make the mesh with jax.make_mesh((n,), ("b",)).',
+                fix=f"Name one of them, or make the mesh with {_MAKE}.",
             )
         )
     return Sharding(automatic(mesh), axis)
@@ -40,6 +44,29 @@ def automatic(mesh: Mesh | AbstractMesh) -> Mesh:
         abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names, auto, abstract_device=mesh.abstract_device)
         return abstract  # pyright: ignore[reportReturnType]
     return Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+
+
+def check_axes(sharding: Sharding | None, arrays: Sequence) -> None:
+    """Arrays, and what is around a call, have no axes in their types.
+
+    Raises:
+      ScheduleError: if they are on a mesh of ``Explicit`` axes: each operation would have to say how its result is split. Of a
+        program that is not split itself, replicated arrays may be.
+    """
+    if sharding is not None and (axes := _explicit(jax.sharding.get_abstract_mesh())):
+        what = f"Around the call is jax.set_mesh, of a mesh whose axes {axes} are Explicit"
+    else:
+        types = (jax.typeof(x).sharding for x in arrays)
+        axes = next((a for s in types if (a := _explicit(s.mesh)) and (sharding is not None or any(s.spec))), ())
+        what = f"An argument is on a mesh whose axes {axes} are Explicit"
+    if axes:
+        fact = f"{what}: jax has them in the types of arrays, and wants every operation to say how its result is split."
+        raise ScheduleError(located(fact, where=J.here(), fix=f"Make the mesh of Auto axes, {_MAKE}."))
+
+
+def _explicit(mesh: Any) -> tuple[str, ...]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == jax.sharding.AxisType.Explicit)
 
 
 def here(sharding: Sharding | None) -> Target:

@@ -20,6 +20,7 @@ from rlfx.recurrence.execute.host import fetched_times
 from rlfx.recurrence.execute.values import Value
 from rlfx.recurrence.ir.access import is_shift
 from rlfx.recurrence.ir.program import Equation, Var
+from rlfx.recurrence.language.primitives import inputs_p
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.schedule import Parallel
 
@@ -35,6 +36,8 @@ def timesteps_together(learner: Learner, but: Callable[[Equation], bool] = lambd
     reader = next((e for e in equations if not e.is_simultaneous and not but(e)), None)
     if reader is not None or learner.region.loops:
         at = "" if reader is None else f" ({reader.where})"
+        if reader is not None and reader.op is inputs_p:
+            return f"the gradient with respect to data is asked for{at}"
         return f"the gradient flows through reads of other timesteps{at}"
     return None
 

@@ -236,7 +236,7 @@ class GradientRule:
         kept, arguments, marks = residuals
         program = self.program
         perturbed = frozenset(v for v, m in zip(self.flat_inputs, marks, strict=True) if m.value)
-        loss, carry, aux, _ = cotangents
+        loss, carry, aux, _ = tree.tree_map(_array, cotangents)
         rest = [*carry, *aux]
         given = sum_by_var(program, [*(() if program.loss is None else (loss,)), *rest])
         targets = [v for v in self.differentiable if v in given]
@@ -392,6 +392,11 @@ class _Static:
     """A Python value that travels among residuals."""
 
     value: Any
+
+
+def _array(cotangent: Any) -> Any:
+    """A cotangent as it is, or of a number of Python's an array."""
+    return jnp.asarray(cotangent) if isinstance(cotangent, (float, complex)) else cotangent
 
 
 def _scaled(gradient: Any, loss: Any) -> Any:

@@ -30,6 +30,7 @@ from rlfx.recurrence.gradient.forms import Pass, acting_plan
 from rlfx.recurrence.gradient.runners import Kept, Resumed, registers
 from rlfx.recurrence.ir.program import Var
 from rlfx.recurrence.language.precision import narrowed, widened
+from rlfx.recurrence.language.primitives import inputs_p
 from rlfx.recurrence.schedule.learner import Learner
 from rlfx.recurrence.schedule.physical import ExecutablePlan, Repeated, Runner
 from rlfx.recurrence.schedule.plan import Plan
@@ -56,6 +57,8 @@ def find_acting(learner: Learner) -> Schedule | str:
                     return f"the gradient flows through reads further back than the previous timestep ({e.where})"
                 if not state_dims(program, kept[v], v) <= state_dims(program, stage, v):
                     return f"acting keeps for each environment what the learner has once ({e.where})"
+            elif e.op is inputs_p:
+                return f"the gradient with respect to data is asked for ({e.where})"
             elif not e.is_simultaneous or e.is_ragged:
                 return f"the gradient flows through reads of other timesteps ({e.where})"
             if e.has_effects:

@@ -29,7 +29,8 @@ class History:
       batch: the number of environments, for a program compiled with ``batch=``: every leaf then has a leading axis.
 
     The buffer starts as zeros. Put it in the carry; ``rlfx.series(value, history=carry.buffer)`` writes the value of
-    this timestep, and ``.history`` of the result is the buffer's next value.
+    this timestep, and ``.history`` of the result is the buffer's next value. It counts times from 0: begin with a call at
+    ``t0 = 0``, and go on with the ``t0`` that follows. Times that were passed over are taken for kept.
 
     Raises:
       DomainError: if ``capacity`` or ``batch`` is no positive integer, or ``like`` has no arrays.

@@ -96,6 +96,9 @@ def environments(b: Any, domain: Domain) -> Any:
 
 def _int32(value: Any, name: str) -> Any:
     dtype = getattr(value, "dtype", None)
+    if isinstance(value, str):
+        fact = f"A series is indexed by time first; it was asked for {value!r}."
+        raise DomainError(located(fact, where=J.here(), fix=f"Read it, and then the leaf: x[t][{value!r}]."))
     if as_integer(value) is None and (dtype is None or not jnp.issubdtype(dtype, jnp.integer)):
         raise DomainError(
             located(

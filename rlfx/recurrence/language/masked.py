@@ -116,7 +116,7 @@ class Masked(NoArray):
       >>> import jax.numpy as jnp, rlfx
       >>> def f(xs, carry, t):
       ...     reward, done = rlfx.inputs(xs)[t]
-      ...     end = rlfx.solve(lambda e: jnp.where(done, t.now + 1, e[t + 1]), end=t.length)
+      ...     end = rlfx.solve(lambda e: jnp.where(done, t.now + 1, e[t + 1]), end=t.now + 1)
       ...     return carry, rlfx.series(reward)[t:end].sum()
       >>> xs = jnp.arange(1.0, 6.0), jnp.array([False, True, False, False, False])
       >>> rlfx.unroll(f, length=5)(xs, None)[1]

@@ -35,6 +35,19 @@ class NoArray:
     def _refused(self, *_: Any) -> Any:
         raise self.refusal()
 
+    def __eq__(self, other: Any) -> Any:
+        if isinstance(other, (int, float, complex, NoArray)) or hasattr(other, "__jax_array__") or hasattr(other, "dtype"):
+            raise self.refusal()
+        return NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __setitem__(self, *_: Any) -> None:
+        fact = f"A {self.name} cannot be written to: its value at a timestep is what the program gives there."
+        fix = "Choose before it is named, rlfx.series(jnp.where(condition, new, value)), or keep what is written in the carry."
+        raise ProgramTypeError(located(fact, where=J.here(), fix=fix))
+
+
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _UNARY = ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "iter", "len", "bool")

@@ -269,7 +269,7 @@ def series(
     (start, first), (end, last) = by_dimension(start, "start"), by_dimension(end, "end")
     kept = None
     if history is not None:
-        kept = history.write(now_p.bind(), tree.tree_unflatten(treedef, leaves))
+        kept = _history(history).write(now_p.bind(), tree.tree_unflatten(treedef, leaves))
     return Series(
         leaves,
         treedef,
@@ -279,6 +279,14 @@ def series(
         _around=(first, last),
         _back=window,
     )
+
+
+def _history(given: Any) -> History:
+    if isinstance(given, History):
+        return given
+    fact = f"history= of rlfx.series is a ring buffer that the carry has; it was given {shown(given)}."
+    fix = "Give rlfx.series(value, history=carry.buffer), whose first value is rlfx.History(capacity, like=value, batch=B)."
+    raise DomainError(located(fact, where=J.here(), fix=fix))
 
 
 def inputs(xs: Any, *, axes: Any = BOTH) -> Series:

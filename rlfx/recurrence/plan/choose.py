@@ -54,7 +54,7 @@ MOSTLY = 2 / 5
 MANY, PAGED = 4, 2
 
 #: The part of the work in a learner's loops that acting may differentiate beside it in its own: what is chosen at the ends.
-BESIDE = 1 / 16
+BESIDE = 3 / 8
 
 #: How much of the temporaries that are counted exists at a time in one pass, and of all timesteps at once: XLA took 0.35 to 0.73
 #: of them (14 programs).
