@@ -87,6 +87,37 @@ def test_only_networks_with_vectors_shorter_than_the_machine_s(outputs, expected
     assert fn.physical(p, jnp.ones((64, 16))).learning.features_first == expected
 
 
+def agents(p, state, t):
+    """Three of them, each with its own observation and weights; one critic for each sees all."""
+    hidden = jnp.tanh(jnp.einsum("an,ank->ak", state.reshape(3, 4), p["own"]))
+    actions = jnp.tanh(jax.vmap(lambda h, w: w @ h)(hidden, p["out"]))
+    seen = jnp.concatenate([state, actions.reshape(-1)])
+    values = jax.vmap(lambda w, v: jnp.tanh(seen @ w) @ v)(p["see"], p["v"])
+    return jnp.sum(values**2) + 0.1 * jnp.sum(actions * state.reshape(3, 4)[:, :2]), 0.9 * state
+
+
+@pytest.mark.parametrize("plan", [rlfx.Plan(), rlfx.Plan("blocks", 4)], ids=str)
+def test_agents_with_weights_of_their_own(plan):
+    keys = iter(jax.random.split(jax.random.key(2), 9))
+    shapes = {"own": (3, 4, 40), "out": (3, 2, 40), "see": (3, 18, 24), "v": (3, 24)}
+    p = {name: 0.3 * jax.random.normal(next(keys), shape) for name, shape in shapes.items()}
+    state, results = jax.random.normal(next(keys), (64, 12)), []
+    for target in (CPU, OFF):
+        fn = rlfx.compile(agents, length=8, batch=64, plan=plan, target=target)
+        assert fn.physical(p, state).learning.features_first == (target is CPU)
+        results.append(jax.jit(jax.value_and_grad(fn, has_aux=True))(p, state))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-5), *results)
+
+
+def test_members_that_see_one_thing_have_rows_first():
+    def critics(p, state, t):
+        hidden = jax.vmap(lambda w: jnp.tanh(state @ w))(p["in"])
+        return jnp.sum(jnp.einsum("mn,mnk->mk", jnp.tanh(hidden), p["out"]) ** 2), 0.9 * state
+
+    p = {"in": jnp.ones((3, 4, 20)), "out": jnp.ones((3, 20, 2))}
+    assert not rlfx.compile(critics, length=8, batch=64).physical(p, jnp.ones((64, 4))).learning.features_first
+
+
 @pytest.mark.parametrize("seed", spread(range(24), 8))
 def test_generated_programs(seed, monkeypatch):
     """Whatever a program has: all of it with features first, against the reference."""
@@ -112,6 +143,14 @@ ROWS = {"t": 3, "b": 5}
         lambda x: jax.lax.dynamic_slice(x, (7,), (1,)),
         lambda x: jnp.arange(18.0).reshape(3, 6) @ x,
         lambda x: x @ jnp.arange(18.0).reshape(6, 3),
+        lambda x: jnp.einsum("an,ank->ak", x.reshape(2, 3), jnp.arange(24.0).reshape(2, 3, 4)),
+        lambda x: jnp.einsum("akn,an->ak", jnp.arange(24.0).reshape(2, 4, 3), x.reshape(2, 3)),
+        lambda x: jnp.einsum("na,nak->ak", x.reshape(3, 2), jnp.arange(24.0).reshape(3, 2, 4)),
+        lambda x: jnp.einsum("n,ank->ak", x, jnp.arange(48.0).reshape(2, 6, 4)),
+        lambda x: jnp.einsum("ank,n->ak", jnp.arange(48.0).reshape(2, 6, 4), x),
+        lambda x: jnp.einsum("an,nk->ak", x.reshape(2, 3), jnp.arange(12.0).reshape(3, 4)),
+        lambda x: jnp.einsum("ank,an->nk", jnp.arange(24.0).reshape(2, 3, 4), x.reshape(2, 3)),
+        lambda x: jnp.einsum("an,ank->k", x.reshape(2, 3), jnp.arange(24.0).reshape(2, 3, 4)),
         lambda x: jnp.sort(x),
     ],
 )

@@ -115,19 +115,20 @@ def _elementwise(op: Any, params: Mapping, operands: Sequence[Value], dims: froz
 
 
 def _product(op: Any, params: Mapping, operands: Sequence[Value], dims: frozenset) -> list | None:
-    """``w.T @ x`` for ``x @ w`` of vectors x."""
+    """``w.T @ x`` for ``x @ w`` of vectors x, one for all members of an ensemble or of each."""
     joined = op is products_p
     product = params["product"] if joined else params
-    (contracted, batched), (x, w) = product["dimension_numbers"], operands
+    (contracted, members), (x, w) = product["dimension_numbers"], operands
     flipped = bool(w.dims)
     if flipped:
         x, w = w, x
-    if w.dims or len(_point(x)) != 1 or w.data.ndim != 2 or batched != ((), ()) or (joined and flipped):
+    point, mine = _point(x), int(flipped)  # which operand x is
+    taken = {*contracted[mine], *members[mine]}
+    if w.dims or len(taken) != len(point) or len(contracted[0]) != 1 or (joined and (flipped or members[0])):
         return None
-    swapped = dict(product) | {"dimension_numbers": ((contracted[flipped - 1], (0,)), ((), ()))}
-    rows = x.data.shape[1:]
-    (out,) = J.bind(DOT, swapped, w.data, x.data.reshape(x.data.shape[0], -1))  # over all rows, derivatives too
-    out = out.reshape(-1, *rows)
+    swapped = dict(product) | {"dimension_numbers": tuple((axes[1 - mine], axes[mine]) for axes in (contracted, members))}
+    (out,) = J.bind(DOT, swapped, w.data, x.data.reshape(*point, -1))  # over all rows, derivatives too
+    out = out.reshape(*out.shape[:-1], *x.data.shape[len(point) :])
     return list(jax.lax.split(out, params["columns"])) if joined else [out]
 
 
