@@ -53,8 +53,8 @@ MOSTLY = 2 / 5
 #: what the system maps anew is moved as if it were so many times as much.
 MANY, PAGED = 4, 2
 
-#: The part of the work in a learner's loops that acting may differentiate beside it in its own: what is chosen at the ends, an actor
-#: in a model (0.36: 0.81 of the time; predictions from a state, 0.49: 1.08).
+#: The part of the work in a learner's loops that acting may differentiate beside it in its own: what is chosen at the ends,
+#: an actor in a model (0.36 of it: 0.81 of the time; predictions of what comes, 0.49: 1.08).
 BESIDE = 3 / 8
 
 #: How much of the temporaries that are counted exists at a time in one pass, and of all timesteps at once: XLA took 0.35 to 0.73
