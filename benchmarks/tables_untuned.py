@@ -24,6 +24,7 @@ def compiled(r: dict) -> str:
     return f"{r['forms']['rlfx']['compile_s'] / r['forms']['plain']['compile_s']:.2f}"
 
 
+PARTS = "trace_s", "compile_s"
 TIMES = {
     "workload": lambda r: r["workload"],
     "rlfx / plain": functools.partial(beside, to="plain"),
@@ -54,6 +55,22 @@ def with_later(name: str, others: dict[str, str]) -> str:
         return lambda r: ratios_of.get(r["workload"], "")
 
     return table(workloads(name), TIMES | {f"rlfx / best, {k}": shown(of) for k, of in others.items()} | MEMORY)
+
+
+def ordinary() -> str:
+    """Learners beside plain programs alone, as they were at first and are."""
+    after = {r["workload"]: r for r in workloads("ordinary_after")}
+    built = lambda r: sum(r["forms"]["rlfx"][k] for k in PARTS) / sum(r["forms"]["plain"][k] for k in PARTS)  # noqa: E731
+    return table(
+        workloads("ordinary"),
+        {
+            "workload": lambda r: r["workload"],
+            "rlfx / plain at first": functools.partial(beside, to="plain"),
+            "rlfx / plain": lambda r: beside(after[r["workload"]], "plain"),
+            "memory of plain": lambda r: f"{memory_ratio(after[r['workload']], 'plain'):.2f}",
+            "trace and compile of plain": lambda r: f"{built(after[r['workload']]):.2f}",
+        },
+    )
 
 
 def of_plan(r: dict, plan: str) -> str:
@@ -122,6 +139,7 @@ TABLES = {
         with_later, "sealed_twenty_second", {"after": "sealed_twenty_second_after"}
     ),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
+    "untuned-ordinary": ordinary,
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
 }

@@ -182,6 +182,7 @@ AT_FIRST = (
     "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth", "sealed_thirteenth",
     "sealed_fourteenth", "sealed_fifteenth", "sealed_sixteenth", "sealed_seventeenth",
     "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth", "sealed_twenty_first", "sealed_twenty_second",
+    "ordinary",
 )  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
@@ -220,6 +221,9 @@ VALUES = {
     "sealed-third-pages": lambda: untuned("sealed_third_pages_kept", "best"),
     "sealed-third-pages-slower": lambda: slower("sealed_third_pages_kept"),
     **{key: of for name in AT_FIRST for key, of in of_set(name).items()},
+    "ordinary-memory-after": lambda: f"{means_of('ordinary_after')['memory_of_plain']:.2f}",
+    "ordinary-built-after": lambda: built("ordinary_after"),
+    "ordinary-slower-after": lambda: slower("ordinary_after"),
     "untuned-memory": lambda: memory("tuning"),
     "untuned-after-memory": lambda: memory("tuning_after"),
     "untuned-built": lambda: built("tuning"),
