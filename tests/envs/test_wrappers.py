@@ -479,7 +479,57 @@ class Tuples(Counter):
         return after, (step.reward, step.terminated)
 
 
+class Gymnasiums(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, step.reward, False, False, {}
+
+
+class Numbers(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, reward=1.0)
+
+
+class Flags(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, truncated=False)
+
+
+class Branching(Counter):
+    def transition(self, key, state, action):
+        return super().transition(key, state + 1 if action == 1 else state, action)
+
+
+class Looking(Counter):
+    def observe(self, state):
+        return jnp.float32(np.asarray(state) + 0.5)
+
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, final_obs=jnp.float32(0))
+
+
+class Weak(Counter):
+    def reset(self, key):
+        return {"n": super().reset(key), "last": jnp.where(jax.random.bernoulli(key), 1, 0)}
+
+    def observe(self, state):
+        return super().observe(state["n"] if isinstance(state, dict) else state)
+
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state["n"], action)
+        return {"n": after, "last": jnp.int32(0)}, step
+
+
 @pytest.mark.parametrize(("env", "message"), [
+    (Gymnasiums(), r"(?s)step returns a tuple of 5, not the state and a Step.*Return \(state, rlfx.envs.Step\(...\)\)"),
+    (Numbers(), r"(?s)Step.reward is 1.0, a value of Python's, and no array.*Give jnp.float32\(1.0\)"),
+    (Flags(), r"(?s)Step.truncated is False, a value of Python's.*Give jnp.bool_\(False\)"),
+    (Branching(), r"(?s)asks for the value of an array, .*at test_wrappers.py:\d+ \(transition\).*Use jnp.where"),
+    (Looking(), r"(?s)asks for the value of an array, .*at test_wrappers.py:\d+ \(observe\).*in the place of np"),
+    (Weak(), r"(?s)reset gives int32\[\], weakly typed \(made of Python's numbers alone\), step int32\[\] for \['last'\]"),
     (Leaking(), "leaks a tracer"),
     (Impure(), "two steps with equal arguments differ"),
     (Unstable(), "the state's types differ"),
