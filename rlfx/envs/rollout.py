@@ -69,7 +69,7 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
     if unknown:
         fact = f"random_rollout has no option {unknown[0]!r}."
         raise EnvError(located(fact, fix="Its options are those of fuse_steps: backend and tile."))
-    if not options and not supported(env, policy="random"):
+    if not options and not supported(env, policy="random", outputs="statistics"):
         options = {"backend": "vmap"}
     steps = fuse_steps(env, num_steps, policy="random", outputs="statistics", **options)
 
