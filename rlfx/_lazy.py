@@ -1,8 +1,9 @@
-"""networkx, imported when it is first used: it takes longer than the rest of ``import rlfx`` together."""
+"""What is imported when it is first used: modules of packages, and networkx, longer than the rest of ``import rlfx``."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,4 +21,20 @@ else:
 
     nx = _WhenUsed("networkx")
 
-__all__ = ["nx"]
+__all__ = ["modules", "nx"]
+
+
+def modules(package: str, *names: str) -> Callable[[str], Any]:
+    """``__getattr__`` of a package: these modules of it are imported where they are first named.
+
+    Example:
+      >>> modules("rlfx", "errors")("errors").__name__
+      'rlfx.errors'
+    """
+
+    def named(name: str) -> Any:
+        if name in names:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return named

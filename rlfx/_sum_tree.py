@@ -189,6 +189,11 @@ def find(tree: SumTree, targets: Array) -> Array:
 
     A leaf of priority zero is never returned while any leaf is positive: at each level it is the last positive child with
     no more than the target before it, and before the first positive one there is exactly zero.
+
+    Example:
+      >>> tree = set_priorities(make_tree(3), jnp.array([0, 2]), jnp.array([1.0, 2.0]))
+      >>> find(tree, jnp.array([0.5, 1.0, 2.9])).tolist()
+      [0, 2, 2]
     """
     K = tree.fanout
     node, rest = _descended(tree.levels[0][None], targets)  # the root is that of all
@@ -218,6 +223,12 @@ def sample_indices(tree: SumTree, key: Array, batch: int) -> tuple[Array, Array]
 
     Raises:
       ProgramError: the batch is not a positive integer, or the key is none.
+
+    Example:
+      >>> tree = set_priorities(make_tree(3), jnp.array([0, 2]), jnp.array([1.0, 3.0]))
+      >>> indices, probability = sample_indices(tree, jax.random.key(0), 4)
+      >>> indices.tolist(), probability.tolist()
+      ([0, 2, 2, 2], [0.25, 0.75, 0.75, 0.75])
     """
     expect("tree", tree, TREE, ProgramError, of="replay")
     key, batch = drawing(key, batch)

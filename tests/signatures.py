@@ -225,7 +225,7 @@ TRANSFORMS = [
               {"key": KEY, "states": STATES, "t0": 0, "b0": 0},
               {"key": A_KEY, "states": NOTHING, "t0": TIMES, "b0": TIMES}, ("key", "states")),
     Signature("supported", rlfx.transforms.fuse_steps.supported, {"env": CARTPOLE, "policy": "random"},
-              {"env": NOTHING, "policy": FUNCTION | OPTIONAL}),
+              {"env": NOTHING, "policy": FUNCTION | OPTIONAL, "outputs": NOTHING}),
     Signature("tune", rlfx.transforms.fuse_steps.tune, {"make": lambda backend, tile: lambda x: x, "x": 1.0, "repeat": 1},
               {"make": FUNCTION, "candidates": NOTHING, "repeat": COUNT}, ("make", "x")),
 ]

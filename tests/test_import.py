@@ -24,7 +24,19 @@ print(fuse_steps is rlfx.fuse_steps, incrementalize.__module__, rlfx.offload.__n
     assert run(program).splitlines() == ["[] read assign True", "True rlfx.transforms.incrementalize offload"]
 
 
+@pytest.mark.parametrize("name", [
+    "profile.plot.process_tree", "profile.calibration.fit", "profile.attach.spy", "place.pearl.run", "place.replay.insert",
+    "transforms.fuse_steps.supported",
+])  # fmt: skip
+def test_modules_are_imported_where_the_pages_name_them(name):
+    if name.startswith("profile.plot"):
+        pytest.importorskip("matplotlib")
+    assert run(f"import rlfx; print(rlfx.{name}.__name__)") == name.rsplit(".", 1)[1]
+
+
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="module 'rlfx' has no attribute 'enws'"):
         rlfx.enws  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'rlfx.profile' has no attribute 'plots'"):
+        rlfx.profile.plots  # noqa: B018
     assert {"compile", "envs", "place", "profile", "training"} <= set(dir(rlfx))

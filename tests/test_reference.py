@@ -11,6 +11,7 @@ import rlfx
 import rlfx.envs
 import rlfx.errors
 import rlfx.place.pearl
+import rlfx.place.replay
 import rlfx.profile
 import rlfx.training
 import rlfx.transforms.fuse_steps
@@ -22,6 +23,7 @@ PACKAGES = [
     rlfx.training,
     rlfx.place,
     rlfx.place.pearl,
+    rlfx.place.replay,
     rlfx.profile,
     rlfx.transforms.fuse_steps,
     rlfx.errors,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -91,6 +93,12 @@ class Environment(abc.ABC):
     resets: bool = False
     """Whether the step that ends an episode begins the next one (``auto_reset`` does; say so if yours does)."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """``reset`` is given a key, as ``step`` is, whoever wrote it."""
+        super().__init_subclass__(**kwargs)
+        if inspect.isfunction(reset := vars(cls).get("reset")):
+            cls.reset = _with_key(reset)
+
     def __post_init__(self) -> None:
         """Of a dataclass: every parameter is of its kind."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -105,7 +113,7 @@ class Environment(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, key: jax.Array) -> Any:
-        """The first state of an episode, a frozen pytree of arrays."""
+        """The first state of an episode, a frozen pytree of arrays. What is no key is an EnvError."""
 
     @abc.abstractmethod
     def observe(self, state: Any) -> Any:
@@ -125,6 +133,17 @@ class Environment(abc.ABC):
         action = checked_action(self, action)
         with jax.named_scope(STEP_SCOPE):
             return self.transition(key, state, action)
+
+
+def _with_key(reset: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``reset`` whose key is checked."""
+
+    @functools.wraps(reset)
+    def checked(self: Any, key: Any = None, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self, "name", type(self).__name__)
+        return reset(self, expect("key", key, KEY, EnvError, of=f"{name}: reset"), *args, **kwargs)
+
+    return checked
 
 
 def checked_action(env: Any, action: Any) -> Any:

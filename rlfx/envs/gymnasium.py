@@ -134,7 +134,7 @@ class GymnasiumEnvironment(Environment):
 
     def _one(self, slot: int, action: Any):
         """One step of one environment; what steps after the end of its episode give is kept."""
-        action = int(action) if isinstance(self.action_space, Discrete) else action
+        action = int(action) if isinstance(self.action_space, Discrete) and not self.action_space.shape else action
         final, reward, terminated, truncated, info = self._envs[slot].step(action)
         info = infos.read(f"gymnasium/{self.name}", self._info, info, default=self.info is not None)
         self._clocks[slot] += 1
@@ -191,6 +191,14 @@ def _space(space: Any) -> Any:
 
     if isinstance(space, g.Discrete) and int(space.start) == 0:
         return Discrete(int(space.n))
+    if isinstance(space, g.Discrete):
+        fact = f"gymnasium space {space} begins at {space.start}, and a Discrete begins at 0."
+        raise EnvError(located(fact, fix="Shift it: gymnasium.wrappers.TransformAction or TransformObservation, with start=0."))
+    if isinstance(space, g.MultiDiscrete) and len({*space.nvec.flat}) == 1 and not np.any(space.start):
+        return Discrete(int(space.nvec.flat[0]), shape=tuple(space.nvec.shape))
+    if isinstance(space, g.MultiDiscrete):
+        fact = f"gymnasium space {space} has no counterpart here: its choices are of different sizes, or do not begin at 0."
+        raise EnvError(located(fact, fix="Wrap it into a Tuple or a Dict of Discrete, one for each choice."))
     if isinstance(space, g.Box):
         dtype = infos.narrowed(space.dtype)
         limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)

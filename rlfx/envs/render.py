@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rlfx import _jaxpr as J
 from rlfx._checks import KEY, PATH, POSITIVE, Kind, expect, function, installed, number, optional
 from rlfx.envs.base import Environment, checked_environment
 from rlfx.envs.evaluation import acting
@@ -92,7 +93,7 @@ def save_gif(
 
     Args:
       env: an environment.
-      path: where to save; it ends in ``.gif``, ``.webp`` or ``.png``.
+      path: where to save; it ends in ``.gif``, ``.webp`` or ``.png``. Its folder is made.
       key: a typed key.
       policy: as :func:`evaluate` takes it: ``policy(params, obs, key) -> action``, or with ``memory``
         ``policy(params, memory, obs, key) -> (action, memory)``; None acts at random.
@@ -122,11 +123,21 @@ def save_gif(
     steps, size = (expect(k, v, POSITIVE, EnvError, of="save_gif") for k, v in (("steps", steps), ("size", size)))
     fps = expect("fps", fps, _FPS, EnvError, of="save_gif")
     installed("save_gif", "PIL", "plots", EnvError)
+    _folder_made("save_gif", path)
     if policy is None:
         policy, memory = (lambda params, obs, key: sample(env.action_space, key)), None
     states = _played(env, key, acting("save_gif", policy, params), memory, steps)
     frames = [render(env, jax.tree.map(lambda x, t=t: x[t], states), size=size) for t in range(steps)]
     return save_frames(frames, path, fps=fps)
+
+
+def _folder_made(user: str, path: str | Path) -> None:
+    """Make the folder of a file, before the work that it is for."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fact = f"{user}: the folder of {path} can't be made: {error}."
+        raise EnvError(located(fact, where=J.here(), fix="Give a path in a folder that can be written.")) from error
 
 
 def _played(env: Environment, key: jax.Array, act: Callable[..., Any], memory: Any, steps: int) -> Any:
@@ -148,7 +159,7 @@ def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30
     """Pictures ``uint8[H, W, 3]`` as an animated GIF, or the last one as a PNG.
 
     Raises:
-      EnvError: an argument is not of its kind, or pillow is not installed.
+      EnvError: an argument is not of its kind, the folder can't be made, or pillow is not installed.
 
     Example:
       >>> import tempfile
@@ -161,6 +172,7 @@ def save_frames(frames: Sequence[np.ndarray], path: str | Path, *, fps: int = 30
     expect("path", path, _PICTURE, EnvError, of="save_frames")
     fps = expect("fps", fps, _FPS, EnvError, of="save_frames")
     installed("save_frames", "PIL", "plots", EnvError)
+    _folder_made("save_frames", path)
     from PIL import Image
 
     path, images = Path(path), [Image.fromarray(f) for f in frames]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rlfx import _jaxpr as J
 from rlfx._checks import INT32, KEY, POSITIVE, expect, integer, optional
 from rlfx.envs.base import Environment, Step, checked_environment
 from rlfx.envs.registry import make
@@ -16,6 +17,9 @@ from rlfx.envs.spaces import sample
 from rlfx.errors import EnvError, located
 from rlfx.prng import fast_prng, seeded
 from rlfx.transforms.fuse_steps import fuse_steps, supported
+
+_FIELDS: dict[str, Any] = {"reward": jnp.float32, "terminated": bool, "truncated": bool}
+_NUMPYS = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 
 
 class RolloutStatistics(NamedTuple):
@@ -65,7 +69,7 @@ def random_rollout(env: str | Environment, num_envs: int, num_steps: int, **opti
     if unknown:
         fact = f"random_rollout has no option {unknown[0]!r}."
         raise EnvError(located(fact, fix="Its options are those of fuse_steps: backend and tile."))
-    if not options and not supported(env, policy="random"):
+    if not options and not supported(env, policy="random", outputs="statistics"):
         options = {"backend": "vmap"}
     steps = fuse_steps(env, num_steps, policy="random", outputs="statistics", **options)
 
@@ -102,32 +106,51 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
     def refuse(fact: str, fix: str):
         raise EnvError(located(f"{env.name}: {fact}", fix=fix))
 
+    numbers: dict[str, Any] = {}
+
     def once(key):
         state = env.reset(key)
-        return env.step(key, state, sample(env.action_space, key)), state
+        found = env.step(key, state, sample(env.action_space, key))
+        if not (isinstance(found, tuple) and len(found) == 2):
+            what = f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+            refuse(f"step returns {what}, not the state and a Step.", "Return (state, rlfx.envs.Step(...)).")
+        after, step = found
+        if not isinstance(step, Step):
+            refuse(f"step returns {type(step).__name__} beside the state.", "Return (state, rlfx.envs.Step(...)).")
+        fields = ((field, getattr(step, field)) for field in _FIELDS)
+        numbers.update({field: x for field, x in fields if isinstance(x, (bool, int, float))})
+        return (after, step), state
+
+    def traced(fn, *args):
+        try:
+            return jax.eval_shape(lambda *args: fn(*args), *args)
+        except (jax.errors.ConcretizationTypeError, *_NUMPYS) as error:
+            use = "jnp.where(c, a, b) or jax.lax.cond in the place of if, and jnp in the place of np."
+            fact = f"{env.name}: Python, or NumPy, asks for the value of an array, which is not known while the step is traced."
+            raise EnvError(located(fact, where=J.source_in_traceback(error), fix=f"Use {use}")) from error
 
     try:
         with jax.checking_leaks():
             (after, step), state = jax.eval_shape(once, key)
     except Exception:  # jax says that a tracer leaked, or trips over its own description of where to
         with contextlib.suppress(jax.errors.UnexpectedTracerError):
-            jax.eval_shape(lambda key: once(key), key)  # what else is wrong is raised here again
+            traced(once, key)  # what else is wrong is raised here again
         refuse("step or reset leaks a tracer: it is not pure.", "Return what the next step needs in the state.")
-    if not isinstance(step, Step):
-        refuse(f"step returns {type(step).__name__} beside the state.", "Return (state, rlfx.envs.Step(...)).")
     if jax.tree.structure(after) != jax.tree.structure(state):
         refuse("step returns a state of another structure than reset.", "Return the same pytree from both.")
-    kinds = [
-        {jax.tree_util.keystr(path): (x.shape, x.dtype, x.weak_type) for path, x in jax.tree.leaves_with_path(s)}
-        for s in (state, after)
-    ]
-    if kinds[0] != kinds[1]:
-        refuse(f"the state's types differ: reset {kinds[0]}, step {kinds[1]}.", "Cast with astype in reset or step.")
-    for field, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):
+    for (path, a), b in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(after), strict=True):
+        if (a.shape, a.dtype, a.weak_type) != (b.shape, b.dtype, b.weak_type):
+            fact = f"the state's types differ: reset gives {_kind(a)}, step {_kind(b)}"
+            at = jax.tree_util.keystr(path)
+            refuse(f"{fact}{f' for {at}' if at else ''}.", f"Make both {a.dtype}{list(a.shape)}, with astype in reset or step.")
+    for field, x in numbers.items():
+        fact = f"Step.{field} is {x!r}, a value of Python's, and no array."
+        refuse(fact, f"Give {'jnp.float32' if field == 'reward' else 'jnp.bool_'}({x!r}).")
+    for field, dtype in _FIELDS.items():
         got = getattr(step, field)
         if (got.shape, got.dtype) != ((), dtype):
             refuse(f"Step.{field} is {got.dtype}{list(got.shape)}.", f"It is one {jnp.dtype(dtype).name}.")
-    obs = jax.eval_shape(env.observe, state)
+    obs = traced(env.observe, state)
     if jax.tree.map(lambda x: (x.shape, x.dtype), obs) != jax.tree.map(lambda x: (x.shape, x.dtype), step.final_obs):
         refuse(f"observe gives {obs}, final_obs is {step.final_obs}.", "final_obs is what observe gives then.")
     for k in jax.random.split(key, steps):
@@ -135,6 +158,10 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
         same = jax.tree.map(lambda x, y: bool(jnp.array_equal(_plain(x), _plain(y))), a, b)
         if not jax.tree.all(same):
             refuse("two steps with equal arguments differ.", "Take randomness from the key, and keep no state outside.")
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}" + (", weakly typed (made of Python's numbers alone)" if x.weak_type else "")
 
 
 def _plain(x: Any) -> Any:

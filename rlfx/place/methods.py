@@ -12,7 +12,7 @@ from rlfx._checks import KEY, POSITIVE, expect, installed, one_of
 from rlfx.errors import PlacementError, located
 from rlfx.place import baselines, search
 from rlfx.place.baselines import Assignment
-from rlfx.place.problem import PROBLEM, Problem
+from rlfx.place.problem import PROBLEM, Problem, size
 
 
 class Result(NamedTuple):
@@ -234,7 +234,7 @@ def solve(problem: Problem, method: str, key: jax.Array, budget: int) -> Result:
         raise PlacementError(
             located(
                 f"No assignment that {method} found in {result.calls} simulator calls fits into memory: the best one "
-                f"lacks {100 * over:.1f}% of a device's {problem.memory.min() / 1e9:.3f} GB, devices added up.",
+                f"lacks {100 * over:.1f}% of a device's {size(problem.memory.min())}, devices added up.",
                 fix="Split the largest operations into more parts, use more devices, or raise the budget.",
             )
         )

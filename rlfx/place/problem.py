@@ -278,6 +278,19 @@ def build(graph: DataflowGraph, hardware: Hardware, *, called: bool = False) -> 
     return checked(problem)
 
 
+def size(nbytes: float) -> str:
+    """Bytes in words.
+
+    Example:
+      >>> size(12), size(4096), size(3.2e6), size(16e9)
+      ('12 bytes', '4.096 kB', '3.200 MB', '16.000 GB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3f} {name}"
+    return f"{nbytes:.0f} bytes"
+
+
 def _check_fits(problem: Problem, label: str) -> None:
     """Some device can hold each task's own inputs and result."""
     (u, v), (block, reader), V = problem.edges.T, problem.input_edges.T, problem.tasks
@@ -287,7 +300,7 @@ def _check_fits(problem: Problem, label: str) -> None:
         raise PlacementError(
             located(
                 f"{label} does not fit on any assignment: {problem.names[worst]} alone needs "
-                f"{need[worst] / 1e9:.3f} GB and the largest device has room for {room.max() / 1e9:.3f} GB.",
+                f"{size(need[worst])} and the largest device has room for {size(room.max())}.",
                 fix="Split that operation into more parts, or use devices with more memory.",
             )
         )

@@ -52,7 +52,13 @@ class Replay(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A batch: pytree of ``[B, ...]``, its indices ``[B]`` and probabilities ``[B]``."""
+    """A batch.
+
+    Attributes:
+      data: pytree, leaves ``[B, ...]``.
+      indices: of its transitions in the ring, int32 ``[B]``.
+      probability: with which each was drawn, float32 ``[B]``.
+    """
 
     data: Any
     indices: Array
@@ -90,6 +96,11 @@ def insert(replay: Replay, batch: Any) -> Replay:
 
     Raises:
       ProgramError: more transitions than the ring holds, or of another structure, shape or dtype.
+
+    Example:
+      >>> replay = insert(insert(make_replay(4, jnp.float32(0)), jnp.arange(3.0)), jnp.array([3.0, 4.0]))
+      >>> replay.data.tolist(), int(replay.position), int(replay.size)
+      ([4.0, 1.0, 2.0, 3.0], 1, 4)
     """
     expect("replay", replay, _REPLAY, ProgramError)
     expect("batch", batch, ARRAYS, ProgramError, of="replay")
@@ -130,6 +141,13 @@ def sample(replay: Replay, key: Array, batch: int) -> Sample:
 
     Raises:
       ProgramError: the batch is not a positive integer, or the key is none.
+
+    Example:
+      >>> replay = insert(make_replay(4, jnp.float32(0)), jnp.array([5.0, 6.0]))
+      >>> replay = update_priorities(replay, jnp.array([0, 1]), jnp.array([0.0, 2.0]))
+      >>> drawn = sample(replay, jax.random.key(0), 3)
+      >>> drawn.data.tolist(), drawn.indices.tolist(), drawn.probability.tolist()
+      ([6.0, 6.0, 6.0], [1, 1, 1], [1.0, 1.0, 1.0])
     """
     expect("replay", replay, _REPLAY, ProgramError)
     indices, probability = sample_indices(replay.tree, key, batch)
@@ -141,6 +159,12 @@ def sample_uniform(replay: Replay, key: Array, batch: int) -> Sample:
 
     Raises:
       ProgramError: the batch is not a positive integer, or the key is none.
+
+    Example:
+      >>> replay = insert(make_replay(4, jnp.float32(0)), jnp.array([5.0, 5.0]))
+      >>> drawn = sample_uniform(replay, jax.random.key(0), 3)
+      >>> drawn.data.tolist(), drawn.probability.tolist()
+      ([5.0, 5.0, 5.0], [0.5, 0.5, 0.5])
     """
     expect("replay", replay, _REPLAY, ProgramError)
     key, batch = drawing(key, batch)
@@ -180,6 +204,11 @@ def collision_free(replay: Replay, count: int, sampled: Array) -> Array:
     """Whether the next ``count`` insertions miss every sampled index, bool scalar (PEARL section 3.2).
 
     A learner that still holds ``sampled`` may run while the insertion proceeds only if so.
+
+    Example:
+      >>> replay = insert(make_replay(4, jnp.float32(0)), jnp.arange(3.0))  # the next ones go to 3 and 0
+      >>> [bool(collision_free(replay, count, jnp.array([0, 2]))) for count in (1, 2)]
+      [True, False]
     """
     expect("replay", replay, _REPLAY, ProgramError)
     count = expect("count", count, integer(0, INT32), ProgramError, of="replay")

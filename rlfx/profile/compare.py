@@ -12,6 +12,12 @@ from rlfx.profile.attributed import Attributed
 from rlfx.profile.rows import key_of
 from rlfx.profile.tables import grid
 
+_TOTAL = "in total"
+_UNKNOWN = (
+    "how much work each window did is not known, so nothing here says which is faster. "
+    "Give `capture(steps=...)`, or `run --steps`, in all of them."
+)
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -35,7 +41,8 @@ class Difference:
 class Comparison:
     """`total` and the differences by operation, by what limits, and in transitions, the largest change first.
 
-    Times are in `unit` (ms or us), `per` step where both runs know their steps, else in total.
+    Times are in `unit` (ms or us), `per` step where both runs know their steps, else in total: those of windows that may
+    have done different work, so that no text says which is faster.
     """
 
     unit: str
@@ -46,22 +53,28 @@ class Comparison:
     transitions: list[Difference]
 
     def __str__(self) -> str:
-        faster = self.total.ratio
+        known, total = self.per != _TOTAL, self.total
+        faster = total.ratio
         word = f"{faster:.2f}x faster" if faster >= 1 else f"{1 / faster:.2f}x slower"
         largest = max(self.operations, key=lambda d: abs(d.change))
         head = (
-            f"after is {word} {self.per}: {self.total.before:.4g} {self.unit} became {self.total.after:.4g} "
-            f"{self.unit}; "
+            f"after is {word} {self.per}: {total.before:.4g} {self.unit} became {total.after:.4g} {self.unit}; "
             f"the largest change is in {largest.name} ({largest.change:+.4g} {self.unit})"
         )
+        if not known:
+            head = f"the windows took {total.before:.4g} {self.unit} and {total.after:.4g} {self.unit}; {_UNKNOWN}"
         parts = [head]
         for title, found, unit in (
             ("operation", self.operations, self.unit),
             ("limit", self.limits, self.unit),
             ("transition", self.transitions, "count"),
         ):
-            body = [[d.name, f"{d.before:.4g}", f"{d.after:.4g}", f"{d.change:+.4g}", f"{d.ratio:.2f}x"] for d in found]
-            parts += ["", grid([f"{title} ({unit} {self.per})", "before", "after", "change", "ratio"], body)]
+            body = [[d.name, f"{d.before:.4g}", f"{d.after:.4g}", f"{d.change:+.4g}"] for d in found]
+            header = [f"{title} ({unit} {self.per})", "before", "after", "change"]
+            if known:
+                body = [[*cells, f"{d.ratio:.2f}x" if d.after else "-"] for cells, d in zip(body, found, strict=True)]
+                header.append("ratio")
+            parts += ["", grid(header, body)]
         return "\n".join(parts)
 
 
@@ -93,7 +106,7 @@ def compare(before: Attributed, after: Attributed) -> Comparison:
     operations = table(_pairs(*[_named(r, "operation") for r in (before, after)]), size)
     limits = table(_pairs(*[_named(r, "bound") for r in (before, after)]), size)
     counts = table(_pairs(*[_counts(r) for r in (before, after)]), 1)
-    return Comparison(unit, "a step" if before.steps else "in total", total, operations, limits, counts)
+    return Comparison(unit, "a step" if before.steps else _TOTAL, total, operations, limits, counts)
 
 
 #: Student's t for 95% of a mean, by the number of runs.
@@ -116,7 +129,7 @@ def mean(values: Sequence[float]) -> tuple[float, float]:
 def repeated(groups: Mapping[str, Sequence[Attributed]]) -> str:
     """Programs side by side of which each ran several times: means with 95% intervals, and ratios to the first.
 
-    A ratio is left out where it may be chance: where the two intervals overlap.
+    A ratio is left out where it may be chance: where the two intervals overlap. Without steps there is none.
 
     Raises:
       ProfileError: some runs know their number of steps and others do not.
@@ -133,14 +146,11 @@ def repeated(groups: Mapping[str, Sequence[Attributed]]) -> str:
         for name in dict.fromkeys(name for runs in found for ns, _ in runs for name in ns):
             cells[name] = [mean([ns.get(name, 0) / (r.steps or 1) / size for ns, r in runs]) for runs in found]
         rows = sorted(cells.items(), key=lambda item: (item[0] != "total", -max(m for m, _ in item[1])))
-        body = [[name, *map(_shown, values), *(_ratio(values[0], v) for v in values[1:])] for name, values in rows]
-        header = [
-            f"{title} ({unit} {'a step' if steps else 'in total'})",
-            *groups,
-            *(f"to {name}" for name in [*groups][1:]),
-        ]
-        parts.append(grid(header, body))
-    return "\n\n".join(parts)
+        ratios = [[_ratio(values[0], v) for v in values[1:]] if steps else [] for _, values in rows]
+        body = [[name, *map(_shown, values), *more] for (name, values), more in zip(rows, ratios, strict=True)]
+        header = [f"{title} ({unit} {'a step' if steps else _TOTAL})", *groups]
+        parts.append(grid([*header, *(f"to {name}" for name in [*groups][1:] if steps)], body))
+    return "\n\n".join([*parts, *_noted(steps)])
 
 
 def _shown(value: tuple[float, float]) -> str:
@@ -183,13 +193,17 @@ def several(reports: Mapping[str, Attributed]) -> str:
         }
         cells = {"total": [span / size for span in spans], **cells} if key == "operation" else cells
         rows = sorted(cells.items(), key=lambda item: (item[0] != "total", -statistics.median(item[1])))
-        title = {"operation": "operation", "bound": "limit"}[key] + f" ({unit} {'a step' if steps else 'in total'})"
+        title = {"operation": "operation", "bound": "limit"}[key] + f" ({unit} {'a step' if steps else _TOTAL})"
         body = [
             [name, *(f"{v:.4g}" for v in values), f"{statistics.median(values):.4g}", f"{min(values):.4g} - {max(values):.4g}"]
             for name, values in rows
         ]  # fmt: skip
         parts.append(grid([title, *reports, "median", "range"], body))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *_noted(steps)])
+
+
+def _noted(steps: bool) -> list[str]:
+    return [] if steps else [_UNKNOWN[0].upper() + _UNKNOWN[1:]]
 
 
 def _named(report: Attributed, key: str) -> dict[str, int]:

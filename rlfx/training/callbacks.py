@@ -21,7 +21,7 @@ import numpy as np
 from rlfx import _jaxpr as J
 from rlfx._checks import PATH, POSITIVE, expect, function
 from rlfx.errors import TrainingError, located
-from rlfx.training.loop import After, Call, Callback, Loop, key_of
+from rlfx.training.loop import After, Call, Callback, Loop, arrays_of, key_of
 
 tree = jax.tree_util
 
@@ -205,7 +205,8 @@ def _writes() -> bool:
 def _open(sink: Sink, done: int) -> Any:
     if hasattr(sink, "opened"):
         return sink.opened(done) if _writes() else nullcontext(lambda update, metrics: None)
-    return nullcontext(expect("to", sink, function("update", "metrics"), TrainingError))
+    fix = f"Give to=CSV({os.fspath(sink)!r})." if isinstance(sink, (str, os.PathLike)) else None
+    return nullcontext(expect("to", sink, function("update", "metrics"), TrainingError, fix=fix))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,7 +251,7 @@ class Evaluate(Callback):
     """``fn(agent, key)`` now and then, with keys of its own: training is the same with it and without.
 
     Args:
-      fn: returns metrics, a pytree; it is jitted here. For a vmapped update give a vmapped ``fn``.
+      fn: returns metrics, a pytree of arrays; it is jitted here. For a vmapped update give a vmapped ``fn``.
       every: after the call that reaches each ``every``-th update, and at the end.
       to: as in :class:`Metrics`.
       until: ``until(metrics) -> bool``, with NumPy values: end the run here.
@@ -265,7 +266,7 @@ class Evaluate(Callback):
     def opened(self, loop: Loop) -> Iterator[After]:
         every = expect("every", self.every, POSITIVE, TrainingError)
         expect("fn", self.fn, function("agent", "key"), TrainingError)
-        fn = jax.jit(lambda agent, key: self.fn(agent, key))
+        fn = jax.jit(lambda agent, key: arrays_of(self.fn, "fn", "metrics", agent, key))
         with _open(self.to, loop.done) as write:
 
             def after(call: Call) -> str | None:

@@ -19,7 +19,8 @@ from jax.experimental import multihost_utils
 
 from rlfx import _jaxpr as J
 from rlfx._checks import KEY, NATURAL, PATH, POSITIVE, expect, integer
-from rlfx.errors import TrainingError, located
+from rlfx.errors import ProgramError, TrainingError, located
+from rlfx.recurrence.language.operands import type_of
 from rlfx.training import files
 from rlfx.training.loop import After, Call, Callback, Loop, owned
 
@@ -83,13 +84,14 @@ def save(directory: str | os.PathLike[str], agent: Any, done: int, key: jax.Arra
 
     Args:
       directory: where; it may not exist yet. :func:`latest` reads it.
-      agent: a pytree of arrays, on whatever devices.
+      agent: a pytree of arrays, on whatever devices; numbers and NumPy's arrays are of the types that :func:`run` gives them.
       done: how many updates, or iterations, led to it.
       key: of the run.
       keep: how many checkpoints stay, at least 2.
 
     Raises:
       TrainingError: an argument is not of its kind, or the directory can't be written.
+      ProgramError: a leaf of the agent is no array.
 
     Example:
       >>> import tempfile
@@ -102,6 +104,7 @@ def save(directory: str | os.PathLike[str], agent: Any, done: int, key: jax.Arra
     done = expect("done", done, NATURAL, TrainingError, of="save")
     key = expect("key", key, KEY, TrainingError, of="save")
     keep = expect("keep", keep, integer(2), TrainingError, of="save")
+    agent = tree.tree_map(_known, agent)
     with _saving(path, keep, agent, key) as write:
         write(done, agent)
 
@@ -111,7 +114,8 @@ def latest(directory: str | os.PathLike[str], like: Any, key: jax.Array | None =
 
     Args:
       directory: of :class:`Checkpoints`.
-      like: an agent of the same structure, shapes and dtypes; arrays are placed as its are.
+      like: an agent of the same structure, shapes and dtypes; arrays are placed as its are. Types alone will do:
+        ``jax.eval_shape(init, key)``.
       key: the key of the run, if it has to be the same.
 
     Raises:
@@ -124,6 +128,7 @@ def latest(directory: str | os.PathLike[str], like: Any, key: jax.Array | None =
       None
     """
     path, found, broken = _path(directory), None, []
+    like = tree.tree_map(_typed, like)
     with _files(path, "read"):
         steps = files.steps(path) if path.exists() else []
     for step in reversed(steps):
@@ -245,6 +250,19 @@ def _named(agent: Any) -> list[tuple[str, Any]]:
     return [(tree.keystr(path), leaf) for path, leaf in tree.tree_flatten_with_path(agent)[0]]
 
 
+def _typed(leaf: Any) -> Any:
+    """A leaf that has a type: arrays of jax and types stay, numbers and NumPy's arrays become what a run makes of them."""
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else _known(leaf)
+
+
+def _known(leaf: Any) -> jax.Array:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        fact = f"agent takes arrays, got {leaf}."
+        raise ProgramError(located(fact, where=J.here(), fix="Give the arrays; types alone are for latest(directory, like)."))
+    type_of(leaf, "agent")  # or it is refused
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+
 def _data(leaf: jax.Array) -> jax.Array:
     return jax.random.key_data(leaf) if J.is_key(leaf) else leaf
 
@@ -258,15 +276,35 @@ def _bytes(agent: Any) -> np.ndarray:
     return np.concatenate([np.empty(0, np.uint8), *(np.asarray(x).reshape(-1).view(np.uint8) for x in whole)])
 
 
-def _placed(array: np.ndarray, like: jax.Array) -> jax.Array:
-    """Bytes as an array like ``like``, on its devices; on none in particular if it is."""
+def _placed(array: np.ndarray, like: Any) -> jax.Array:
+    """Bytes as an array like ``like``, on its devices; on none in particular if it is, or if it is a type without any."""
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return _placed_as_type(array, like)
     data = _data(like)
     array = array.view(data.dtype).reshape(data.shape)
-    if not data.is_fully_addressable:  # each process gives the parts of its own devices
-        placed = jax.make_array_from_callback(array.shape, data.sharding, lambda part: array[part])
+    if not data.is_fully_addressable:
+        placed = _shared_out(array, data.sharding)
     else:
         placed = jax.device_put(array, data.sharding) if like.committed else jnp.asarray(array)
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like)) if J.is_key(like) else placed
+
+
+def _placed_as_type(array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    if J.is_key(like):
+        impl = jax.random.key_impl(J.zero_keys((), like.dtype))
+        data = jax.eval_shape(jax.random.key_data, like)
+        keys = jax.random.wrap_key_data(jnp.asarray(array.view(data.dtype).reshape(data.shape)), impl=impl)
+        return keys if like.sharding is None else jax.device_put(keys, like.sharding)
+    array = array.view(like.dtype).reshape(like.shape)
+    if like.sharding is None:
+        return jnp.asarray(array)
+    whole = like.sharding.is_fully_addressable
+    return jax.device_put(array, like.sharding) if whole else _shared_out(array, like.sharding)
+
+
+def _shared_out(array: np.ndarray, sharding: Any) -> jax.Array:
+    """An array that each process has whole, as one of which each gives the parts of its own devices."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 
 def _type(leaf: Any) -> str:

@@ -121,7 +121,7 @@ class Categorical:
     """The categories of ``logits[..., n]``.
 
     Args:
-      logits: unnormalised log-probabilities.
+      logits: unnormalised log-probabilities. One of -inf is a category that is masked.
       mask: ``bool[..., n]``, which categories may be chosen. The others have probability zero: they are no sample and no
         mode, have no part in the entropy, and no gradient reaches their logits.
 
@@ -144,11 +144,11 @@ class Categorical:
     @property
     def log_probs(self) -> jax.Array:
         """Log-probabilities, ``[..., n]``; of what is masked, the lowest float (finite, so that 0 times it is 0)."""
-        if self.mask is None:
-            return jax.nn.log_softmax(self.logits)
-        lowest = jnp.finfo(self.logits.dtype).min
-        chosen = jax.nn.log_softmax(jnp.where(self.mask, self.logits, lowest))
-        return jnp.where(self.mask, chosen, lowest)
+        logits = jnp.asarray(self.logits)
+        lowest = jnp.finfo(logits.dtype).min
+        allowed = logits != -jnp.inf if self.mask is None else self.mask & (logits != -jnp.inf)
+        chosen = jax.nn.log_softmax(jnp.where(allowed, logits, lowest))
+        return jnp.where(allowed, chosen, lowest)
 
     def sample(self, key: jax.Array) -> jax.Array:
         """One category, int32; ``key`` is used once."""

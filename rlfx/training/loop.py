@@ -147,7 +147,7 @@ def run(
 
     Raises:
       TrainingError: an argument is not what it should be, or a callback can't do what it is for.
-      ProgramError: ``update`` returns another agent than it takes, in structure, shapes or dtypes.
+      ProgramError: ``update`` returns another agent than it takes, in structure, shapes or dtypes, or metrics that are no arrays.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -206,7 +206,7 @@ def key_of(key: jax.Array, i: Any) -> jax.Array:
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _call(update, count, agent, key, begun):
     def one(agent, i):
-        return _checked(update, update(agent, key_of(key, begun + i)), agent)
+        return _checked(update, asked(update, "update", agent, key_of(key, begun + i)), agent)
 
     return jax.lax.scan(one, agent, jnp.arange(count, dtype=jnp.uint32))
 
@@ -222,7 +222,35 @@ def _checked(update: Callable[..., Any], given: Any, agent: Any) -> tuple[Any, A
         raise TrainingError(located(fact, where=where, fix=fix))
     fix = "Return the agent with the structure, shapes and dtypes that it was given with."
     same_type(given[0], agent, "The agent that update returns", "the agent that it was given", fix, where=where)
+    _check_arrays(given[1], "The metrics that update returns", where)
     return given
+
+
+def asked(fn: Callable[..., Any], name: str, *args: Any) -> Any:
+    """What a function of the user's returns while it is traced; that it asks for a value then is said at its line."""
+    try:
+        return fn(*args)
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        where = J.source_in_traceback(error) or J.function_source(fn)
+        fact = f"{name} is jitted, and Python or NumPy (float, int, if, np) asks for the value of an array in it."
+        fix = "Return arrays: x.mean() where you have float(x.mean()); and compute with jnp, jnp.where in the place of if."
+        raise TrainingError(located(fact, where=where, fix=fix)) from error
+
+
+def arrays_of(fn: Callable[..., Any], name: str, what: str, *args: Any) -> Any:
+    """What :func:`asked` gives, a pytree of arrays or refused."""
+    found = asked(fn, name, *args)
+    _check_arrays(found, f"The {what} that {name} returns", J.function_source(fn))
+    return found
+
+
+def _check_arrays(value: Any, what: str, where: str) -> None:
+    for path, leaf in tree.tree_flatten_with_path(value)[0]:
+        type_of(leaf, what + tree.keystr(path), where)
 
 
 @jax.jit

@@ -329,16 +329,25 @@ def _trajectory(env, act):
 _BODIES = {"final": _final, "statistics": _statistics, "trajectory": _trajectory}
 
 
-def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
+def supported(env: Any, *, policy: Any = None, params: Any = None, outputs: str = "final") -> Support:
     """Whether :func:`fuse_steps` can fuse the steps of ``env`` (and the policy, at the types of ``params``).
 
-    Traces, and computes nothing. The answer is for the machine at hand: a GPU's kernel does less with networks than a CPU.
+    Traces, and computes nothing. The answer is for the machine at hand: a GPU's kernel does less with networks than a CPU;
+    and for what is to come out: where observations do not, what makes them is left out.
+
+    Args:
+      env, policy, outputs: as :func:`fuse_steps` takes them.
+      params: of the policy, arrays or their types.
+
+    Raises:
+      ProgramError: no environment, policy or output.
 
     Example:
       >>> import rlfx.envs
       >>> bool(supported(rlfx.envs.make("CartPole-v1"), policy="random"))
       True
     """
+    outputs = expect("outputs", outputs, one_of(*_BODIES), ProgramError, of="supported")
     _check_environment("supported", env)
     act = _actor(env, policy)
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -350,7 +359,10 @@ def supported(env: Any, *, policy: Any = None, params: Any = None) -> Support:
     def lead(tree, axes):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), tree)
 
-    program = trace_step(_trajectory(env, act), params, lead((key, state), (1,)), lead(given, (1, 1)))
+    carry = lead((key, state), (1,))
+    if outputs == "statistics":
+        carry = (*carry, jax.eval_shape(lambda: Statistics.zeros(1)))
+    program = trace_step(_BODIES[outputs](env, act), params, carry, lead(given, (1, 1)))
     machine = _target.target()
     reason = unsupported_by(program, kernel_of("auto", machine), dense_matmul=machine.platform == "cpu")
     return Support(reason is None, reason)

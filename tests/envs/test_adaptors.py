@@ -141,6 +141,45 @@ def test_gymnasium_nested_vmap():
 
 
 @pytest.fixture
+def choosing():
+    """A gymnasium environment with an action space of the test's; its observations are the actions that it was given."""
+    import gymnasium
+
+    class Choosing(gymnasium.Env):
+        def __init__(self, space):
+            self.action_space, self.observation_space = space, gymnasium.spaces.MultiDiscrete([4, 4])
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.int64), {}
+
+        def step(self, action):
+            assert self.action_space.contains(action)
+            return np.broadcast_to(np.asarray(action), 2).astype(np.int64), float(np.sum(action)), False, False, {}
+
+    gymnasium.register("Choosing-v0", lambda space: Choosing(space), disable_env_checker=True)
+    yield lambda space: rlfx.envs.make("gymnasium/Choosing-v0", space=space)
+    del gymnasium.registry["Choosing-v0"]
+
+
+def test_gymnasium_choices_of_one_size_are_an_array_of_them(choosing):
+    import gymnasium.spaces as g
+
+    env = choosing(g.MultiDiscrete([3, 3]))
+    assert env.action_space == rlfx.envs.spaces.Discrete(3, shape=(2,))
+    assert env.observation_space == rlfx.envs.spaces.Discrete(4, shape=(2,))
+    actions = jnp.array([[0, 2], [1, 1], [2, 0]])
+    _, (obs, step) = rollout(env, 3, 2, lambda o: actions)
+    np.testing.assert_array_equal(obs, jnp.stack([actions, actions]))
+    np.testing.assert_array_equal(step.reward, np.full((2, 3), 2.0))
+    with pytest.raises(EnvError, match=r"(?s)MultiDiscrete\(\[2 3\]\) has no counterpart here: .*sizes.*a Tuple or a Dict"):
+        choosing(g.MultiDiscrete([2, 3]))
+    with pytest.raises(EnvError, match=r"(?s)Discrete\(3, start=1\) begins at 1, and a Discrete begins at 0.*with start=0"):
+        choosing(g.Discrete(3, start=1))
+    with pytest.raises(EnvError, match=r"(?s)Text.* has no counterpart here"):
+        choosing(g.Text(3))
+
+
+@pytest.fixture
 def counting():
     """A gymnasium environment of three steps that says much: it may be told what its info has at the n-th step."""
     import gymnasium

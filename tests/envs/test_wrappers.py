@@ -432,6 +432,18 @@ def test_continuous_actions_outside_are_refused_at_the_boundary(torque):
         assert clipped.theta_dot == env.step(jax.random.key(0), state, jnp.array([2.0]))[0].theta_dot
 
 
+@pytest.mark.parametrize("env", [
+    cartpole, rlfx.envs.make("Pendulum-v1", auto_reset=False), Counter(), rlfx.envs.time_limit(Counter(), 3),
+], ids=lambda env: env.name)  # fmt: skip
+def test_a_reset_is_given_a_key(env):
+    keys = jax.random.split(jax.random.key(0), 3)
+    for given in ((), (0,), (keys,), (np.zeros(2),)):
+        with pytest.raises(EnvError, match=rf"{env.name}: reset: key must be one key, got (.|\n)*Give key=jax.random.key\(0\)"):
+            env.reset(*given)
+    assert jax.tree.leaves(jax.vmap(env.reset)(keys))[0].shape[0] == 3
+    env.reset(key=jax.random.PRNGKey(0))
+
+
 def test_bad_actions_are_refused_inside_jit():
     state = cartpole.reset(jax.random.key(0))
     with pytest.raises(EnvError, match="needs int32"):
@@ -479,7 +491,57 @@ class Tuples(Counter):
         return after, (step.reward, step.terminated)
 
 
+class Gymnasiums(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, step.reward, False, False, {}
+
+
+class Numbers(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, reward=1.0)
+
+
+class Flags(Counter):
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, truncated=False)
+
+
+class Branching(Counter):
+    def transition(self, key, state, action):
+        return super().transition(key, state + 1 if action == 1 else state, action)
+
+
+class Looking(Counter):
+    def observe(self, state):
+        return jnp.float32(np.asarray(state) + 0.5)
+
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state, action)
+        return after, dataclasses.replace(step, final_obs=jnp.float32(0))
+
+
+class Weak(Counter):
+    def reset(self, key):
+        return {"n": super().reset(key), "last": jnp.where(jax.random.bernoulli(key), 1, 0)}
+
+    def observe(self, state):
+        return super().observe(state["n"] if isinstance(state, dict) else state)
+
+    def transition(self, key, state, action):
+        after, step = super().transition(key, state["n"], action)
+        return {"n": after, "last": jnp.int32(0)}, step
+
+
 @pytest.mark.parametrize(("env", "message"), [
+    (Gymnasiums(), r"(?s)step returns a tuple of 5, not the state and a Step.*Return \(state, rlfx.envs.Step\(...\)\)"),
+    (Numbers(), r"(?s)Step.reward is 1.0, a value of Python's, and no array.*Give jnp.float32\(1.0\)"),
+    (Flags(), r"(?s)Step.truncated is False, a value of Python's.*Give jnp.bool_\(False\)"),
+    (Branching(), r"(?s)asks for the value of an array, .*at test_wrappers.py:\d+ \(transition\).*Use jnp.where"),
+    (Looking(), r"(?s)asks for the value of an array, .*at test_wrappers.py:\d+ \(observe\).*in the place of np"),
+    (Weak(), r"(?s)reset gives int32\[\], weakly typed \(made of Python's numbers alone\), step int32\[\] for \['last'\]"),
     (Leaking(), "leaks a tracer"),
     (Impure(), "two steps with equal arguments differ"),
     (Unstable(), "the state's types differ"),
@@ -508,6 +570,18 @@ def test_bad_arguments(make, message):
 
 
 # -- rollouts and pictures -------------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_a_picture_is_made(tmp_path):
+    pytest.importorskip("PIL")
+    env = rlfx.envs.make("Catch-bsuite")
+    assert rlfx.envs.save_gif(env, tmp_path / "a/b/c.gif", jax.random.key(0), steps=2, size=32).exists()
+    (tmp_path / "file").write_text("")
+    played = []
+    policy = lambda params, obs, key: played.append(obs) or jnp.int32(0)  # noqa: E731
+    with pytest.raises(EnvError, match=r"save_gif: the folder of .*c.gif can't be made(.|\n)*Give a path in a folder"):
+        rlfx.envs.save_gif(env, tmp_path / "file/b/c.gif", jax.random.key(0), policy=policy, steps=2, size=32)
+    assert not played
 
 
 def test_random_rollout():

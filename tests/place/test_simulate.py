@@ -241,5 +241,8 @@ def test_hardware_models():
 
 def test_a_task_larger_than_every_device_is_refused():
     graph = workloads.chainmm(64).graph()
-    with pytest.raises(PlacementError, match=r"(?s)chainmm does not fit on any assignment: .* alone needs .* GB"):
+    with pytest.raises(PlacementError, match=r"(?s)chainmm does not fit on any assignment: .* alone needs \d+\.\d{3} kB and "
+                       r"the largest device has room for 1\.000 kB\."):
         build(graph, hardware.p100_pcie(memory=1000.0))
+    with pytest.raises(PlacementError, match=r"the largest device has room for 12 bytes\."):
+        build(graph, hardware.p100_pcie(memory=12.0))

@@ -13,7 +13,7 @@ import pytest
 from rlfx.errors import ProfileError
 from rlfx.profile import read
 from rlfx.profile.__main__ import main
-from rlfx.profile.compare import mean
+from rlfx.profile.compare import Difference, mean
 from rlfx.profile.perfetto import save
 
 pytestmark = pytest.mark.optimised
@@ -74,6 +74,31 @@ def test_comparison_is_per_step(made, tmp_path, report):
     made.gpu_space(3).write(tmp_path / "c")
     with pytest.raises(ProfileError, match=r"One run says how many steps it did and the other does not \(30 and 0\)"):
         report.compare(read(tmp_path / "c"))
+
+
+def test_windows_of_unknown_work_are_not_called_faster(made, tmp_path, capsys):
+    for name, iterations in (("a", 3), ("b", 1)):
+        (tmp_path / name).mkdir()
+        made.gpu_space(iterations).write(tmp_path / name)
+    one, two = str(tmp_path / "a"), str(tmp_path / "b")
+    says = "how much work each window did is not known, so nothing here says which is faster. Give `capture(steps=...)`"
+    assert main(["compare", one, two]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"the windows took 3 ms and 1 ms; {says}, or `run --steps`, in all of them.")
+    assert text.splitlines()[2].split() == ["operation", "(ms", "in", "total)", "before", "after", "change"]
+    assert not any(word in text for word in ("faster a", "faster in", "slower", "infx"))
+    for runs in ([one, two, one], [f"{one},{one}", f"{two},{two}"]):
+        assert main(["compare", *runs]) == 0
+        text = capsys.readouterr().out
+        assert text.rstrip().endswith(f"{says[:1].upper()}{says[1:]}, or `run --steps`, in all of them.")
+        assert "x\n" not in text
+
+
+def test_what_vanished_has_no_ratio(report):
+    vanished = Difference("copy", 2.0, 0.0)
+    assert vanished.ratio == float("inf")
+    text = str(dataclasses.replace(report.compare(report), operations=[vanished]))
+    assert text.splitlines()[3].split() == ["copy", "2", "0", "-2", "-"]
 
 
 def test_many_runs_side_by_side(made, tmp_path, capsys):

@@ -113,6 +113,37 @@ def test_masked_categories_do_not_exist():
         Categorical(logits, jnp.ones(3))
 
 
+def test_logits_of_minus_infinity_are_a_mask():
+    mask, logits = jnp.array([[False, True, True], [True, False, False]]), jax.random.normal(KEY, (2, 3))
+
+    def cut(logits):
+        return Categorical(jnp.where(mask, logits, -jnp.inf))
+
+    def masked(logits):
+        return Categorical(logits, mask)
+
+    other = 0.5 - 2.0 * logits
+    measures = {
+        "entropy": lambda make: lambda x: make(x).entropy().sum(),
+        "log_prob": lambda make: lambda x: make(x).log_prob(jnp.array([2, 0])).sum(),
+        "kl": lambda make: lambda x: make(x).kl(make(other)).sum(),
+        "other": lambda make: lambda x: make(other).kl(make(x)).sum(),
+    }
+    for name, measure in measures.items():
+        found, expected = (jax.value_and_grad(measure(make))(logits) for make in (cut, masked))
+        np.testing.assert_array_equal(found[0], expected[0], name)
+        np.testing.assert_array_equal(found[1], expected[1], name)
+        assert jnp.isfinite(found[1]).all()
+    small = Categorical(logits[0, 1:])
+    np.testing.assert_allclose(cut(logits).entropy(), [small.entropy(), 0.0], rtol=1e-6)
+    np.testing.assert_array_equal(cut(logits).mode(), masked(logits).mode())
+    np.testing.assert_array_equal(cut(logits).sample(KEY), masked(logits).sample(KEY))
+    gradient = jax.grad(lambda x: Categorical(x).entropy())(jnp.array([1.0, -jnp.inf, 2.0]))
+    np.testing.assert_allclose(gradient[::2], jax.grad(lambda x: Categorical(x).entropy())(jnp.array([1.0, 2.0])), rtol=1e-6)
+    assert gradient[1] == 0.0
+    assert jnp.isnan(Categorical(jnp.array([0.0, jnp.nan])).entropy())  # what went wrong is no mask
+
+
 def test_in_a_program_and_on_its_slices():
     """A policy is a value of the language: its log-probabilities over a window are those of each timestep."""
 

@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -332,6 +333,16 @@ def test_the_guard_in_a_program():
          r"The agent that update returns\['x'\] is f32\[2\], the agent that it was given\['x'\] is f32\[\]"),
         ({"agent": {"n": jnp.int32(0), "x": "text"}}, ProgramError, "takes arrays, got 'text'"),
         ({"callbacks": [Metrics(3)]}, TrainingError, r"to must be a function of \(update, metrics\), got 3"),
+        ({"callbacks": [Metrics("out.csv")]}, TrainingError, r"got 'out.csv'(.|\n)*Fix: Give to=CSV\('out.csv'\)"),
+        ({"callbacks": [Metrics(Path("out.csv"))]}, TrainingError, r"Fix: Give to=CSV\('out.csv'\)"),
+        ({"update": lambda agent, key: (agent, {"name": "walk"})}, ProgramError,
+         r"The metrics that update returns\['name'\] must be arrays, got 'walk'.\n  at test_loop.py:\d+ (.|\n)*Give numbers"),
+        ({"update": lambda agent, key: (agent, float(agent["x"]))}, TrainingError,
+         r"update is jitted, and Python or NumPy .*\n  at test_loop.py:\d+ \(<lambda>\)\n  Fix: Return arrays: x.mean\(\) where"),
+        ({"callbacks": [Evaluate(lambda agent, key: float(agent["x"]), 1)]}, TrainingError,
+         r"fn is jitted, and Python or NumPy .*\n  at test_loop.py:\d+ \(<lambda>\)\n  Fix: Return arrays: x.mean\(\) where"),
+        ({"callbacks": [Evaluate(lambda agent, key: {"name": "walk"}, 1)]}, ProgramError,
+         r"The metrics that fn returns\['name'\] must be arrays, got 'walk'.\n  at test_loop.py:\d+ "),
         ({"callbacks": [Metrics(CSV("/dev/null/no"))]}, TrainingError, "/dev/null/no can't be written"),
         ({"callbacks": [Evaluate(lambda agent, key: 0, 0)]}, TrainingError, "every must be a positive integer, got 0"),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rlfx
-from rlfx.errors import TrainingError
+from rlfx.errors import ProgramError, TrainingError
 from rlfx.training import Checkpoints, Metrics, latest, run, save
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -236,6 +236,63 @@ def test_every_kind_of_array_comes_back(tmp_path):
     same(found, agent)
     save(tmp_path / "nothing", (), 2, KEY)
     assert latest(tmp_path / "nothing", (), KEY) == ((), 2)
+
+
+def test_numbers_and_arrays_of_numpy_are_what_a_run_makes_of_them(tmp_path):
+    agent = (jnp.arange(2.0), 3, 1.5, True, np.arange(3), np.float32(2.5))
+    save(tmp_path / "saved", agent, 1, KEY)
+    for like in (agent, jax.tree.map(jnp.asarray, agent), jax.eval_shape(lambda: jax.tree.map(jnp.asarray, agent))):
+        found, done = latest(tmp_path / "saved", like, KEY)
+        assert done == 1
+        assert all(isinstance(x, jax.Array) for x in found)
+        assert [x.dtype for x in found] == [jnp.asarray(x).dtype for x in agent]
+        same(found, jax.tree.map(jnp.asarray, agent))
+    result = run(lambda agent, key: ((agent[0] + 1, agent[1] + 1), None), (jnp.zeros(2), 0), KEY, updates=3,
+                 callbacks=[Checkpoints(tmp_path / "run")])  # fmt: skip
+    same(latest(tmp_path / "run", (np.zeros(2, np.float32), 0), KEY)[0], result.agent)
+    with pytest.raises(TrainingError, match=r"has int32\[\] for agent\[1\], the agent given has float32\[\]"):
+        latest(tmp_path / "run", (jnp.zeros(2), 0.0), KEY)
+    for text in ("agent takes arrays, got 'sgd'", "Give numbers, arrays, or a pytree of them"):
+        with pytest.raises(ProgramError, match=text):
+            save(tmp_path / "saved", {"x": jnp.zeros(2), "name": "sgd"}, 2, KEY)
+    with pytest.raises(ProgramError, match="agent takes arrays, got ShapeDtypeStruct"):
+        save(tmp_path / "saved", jax.ShapeDtypeStruct((2,), jnp.float32), 2, KEY)
+
+
+def test_types_alone_are_enough_to_read(tmp_path):
+    def init(key):
+        return {"w": jax.random.normal(key, (2, 3)), "key": jax.random.split(key), "n": jnp.int32(4)}
+
+    agent = init(KEY)
+    save(tmp_path, agent, 5, KEY)
+    found, done = latest(tmp_path, jax.eval_shape(init, jax.random.key(0)))
+    assert done == 5
+    assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, agent)
+    same(found, agent)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), agent)
+    found, _ = latest(tmp_path, types)
+    assert all(x.devices() == {jax.devices()[-1]} for x in jax.tree.leaves(found))
+    same(found, agent)
+
+
+def test_the_state_of_flax_comes_back(tmp_path):
+    """Its step is a number of Python's."""
+    train_state, optax = pytest.importorskip("flax.training.train_state"), pytest.importorskip("optax")
+    optimiser = optax.sgd(0.1, momentum=0.9)
+
+    def new(w):
+        return train_state.TrainState.create(apply_fn=None, params={"w": w}, tx=optimiser)
+
+    def update(state, key):
+        return state.apply_gradients(grads={"w": state.params["w"]}), None
+
+    result = run(update, new(jnp.ones(2)), KEY, updates=3, callbacks=[Checkpoints(tmp_path / "run")])
+    found, done = latest(tmp_path / "run", new(jnp.zeros(2)), KEY)
+    assert (done, int(found.step)) == (3, 3)
+    same(found, result.agent)
+    save(tmp_path / "new", new(jnp.ones(2)), 0, KEY)
+    same(latest(tmp_path / "new", new(jnp.zeros(2)))[0].params, {"w": jnp.ones(2)})
 
 
 def test_a_loop_of_ones_own_saves(tmp_path):

@@ -322,6 +322,19 @@ def test_too_large_is_unsupported():
     assert "makes the program too large" in answer.reason
 
 
+def test_what_is_supported_depends_on_what_comes_out():
+    env = rlfx.envs.make("gymnax/Freeway-MinAtar")
+    assert supported(env, policy="random")
+    assert supported(env, policy="random", outputs="statistics")
+    answer = supported(env, policy="random", outputs="trajectory")
+    assert not answer
+    assert "(MinFreeway.get_obs)" in answer.reason
+    for outputs, line in (("final", "while_sample_slots"), ("statistics", "while_sample_slots"), ("trajectory", "get_obs")):
+        assert line in supported(rlfx.envs.make("gymnax/Asterix-MinAtar"), policy="random", outputs=outputs).reason
+    with pytest.raises(ProgramError, match=r'supported: outputs must be "final", "statistics" or "trajectory", got \'all\''):
+        supported(env, outputs="all")
+
+
 @pytest.mark.parametrize("backend", ["scan", "tile"])
 @pytest.mark.parametrize("outputs", ["final", "trajectory"])
 def test_outside_of_jit(backend, outputs):
