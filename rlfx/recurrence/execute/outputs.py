@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rlfx.recurrence.analysis.cost import points
 from rlfx.recurrence.execute.collectives import reduce_value
@@ -187,3 +188,15 @@ def sum_by_var(program: Program, cotangents: Sequence) -> dict[Var, Any]:
         if not is_zero(cotangent) and isinstance(var, Var):
             found[var] = found[var] + cotangent if var in found else cotangent
     return found
+
+
+def as_cotangent(given: Any) -> Any:
+    """A cotangent as it is, or of a number of Python's an array."""
+    return jnp.asarray(given) if isinstance(given, (float, complex)) else given
+
+
+def scaled(gradient: Any, loss: Any) -> Any:
+    """A gradient times the loss' cotangent, in the gradient's own dtype."""
+    over = np.promote_types(np.promote_types(np.float32, gradient.dtype), loss.dtype)
+    factors = (jax.lax.convert_element_type(x, over) for x in (gradient, loss))
+    return jax.lax.convert_element_type(jax.lax.mul(*factors), gradient.dtype)

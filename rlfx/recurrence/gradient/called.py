@@ -69,3 +69,11 @@ def _again(args: Sequence, added: tuple, *, jaxpr: Any, of: Call, fn: Callable, 
 
 
 _program_p = J.Staged("rlfx_program", _again, lambda *, fn, axes, **_: mapped(fn, axes))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Static:
+    """A Python value that travels among residuals."""
+
+    value: Any

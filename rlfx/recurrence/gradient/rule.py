@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._target import Target
@@ -23,9 +22,19 @@ from rlfx.recurrence.execute.executor import Execution, execute
 from rlfx.recurrence.execute.extent import Extent
 from rlfx.recurrence.execute.held import hold
 from rlfx.recurrence.execute.host import hosted, hosting_of
-from rlfx.recurrence.execute.outputs import Objective, is_zero, loss_of, outputs_of, returned, sum_by_var, target_of
+from rlfx.recurrence.execute.outputs import (
+    Objective,
+    as_cotangent,
+    is_zero,
+    loss_of,
+    outputs_of,
+    returned,
+    scaled,
+    sum_by_var,
+    target_of,
+)
 from rlfx.recurrence.execute.values import Value
-from rlfx.recurrence.gradient.called import Call, called
+from rlfx.recurrence.gradient.called import Call, Static, called
 from rlfx.recurrence.gradient.forms import Pass, acting_plan, learning_plan
 from rlfx.recurrence.gradient.mesh import Sharding, Split
 from rlfx.recurrence.gradient.replanned import Added, Turns, planned, typed
@@ -38,8 +47,6 @@ from rlfx.recurrence.rewrite.caching import with_caching
 from rlfx.recurrence.schedule.learner import Learner, plan_learner, temporaries
 from rlfx.recurrence.schedule.plan import Plan
 from rlfx.recurrence.schedule.schedule import Schedule, schedule
-
-tree = jax.tree_util
 
 _BODY = "body"
 
@@ -209,7 +216,7 @@ class GradientRule:
     def _forward_rule(self, flat, t0):
         values, t0 = [p.value for p in flat], t0.value
         perturbed = frozenset(v for v, p in zip(self.flat_inputs, flat, strict=True) if p.perturbed and is_float(v))
-        marks = tuple(_Static(v in perturbed) for v in self.flat_inputs)
+        marks = tuple(Static(v in perturbed) for v in self.flat_inputs)
         outputs = self.split.output_specs()
         if self.program.loss is not None:
             # The gradient of the loss is computed in the same pass as its value, and scaled afterwards.
@@ -236,14 +243,14 @@ class GradientRule:
         kept, arguments, marks = residuals
         program = self.program
         perturbed = frozenset(v for v, m in zip(self.flat_inputs, marks, strict=True) if m.value)
-        loss, carry, aux, _ = tree.tree_map(_array, cotangents)
+        loss, carry, aux, _ = jax.tree.map(as_cotangent, cotangents)
         rest = [*carry, *aux]
         given = sum_by_var(program, [*(() if program.loss is None else (loss,)), *rest])
         targets = [v for v in self.differentiable if v in given]
         if not targets:
             grads = None
         elif program.loss is not None and all(map(is_zero, rest)):
-            grads = [_scaled(g, loss) for g in kept]
+            grads = [scaled(g, loss) for g in kept]
         elif arguments is None:
             shapes = dict(zip(outputs_of(program), (x.shape for x in rest), strict=True))
             every = self.learner(perturbed).targets
@@ -384,23 +391,3 @@ class GradientRule:
         env = {v: Value(x, program.dims_of(v)) for v, x in zip(self.flat_inputs, flat, strict=True)}
         b = jnp.int32(0) if program.domain.batch is None else extent.environments()
         return env | {program.b: Value(b, program.dims_of(program.b))}
-
-
-@tree.register_static
-@dataclass(frozen=True)
-class _Static:
-    """A Python value that travels among residuals."""
-
-    value: Any
-
-
-def _array(cotangent: Any) -> Any:
-    """A cotangent as it is, or of a number of Python's an array."""
-    return jnp.asarray(cotangent) if isinstance(cotangent, (float, complex)) else cotangent
-
-
-def _scaled(gradient: Any, loss: Any) -> Any:
-    """A gradient times the loss' cotangent, in the gradient's own dtype."""
-    wide = np.promote_types(np.promote_types(np.float32, gradient.dtype), loss.dtype)
-    factors = (jax.lax.convert_element_type(x, wide) for x in (gradient, loss))
-    return jax.lax.convert_element_type(jax.lax.mul(*factors), gradient.dtype)
