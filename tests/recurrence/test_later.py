@@ -91,6 +91,22 @@ def faded(p, h, t):
     return jnp.where(t >= K, jnp.sum((new @ params["q"] - x["reward"]) ** 2), 0.0), new
 
 
+def of_lambda(p, h, t):
+    """The error is computed in the loop of returns, or behind it."""
+    params, x, new = parts(p, h, t)
+    following = rlfx.series(x["reward"], end=0.5)[t + 1]
+    aim = rlfx.lambda_return(rlfx.envs.Step(x["reward"], t == 9, t == 7, None), following, gamma=0.9, lam=0.8)
+    return jnp.where(t >= K, ((jnp.tanh(new @ params["h"]) @ params["v"])[0] - aim) ** 2, 0.0), new
+
+
+def of_ratios(p, h, t):
+    """What is divided in the loop of returns has no finite derivative of zeros."""
+    params, x, new = parts(p, h, t)
+    v = (new @ params["v"])[0]
+    later = rlfx.solve(lambda g: x["reward"] + 0.5 * g[t + 1], end=1.0)
+    return jnp.where(t >= K, (later / v) ** 2 * 1e-3 + jnp.sum(new) / (1.0 + v**2), 0.0), new
+
+
 def searched(p, h, t):
     """A loop of the user's that ends for no zeros."""
     params, _, new = parts(p, h, t)
@@ -103,7 +119,7 @@ PROGRAMS = {
     "returns": of_returns, "a loss that begins later": functools.partial(of_returns, begin=K + 2),
     "a loss that begins before": functools.partial(of_returns, begin=K - 2), "aux": with_aux, "nothing": of_nothing,
     "looks back": looks_back, "all": of_all, "from the last": from_the_last, "sequences": sequences, "faded": faded,
-    "searched": searched,
+    "searched": searched, "lambda": of_lambda, "ratios": of_ratios,
 }  # fmt: skip
 PLANS = [None, rlfx.Plan("one pass"), rlfx.Plan(), rlfx.Plan(environments=1), rlfx.Plan("blocks", 4)]
 
@@ -160,6 +176,7 @@ def test_heads_are_not_computed_before_and_layers_not_differentiated():
     found, told = later_in(of_returns, rlfx.Plan())
     assert ((N, 2), K, False) in found
     assert f"equations are not computed before t = {K}: the loss counts nothing there" in told
+    assert ((N, N), K, False) in later_in(of_lambda)[0]
     found, told = later_in(faded)
     assert found == {((N, 2), K, False), ((3, N), K, True), ((N, N), K, True)}
     assert f"equations have no derivative before t = {K}: the loss counts nothing there" in told

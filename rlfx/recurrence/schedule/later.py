@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import multiplies
 from rlfx.recurrence.analysis.graph import Graph, first_operands
 from rlfx.recurrence.ir.program import Atom, Equation, Var
@@ -21,6 +22,8 @@ from rlfx.recurrence.schedule.truncated import BurnIn, Truncated
 
 #: The least part of T that it is worth to leave out.
 LEAST = 1 / 8
+
+_ADDED = frozenset(map(J.primitive, ("add", "sub", "neg", "convert_element_type")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,11 +179,14 @@ def _before(
 
 
 def _goes_back(part: Any, active: AbstractSet[Equation]) -> bool:
-    """Whether it is a loop against time, without derivative or effect, which reads nothing but its own later timesteps."""
+    """Whether it is a loop against time, without effect, which reads nothing but its own later timesteps, none with a derivative.
+
+    What is added to such a return inside of it (an error, that the loss squares) has a derivative, whatever the values are.
+    """
     if not isinstance(part, Loop) or part.direction != "backward":
         return False
-    own = frozenset(part.reads)
-    return not any(e in active or e.has_effects or (e.is_read and e not in own) for e in part.body)
+    moves = (e.is_read or e.op not in _ADDED for e in part.body if e in active)
+    return not any(moves) and not any(e.has_effects or (e.is_read and e not in part.reads) for e in part.body)
 
 
 def _values(atoms: Iterable[Atom]) -> Iterator[Var]:
