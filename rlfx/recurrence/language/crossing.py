@@ -81,9 +81,9 @@ class Crossing:
 
     def read(self, series: Any, outer: Index | Slice | Window) -> int:
         """Note a read; its number."""
-        if series not in self.series:
-            self.series.append(series)
-        field = self.series.index(series)
+        known = [n for n, one in enumerate(self.series) if one is series]
+        field = known[0] if known else len(self.series)
+        self.series += [] if known else [series]
         same = [n for n, read in enumerate(self.reads) if (read.field, read.outer) == (field, outer)]
         if not same:
             self.reads.append(Crossed(field, outer, J.here()))
