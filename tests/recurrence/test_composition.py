@@ -1,6 +1,8 @@
 """A compiled program is a pure function: it composes with jit, grad, vmap, jacobians, and with other programs."""
 
+import copy
 import itertools
+import pickle
 
 import chex
 import equinox as eqx
@@ -355,3 +357,16 @@ def test_custom_derivatives_keep_their_rule():
     fn = rlfx.compile(f, length=3, reduce="sum")
     close(fn(2.0, None)[0], jnp.float32(36.0))
     close(jax.grad(lambda w: fn(w, None)[0])(2.0), jnp.float32(0.6))
+
+
+def _copied(w, c, t):
+    return jnp.sum(w * c), c * w
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda fn: pickle.loads(pickle.dumps(fn))], ids=["copy", "pickle"])
+def test_a_function_that_was_called_is_copied(copied):
+    fn, w, c = rlfx.compile(_copied, length=3, batch=2), jnp.float32(0.5), jnp.ones(2)
+    expected = jax.grad(lambda w: fn(w, c)[0])(w)
+    fn.explain(w, c)
+    other = copied(fn)
+    np.testing.assert_array_equal(jax.grad(lambda w: other(w, c)[0])(w), expected)

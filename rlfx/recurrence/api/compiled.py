@@ -78,6 +78,10 @@ class Compiled:
         """That of the function: by it ``jax.jit`` calls its program, in profiles and in what XLA prints."""
         return getattr(self.f, "__name__", "program")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has, or a pickle: not what calls have made, which is made again."""
+        return {**self.__dict__, "_programs": {}}
+
     @_in_its_names
     def __call__(self, params: Any, carry: Any, key: Any = None, *, t0: Any = 0) -> Any:
         """Run T timesteps of B environments: a pure function, for ``jax.jit``, ``grad``, ``vmap`` and sharding.
