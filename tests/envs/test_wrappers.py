@@ -541,7 +541,7 @@ class Weak(Counter):
     (Flags(), r"(?s)Step.truncated is False, a value of Python's.*Give jnp.bool_\(False\)"),
     (Branching(), r"(?s)asks for the value of an array, .*at test_wrappers.py:\d+ \(transition\).*Use jnp.where"),
     (Looking(), r"(?s)asks for the value of an array, .*at test_wrappers.py:\d+ \(observe\).*in the place of np"),
-    (Weak(), r"(?s)reset gives int32\[\], weakly typed \(made of Python's numbers alone\), step int32\[\] for \['last'\]"),
+    (Weak(), r"(?s)reset gives int(32|64)\[\], weakly typed \(made of Python's numbers alone\), step int32\[\] for \['last'\]"),
     (Leaking(), "leaks a tracer"),
     (Impure(), "two steps with equal arguments differ"),
     (Unstable(), "the state's types differ"),
