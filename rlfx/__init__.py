@@ -4,6 +4,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from rlfx._lazy import modules as _modules
 from rlfx._target import target as target
 from rlfx.cores import use_all_cores as use_all_cores
 from rlfx.epochs import minibatch_epochs as minibatch_epochs
@@ -59,15 +60,14 @@ if _TYPE_CHECKING:
 
 #: Packages that are imported where they are first named, ``import rlfx; rlfx.envs.make(...)``; and the functions of such modules.
 _PACKAGES = ("envs", "place", "profile", "training")
+_packages = _modules("rlfx", *_PACKAGES)
 _FUNCTIONS = ("fuse_steps", "incrementalize", "offload", "remat")
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _PACKAGES:
-        return _importlib.import_module(f"rlfx.{name}")
     if name in _FUNCTIONS:
         return globals().setdefault(name, getattr(_importlib.import_module(f"rlfx.transforms.{name}"), name))
-    raise AttributeError(f"module 'rlfx' has no attribute {name!r}")
+    return _packages(name)
 
 
 def __dir__() -> list[str]:

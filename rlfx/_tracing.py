@@ -14,9 +14,18 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+
 from rlfx._frames import with_room
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: What Python and NumPy get where they ask a traced array for its value.
+ASKED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 #: A few megabytes' worth.
 OBJECTS = 50_000

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._checks import INT32, KEY, POSITIVE, expect, integer, optional
+from rlfx._tracing import ASKED
 from rlfx.envs.base import Environment, Step, checked_environment
 from rlfx.envs.registry import make
 from rlfx.envs.spaces import sample
@@ -19,7 +20,6 @@ from rlfx.prng import fast_prng, seeded
 from rlfx.transforms.fuse_steps import fuse_steps, supported
 
 _FIELDS: dict[str, Any] = {"reward": jnp.float32, "terminated": bool, "truncated": bool}
-_NUMPYS = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
 
 
 class RolloutStatistics(NamedTuple):
@@ -124,7 +124,7 @@ def check(env: Environment, key: jax.Array | None = None, steps: int = 3) -> Non
     def traced(fn, *args):
         try:
             return jax.eval_shape(lambda *args: fn(*args), *args)
-        except (jax.errors.ConcretizationTypeError, *_NUMPYS) as error:
+        except ASKED as error:
             use = "jnp.where(c, a, b) or jax.lax.cond in the place of if, and jnp in the place of np."
             fact = f"{env.name}: Python, or NumPy, asks for the value of an array, which is not known while the step is traced."
             raise EnvError(located(fact, where=J.source_in_traceback(error), fix=f"Use {use}")) from error

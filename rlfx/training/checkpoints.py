@@ -20,9 +20,8 @@ from jax.experimental import multihost_utils
 from rlfx import _jaxpr as J
 from rlfx._checks import KEY, NATURAL, PATH, POSITIVE, expect, integer
 from rlfx.errors import ProgramError, TrainingError, located
-from rlfx.recurrence.language.operands import type_of
 from rlfx.training import files
-from rlfx.training.loop import After, Call, Callback, Loop, owned
+from rlfx.training.loop import After, Call, Callback, Loop, owned, strong
 
 tree = jax.tree_util
 
@@ -259,8 +258,7 @@ def _known(leaf: Any) -> jax.Array:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         fact = f"agent takes arrays, got {leaf}."
         raise ProgramError(located(fact, where=J.here(), fix="Give the arrays; types alone are for latest(directory, like)."))
-    type_of(leaf, "agent")  # or it is refused
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    return leaf if isinstance(leaf, jax.Array) else strong(leaf)
 
 
 def _data(leaf: jax.Array) -> jax.Array:

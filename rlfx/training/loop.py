@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
 from rlfx._checks import NATURAL, POSITIVE, expect, function
+from rlfx._tracing import ASKED
 from rlfx.errors import TrainingError, located
 from rlfx.recurrence.language.operands import same_type, type_of
 from rlfx.training.cache import kept_programs
@@ -230,11 +231,7 @@ def asked(fn: Callable[..., Any], name: str, *args: Any) -> Any:
     """What a function of the user's returns while it is traced; that it asks for a value then is said at its line."""
     try:
         return fn(*args)
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-    ) as error:
+    except ASKED as error:
         where = J.source_in_traceback(error) or J.function_source(fn)
         fact = f"{name} is jitted, and Python or NumPy (float, int, if, np) asks for the value of an array in it."
         fix = "Return arrays: x.mean() where you have float(x.mean()); and compute with jnp, jnp.where in the place of if."
@@ -260,10 +257,11 @@ def _copied(agent):
 
 def owned(agent: Any) -> Any:
     """A copy in memory of its own, leaf by leaf, of strong types: what may be donated."""
-    return _copied(tree.tree_map(_strong, agent))
+    return _copied(tree.tree_map(strong, agent))
 
 
-def _strong(leaf: Any) -> Any:
+def strong(leaf: Any) -> Any:
+    """A leaf of an agent as an array of a strong type; or it is refused."""
     kind = type_of(leaf, "agent")
     return leaf if jnp.issubdtype(kind.dtype, jax.dtypes.extended) else jax.lax.convert_element_type(leaf, kind.dtype)
 

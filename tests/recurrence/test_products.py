@@ -161,6 +161,25 @@ def test_in_loops_that_are_differentiated(shared):
     assert all((D, D, D) in [e.params["columns"] for e in after.body if e.op is products_p] for _, after in shared)
 
 
+def assert_gradients_of_a_loop(step, params, carry, data, plan):
+    """Of a program of ``step(params, carry, x) -> (carry, loss)`` under a plan: those of a plain loop over ``data``."""
+
+    def f(p, carry, t):
+        carry, loss = step(p, carry, rlfx.inputs(data)[t])
+        return loss, carry
+
+    def by_hand(p, carry):
+        total = 0.0
+        for t in range(T):
+            carry, loss = step(p, carry, data[t])
+            total += loss / (T * B)
+        return total
+
+    run = rlfx.compile(f, length=T, batch=B, plan=plan)
+    got = jax.jit(jax.grad(lambda p: run(p, carry)[0]))(params)
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, jax.grad(by_hand)(params, carry))
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="it is measured and done on CPUs")
 @pytest.mark.parametrize(
     ("plan", "columns"), [(rlfx.Plan("one pass"), [(D, D), (D, D)]), (rlfx.Plan(), [(D, D, D, D)])]
@@ -176,21 +195,8 @@ def test_what_has_no_derivative_is_no_part_of_a_product_that_has_one(plan, colum
         mine, theirs = cell(p, carry[0]), jax.lax.stop_gradient(cell(jax.tree.map(jnp.sin, target), carry[1]))
         return (mine, theirs), jnp.sum((mine - theirs) ** 2)
 
-    def f(p, carry, t):
-        carry, loss = step(p, carry, rlfx.inputs(data)[t])
-        return loss, carry
-
-    def by_hand(p, carry):
-        total = 0.0
-        for t in range(T):
-            carry, loss = step(p, carry, data[t])
-            total += loss / (T * B)
-        return total
-
     carry = (jnp.linspace(-1.0, 1.0, B * D).reshape(B, D), jnp.zeros((B, D)))
-    run = rlfx.compile(f, length=T, batch=B, plan=plan)
-    got = jax.jit(jax.grad(lambda p: run(p, carry)[0]))(online)
-    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, jax.grad(by_hand)(online, carry))
+    assert_gradients_of_a_loop(step, online, carry, data, plan)
     (_, first), *_ = shared
     assert [e.params["columns"] for e in first.body if e.op is products_p] == columns
 
@@ -206,20 +212,7 @@ def test_a_weight_without_a_derivative_is_no_part_of_one_with_one(shared):
         new = jnp.tanh(x + h @ fixed["h"] + (h @ p["u"]) @ p["d"]) * jax.nn.sigmoid(h @ fixed["g"])
         return new, jnp.sum(new**2)
 
-    def f(p, h, t):
-        new, loss = step(p, h, rlfx.inputs(data)[t])
-        return loss, new
-
-    def by_hand(p, h):
-        total = 0.0
-        for t in range(T):
-            h, loss = step(p, h, data[t])
-            total += loss / (T * B)
-        return total
-
     h = jnp.linspace(-1.0, 1.0, B * D).reshape(B, D)
-    run = rlfx.compile(f, length=T, batch=B, plan=rlfx.Plan("one pass"))
-    got = jax.jit(jax.grad(lambda p: run(p, h)[0]))(adapters)
-    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-6), got, jax.grad(by_hand)(adapters, h))
+    assert_gradients_of_a_loop(step, adapters, h, data, rlfx.Plan("one pass"))
     (_, body), *_ = shared
     assert [e.params["columns"] for e in body.body if e.op is products_p] == [(D, D)]  # those that are fixed

@@ -11,7 +11,7 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.measure import drawing
-from benchmarks.untuned.ordinary.parts import gru, gru_params
+from benchmarks.untuned.ordinary.parts import gru, gru_params, nets, value_of
 
 GAMMA = 0.99
 
@@ -21,15 +21,6 @@ def begun(env, batch):
 
 
 # -- A2C on CartPole: acts, and learns from what it did; truncations have a value
-
-
-def actor_critic_params(key, obs, hidden, outputs):
-    k = jax.random.split(key)
-    return {"pi": c.mlp_params(k[0], (obs, hidden, hidden, outputs)), "v": c.mlp_params(k[1], (obs, hidden, hidden, 1))}
-
-
-def value_of(p, obs):
-    return c.mlp(p["v"], obs)[..., 0]
 
 
 def a2c_program(env):
@@ -88,7 +79,7 @@ def compared(result):
 
 def a2c(length, batch, hidden):
     env = rlfx.envs.make("CartPole-v1")
-    p = actor_critic_params(jax.random.key(0), 4, hidden, 2)
+    p = nets(jax.random.key(0), 4, hidden, 2)
     forms = {"rlfx": c.by_rlfx(a2c_program(env), length, batch), "plain": a2c_plain(env, length, batch)}
     return drawing(forms, (p, begun(env, batch)), compared=compared)
 

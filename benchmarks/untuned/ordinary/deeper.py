@@ -12,7 +12,6 @@ from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
 from benchmarks.untuned.ordinary.attending import heads_of, scale_of
 from benchmarks.untuned.ordinary.parts import (
-    conv,
     gru,
     gru_params,
     kernel,
@@ -20,7 +19,6 @@ from benchmarks.untuned.ordinary.parts import (
     lstm,
     lstm_params,
     norm_params,
-    pixels,
     relu,
 )
 
@@ -109,13 +107,6 @@ def watching_params(key, side, hidden):
     }  # fmt: skip
 
 
-def seen(p, images):
-    x = pixels(images)
-    for layer in p["conv"]:
-        x = relu(conv(layer, x, 2))
-    return relu(c.linear(p["hidden"], x.reshape(len(x), -1)))
-
-
 def told(action, reward):
     return jnp.concatenate([jax.nn.one_hot(action, ACTIONS), reward[..., None]], -1)
 
@@ -124,7 +115,7 @@ def watching_program(params, state, t):
     (p, _), data = params
     x = rlfx.inputs(data, axes=parts.axes(data))[t]
     action, reward = rlfx.series((x["action"], x["reward"]), start=(0, 0.0))[t - 1]
-    features = jnp.concatenate([seen(p, x["obs"][None])[0], told(action, reward)])
+    features = jnp.concatenate([parts.small(p, x["obs"][None])[0], told(action, reward)])
     state = jax.tree.map(lambda s: jnp.where(x["first"], 0.0, s), state)
     state = lstm(p["lstm"], state, features)
     log_p, value = jax.nn.log_softmax(c.linear(p["pi"], state[1])), c.linear(p["v"], state[1])[0]
@@ -140,7 +131,7 @@ def watching_plain(start):
     def loss(p, _, data):
         size = data["done"].shape
         action, reward = (jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]]) for x in (data["action"], data["reward"]))
-        features = seen(p, c.rows_of(data["obs"])).reshape(*size, -1)
+        features = parts.small(p, c.rows_of(data["obs"])).reshape(*size, -1)
         features = jnp.concatenate([features, told(action, reward)], -1)
 
         def body(state, x):

@@ -60,6 +60,31 @@ def step_of(x):
     return c.Step(x["reward"], x["done"], jnp.zeros_like(x["done"]))
 
 
+def advantage_and_target(x, t, gamma):
+    """Of stored values, as PPO has them: GAE, normalised over all points, and what values are drawn to."""
+    following = rlfx.series(x["value"], end=x["last_value"])[t + 1]
+    advantage = rlfx.gae(step_of(x), x["value"], following, gamma=gamma, lam=0.95)
+    target = advantage + x["value"]
+    return (advantage - rlfx.mean(advantage)) / (rlfx.std(advantage) + 1e-8), target
+
+
+def advantages_and_targets(data, gamma):
+    """The same of arrays ``[T, B]``."""
+    advantage = c.gae(data["value"], data["last_value"], data["reward"], data["done"], gamma, 0.95)
+    target = advantage + data["value"]
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8), target
+
+
+def nets(key, obs, hidden, outputs):
+    """A policy and a critic, of two hidden layers each."""
+    k = jax.random.split(key)
+    return {"pi": c.mlp_params(k[0], (obs, hidden, hidden, outputs)), "v": c.mlp_params(k[1], (obs, hidden, hidden, 1))}
+
+
+def value_of(p, obs):
+    return c.mlp(p["v"], obs)[..., 0]
+
+
 def going(data, gamma):
     return gamma * (1.0 - data["done"].astype(jnp.float32))
 
@@ -85,6 +110,14 @@ def conv(p, x, stride=1, padding="VALID"):
 
 def pixels(x):
     return x.astype(jnp.float32) / 255.0
+
+
+def small(p, images):
+    """What two convolutions of every other place, and a layer, see."""
+    x = pixels(images)
+    for layer in p["conv"]:
+        x = relu(conv(layer, x, 2))
+    return relu(c.linear(p["hidden"], x.reshape(len(x), -1)))
 
 
 # -- cells

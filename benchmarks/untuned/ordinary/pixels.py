@@ -80,10 +80,7 @@ def small_params(key, side, hidden):
 
 
 def small(p, images):
-    x = pixels(images)
-    for layer in p["conv"]:
-        x = relu(conv(layer, x, 2))
-    x = relu(c.linear(p["hidden"], x.reshape(len(x), -1)))
+    x = parts.small(p, images)
     return c.linear(p["pi"], x), c.linear(p["v"], x)[..., 0]
 
 
@@ -158,10 +155,7 @@ def clipped(log_p, action_log_p, old_log_p, value, advantage, target):
 def ppo_program(params, carry, t):
     (p, _), data = params
     x = rlfx.inputs(data, axes=parts.axes(data))[t]
-    following = rlfx.series(x["value"], end=x["last_value"])[t + 1]
-    advantage = rlfx.gae(parts.step_of(x), x["value"], following, gamma=GAMMA, lam=0.95)
-    target = advantage + x["value"]
-    advantage = (advantage - rlfx.mean(advantage)) / (rlfx.std(advantage) + 1e-8)
+    advantage, target = parts.advantage_and_target(x, t, GAMMA)
     logits, value = jax.tree.map(lambda y: y[0], impala(p, x["obs"][None]))
     log_p = jax.nn.log_softmax(logits)
     return clipped(log_p, log_p[x["action"]], x["log_prob"], value, advantage, target), carry
@@ -169,9 +163,7 @@ def ppo_program(params, carry, t):
 
 def ppo_plain(length, batch):
     def loss(p, _, data):
-        advantage = c.gae(data["value"], data["last_value"], data["reward"], data["done"], GAMMA, 0.95)
-        target = advantage + data["value"]
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage, target = parts.advantages_and_targets(data, GAMMA)
         rows = jax.tree.map(lambda y: y.reshape(length, batch, *y.shape[1:]), impala(p, c.rows_of(data["obs"])))
         logits, value = rows
         log_p = jax.nn.log_softmax(logits)

@@ -106,10 +106,7 @@ def policy_params(key, hidden):
 def ppo_program(params, h, t):
     (p, _), data = params
     x = rlfx.inputs(data, axes=parts.axes(data))[t]
-    following = rlfx.series(x["value"], end=x["last_value"])[t + 1]
-    advantage = rlfx.gae(parts.step_of(x), x["value"], following, gamma=GAMMA, lam=0.95)
-    target = advantage + x["value"]
-    advantage = (advantage - rlfx.mean(advantage)) / (rlfx.std(advantage) + 1e-8)
+    advantage, target = parts.advantage_and_target(x, t, GAMMA)
     h = gru(p["gru"], h, jnp.tanh(c.linear(p["in"], x["obs"])))
     log_p, value = jax.nn.log_softmax(c.linear(p["pi"], h)), c.linear(p["v"], h)[0]
     loss = clipped(log_p, log_p[x["action"]], x["log_prob"], value, advantage, target)
@@ -118,9 +115,7 @@ def ppo_program(params, h, t):
 
 def ppo_plain(length, batch, start):
     def loss(p, _, data):
-        advantage = c.gae(data["value"], data["last_value"], data["reward"], data["done"], GAMMA, 0.95)
-        target = advantage + data["value"]
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage, target = parts.advantages_and_targets(data, GAMMA)
 
         def body(h, x):
             h = gru(p["gru"], h, x[0])

@@ -9,17 +9,9 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
+from benchmarks.untuned.ordinary.parts import nets, value_of
 
 OBS, ACTIONS, DIMS, GAMMA = 17, 6, 6, 0.99
-
-
-def nets_of(key, hidden, outputs=ACTIONS):
-    k = jax.random.split(key)
-    return {"pi": c.mlp_params(k[0], (OBS, hidden, hidden, outputs)), "v": c.mlp_params(k[1], (OBS, hidden, hidden, 1))}
-
-
-def value_of(p, obs):
-    return c.mlp(p["v"], obs)[..., 0]
 
 
 # -- IMPALA: targets and advantages by V-trace
@@ -47,7 +39,7 @@ def vtrace_plain(p, _, data):
 def impala(length, batch, hidden):
     data = parts.stored(1, length, batch, (OBS,), ACTIONS)
     data["log_prob"] = 0.3 * jax.random.normal(jax.random.key(5), (length, batch)) - 1.8
-    p = nets_of(jax.random.key(0), hidden)
+    p = nets(jax.random.key(0), OBS, hidden, ACTIONS)
     return parts.learner(vtrace_program, parts.usual(vtrace_plain), length, batch, p, (), data)
 
 
@@ -119,7 +111,7 @@ def td_plain(p, old, data):
 
 
 def td(length, batch, hidden):
-    p, old = ({"v": nets_of(jax.random.key(i), hidden)["v"]} for i in range(2))
+    p, old = ({"v": nets(jax.random.key(i), OBS, hidden, ACTIONS)["v"]} for i in range(2))
     data = parts.stored(1, length, batch, (OBS,), ACTIONS)
     return parts.learner(td_program, parts.usual(td_plain), length, batch, p, old, data)
 
@@ -167,7 +159,7 @@ def continuous_data(length, batch, p):
 
 
 def ppo(length, batch, hidden):
-    p = nets_of(jax.random.key(0), hidden, DIMS) | {"log_std": jnp.full(DIMS, -0.5)}
+    p = nets(jax.random.key(0), OBS, hidden, DIMS) | {"log_std": jnp.full(DIMS, -0.5)}
     data = continuous_data(length, batch, p)
     return parts.learner(ppo_program, parts.usual(ppo_plain), length, batch, p, (), data)
 
@@ -223,7 +215,7 @@ def vmpo_plain(p, old, data):
 
 
 def vmpo(length, batch, hidden):
-    p = nets_of(jax.random.key(0), hidden) | {"eta": jnp.float32(1.0), "alpha": jnp.float32(0.5)}
+    p = nets(jax.random.key(0), OBS, hidden, ACTIONS) | {"eta": jnp.float32(1.0), "alpha": jnp.float32(0.5)}
     old = c.mlp_params(jax.random.key(4), (OBS, hidden, hidden, ACTIONS))
     data = parts.stored(1, length, batch, (OBS,), ACTIONS)
     data["batch"] = jnp.full((length, batch), float(batch))

@@ -10,20 +10,11 @@ import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.measure import Workload
 from benchmarks.untuned.ordinary import parts
-from benchmarks.untuned.ordinary.parts import relu
+from benchmarks.untuned.ordinary.parts import nets, relu, value_of
 
 OBS, ACTIONS, TASKS, FEATURES, GAMMA = 17, 6, 8, 16, 0.99
 
 # -- a meta-gradient (Xu et al. 2018): by gamma, lambda and an entropy bonus, through one step of the learner
-
-
-def nets_of(key, hidden):
-    k = jax.random.split(key)
-    return {"pi": c.mlp_params(k[0], (OBS, hidden, hidden, ACTIONS)), "v": c.mlp_params(k[1], (OBS, hidden, hidden, 1))}
-
-
-def value_of(p, obs):
-    return c.mlp(p["v"], obs)[..., 0]
 
 
 def inner_program(params, carry, t):
@@ -76,7 +67,7 @@ def meta(length, batch, hidden):
     eta = {"gamma": jnp.float32(3.0), "lam": jnp.float32(2.0), "bonus": jnp.float32(-3.0)}
     data, later = (parts.stored(i, length, batch, (OBS,), ACTIONS) for i in range(2))
     forms = {name: learnt(loss) for name, loss in losses.items()}
-    return Workload(forms, (eta, nets_of(jax.random.key(0), hidden), data, later))
+    return Workload(forms, (eta, nets(jax.random.key(0), OBS, hidden, ACTIONS), data, later))
 
 
 # -- an actor-critic with a head of every task; an environment has a task of its own, and values are scaled task by task

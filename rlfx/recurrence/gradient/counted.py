@@ -17,7 +17,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.timed import Timed
-from rlfx.recurrence.ir.program import Atom, Equation, Lit, Program, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Lit, Var
 from rlfx.recurrence.schedule.later import Counted
 from rlfx.recurrence.schedule.learner import Learner
 
@@ -32,13 +32,14 @@ Condition = tuple[Var, bool]
 def conditions(learner: Learner) -> frozenset[Condition]:
     """Where none of these holds the loss is 0, whatever else there is: each is on t alone. Empty: nothing is known."""
     loss = learner.program.loss
-    if not isinstance(loss, Var) or learner.targets != (loss,):
-        return frozenset()
-    return _conditions(learner.program).get(loss, frozenset())
+    return _conditions(learner).get(loss, frozenset()) if isinstance(loss, Var) else frozenset()
 
 
-def _conditions(program: Program) -> dict[Var, frozenset[Condition]]:
-    """Of values that are 0 where none of some conditions holds, these."""
+def _conditions(learner: Learner) -> dict[Var, frozenset[Condition]]:
+    """Of values that are 0 where none of some conditions holds, these; nothing if it differentiates anything but the loss."""
+    program = learner.program
+    if not isinstance(program.loss, Var) or learner.targets != (program.loss,):
+        return {}
     where: dict[Var, frozenset[Condition]] = {}  # of values that are 0 but there
     timed = {program.now}  # what follows from t and constants
     for e in program.equations:
@@ -55,14 +56,11 @@ def _conditions(program: Program) -> dict[Var, frozenset[Condition]]:
 
 def counted(learner: Learner, begins: bool) -> Counted:
     """Where the loss may be other than 0, of a program that ``begins`` at ``t0 = 0``; or that may, if a call knows no more."""
-    program, timed = learner.program, Timed(learner.program)
-    first = _first(conditions(learner), timed, program.domain.length)
-    if not first:
-        return Counted(begins=begins)
-    where = _conditions(program)
-    returned = [v for v in (program.loss, *program.aux) if isinstance(v, Var)]
-    zero = {v for v in returned if _first(where.get(v, frozenset()), timed, program.domain.length) >= first}
-    return Counted(first, frozenset(zero), begins)
+    program, where, timed = learner.program, _conditions(learner), Timed(learner.program)
+    returned = {v for v in (program.loss, *program.aux) if isinstance(v, Var) and v in where}
+    firsts = {v: _first(where[v], timed, program.domain.length) for v in returned}
+    first = firsts.get(program.loss, 0) if isinstance(program.loss, Var) else 0
+    return Counted(first, frozenset(v for v, known in firsts.items() if 0 < first <= known), begins)
 
 
 def _first(conditions: Iterable[Condition], timed: Timed, length: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import multiplies
 from rlfx.recurrence.analysis.graph import Graph, first_operands
-from rlfx.recurrence.ir.program import Atom, Equation, Var
+from rlfx.recurrence.ir.program import Atom, Equation, Var, users_of
 from rlfx.recurrence.language.index import Point
 from rlfx.recurrence.schedule.schedule import Loop
 from rlfx.recurrence.schedule.truncated import BurnIn, Truncated
@@ -86,7 +86,7 @@ def needed_later(
         rest = (e for e in _split(stages) if e in active and e not in skipped)
         lasting = {e for e in rest if _is_local(e, graph) and sooner.isdisjoint(e.outputs)}
     lasting = lasting if multiplies(lasting) else set()
-    readers = _readers(stages, graph)
+    users = users_of(e for parts, _ in stages for part in parts for e in _equations(part))
 
     ways = [(skipped, first, False), (lasting, back, True)]
     kinds = {e: i for i, (chosen, *_) in enumerate(ways) for e in chosen}
@@ -96,7 +96,7 @@ def needed_later(
             if i is None:
                 return run
             own = frozenset(run)
-            outputs = (v for e in run for v in e.outputs if not readers.get(v, frozenset()) <= own)
+            outputs = (v for e in run for v in e.outputs if v in graph.complete or not own.issuperset(users.get(v, ())))
             return Later(run, *ways[i][1:], tuple(outputs))
 
         return [part(*run) for run in _runs(equations, kinds.get)]
@@ -204,16 +204,6 @@ def _of_first(stages: Iterable[tuple[Sequence[Any], Any]], graph: Graph) -> set[
             made_by = graph.definition.get(v)
             todo += [] if made_by is None else _values(first_operands(made_by))
     return found
-
-
-def _readers(stages: Iterable[tuple[Sequence[Any], Any]], graph: Graph) -> dict[Var, frozenset[Any]]:
-    """Which equations read a value; None among them: it is looked at after the last stage."""
-    found: dict[Var, set[Any]] = {v: {None} for v in graph.complete}
-    for parts, _ in stages:
-        for e in (e for part in parts for e in _equations(part)):
-            for v in _values(e.inputs):
-                found.setdefault(v, set()).add(e)
-    return {v: frozenset(who) for v, who in found.items()}
 
 
 def _runs(equations: Sequence[Equation], kind: Callable[[Equation], Any]) -> list[tuple[Any, tuple[Equation, ...]]]:

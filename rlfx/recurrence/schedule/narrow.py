@@ -6,8 +6,8 @@ first ``[rows, agents, n]`` is turned to ``[agents, rows, n]`` for every product
 
 from __future__ import annotations
 
-from rlfx import _jaxpr as J
 from rlfx.recurrence.analysis.cost import PRODUCTS
+from rlfx.recurrence.cpu.contractions import DOT
 from rlfx.recurrence.ir.program import NO_DIMS, Equation, Program, Var
 from rlfx.recurrence.schedule.schedule import Loop, Schedule
 
@@ -19,8 +19,6 @@ VECTOR = 16
 
 #: How many times as wide the networks of agents may be, of as many rows as columns.
 MEMBERS = 4
-
-_DOT = J.primitive("dot_general")
 
 
 def is_narrow(schedule: Schedule, batch: int, steps: int, most: int) -> bool:
@@ -53,7 +51,7 @@ def _each_sees_its_own(schedule: Schedule) -> bool:
     made: set[Var] = set()  # of products
     for e in (e for s in schedule.stages for e in s.equations):
         follows = not made.isdisjoint(v for v in e.inputs if isinstance(v, Var))
-        if e.op is _DOT and e.params["dimension_numbers"][1][0] and not follows:
+        if e.op is DOT and e.params["dimension_numbers"][1][0] and not follows:
             return True
         if follows or e.op in PRODUCTS:
             made.update(e.outputs)
@@ -63,7 +61,7 @@ def _each_sees_its_own(schedule: Schedule) -> bool:
 def _weight(e: Equation, program: Program) -> tuple[int, ...]:
     """Rows and columns of the weight that a vector is multiplied with, of a member's; nothing of other products."""
     weights = [i for i, x in enumerate(e.inputs) if not isinstance(x, Var) or program.dims_of(x) == NO_DIMS]
-    if e.op is not _DOT or e.is_ragged or len(weights) != 1:
+    if e.op is not DOT or e.is_ragged or len(weights) != 1:
         return ()
     (contracted, members), (side,) = e.params["dimension_numbers"], weights
     w, x = e.inputs[side], e.inputs[1 - side]
