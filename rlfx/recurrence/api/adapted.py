@@ -16,6 +16,7 @@ from rlfx.recurrence.ir.directives import Inside, Leaving
 from rlfx.recurrence.ir.program import Program
 from rlfx.recurrence.ir.verify import rewritten
 from rlfx.recurrence.rewrite.apart import with_parts_apart
+from rlfx.recurrence.rewrite.begun import with_begun
 from rlfx.recurrence.rewrite.between import with_distances_between
 from rlfx.recurrence.rewrite.branches import with_branches_chosen
 from rlfx.recurrence.rewrite.chosen import with_chosen_first
@@ -69,7 +70,7 @@ def adapted(
         program = rewritten(with_rows_taken, program)
     program = rewritten(with_shares, rewritten(with_outer_sums, program))
     if pays.branches:
-        program = rewritten(with_now_and_then, program)
+        program = rewritten(with_begun, rewritten(with_now_and_then, program))
     if pays.reals and complex_numbers(program, own) >= pays.reals:
         program = rewritten(with_reals, program)
     if pays.apart:

@@ -25,6 +25,11 @@ def merged(program: Program) -> Program:
     Meaning-preserving; idempotent. Names of scopes stay: equations of different scopes are two, and so are those with effects.
     What the program returns stays by itself: the last of a carry is not what is returned of every timestep.
     """
+    return substituted(program, given_before(program))
+
+
+def given_before(program: Program) -> dict[Var, Atom]:
+    """Which value is the same, of those that another equation gives already."""
     first: dict[Hashable, Equation] = {}
     instead: dict[Var, Atom] = {}
     returned, series = set(program.returned), {v for e in program.equations if e.op is series_p for v in e.outputs}
@@ -40,7 +45,7 @@ def merged(program: Program) -> Program:
         same = first.setdefault(key, e)
         if same is not e:
             instead.update(zip(e.outputs, same.outputs, strict=True))
-    return substituted(program, instead)
+    return instead
 
 
 def _key(e: Equation, instead: dict[Var, Atom]) -> Hashable | None:
