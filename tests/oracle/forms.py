@@ -86,6 +86,13 @@ FORMS: dict[str, Form] = {
             )
             for name, type_ in (("cut", "f"), ("vcut", "v")) for n in (2, 3)
         ),
+        *(
+            Form(
+                f"{name}{n}", type_, type_ * 2, f"jnp.where(t.now % {n} == 0, $1, $0)",
+                f"$1 if now(t) % {n} == 0 else $0", weight=0,
+            )
+            for name, type_ in (("anew", "f"), ("vanew", "v")) for n in (2, 3)
+        ),
         Form("next", "i", "", 'carry["n"] + 1', 'carry("n", t, b) + 1', weight=0),
         Form("share", "f", "ff", '0.5 * $1 + rlfx.mean($0, "b")', '0.5 * $1 + over("mean", "b", @0, t, b)', weight=0),
         Form("recall", "f", "f", "H[jnp.maximum(t.now - #0, 0)]", "recall(@0, #0, t, b)", at="number"),

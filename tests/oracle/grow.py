@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -249,3 +251,22 @@ def chosen(seed: int, on: Collection[str] = ON, only: Collection[str] = ()) -> T
         return grow(seed, 3, on, only, length=length, batch=(None, 1, 2)[int(rng.integers(3))])
     more: dict[str, Any] = {3: {"float": "float64"}, 7: {"calls": 2}}.get(seed % 10, {})
     return grow(seed, SIZES[seed % len(SIZES)], on, only, **more)
+
+
+def begun_anew(tree: Tree, n: int) -> Tree:
+    """The tree with states that begin anew, of data, at every n-th timestep, 2 or 3: windows, where n divides T and t0 is 0."""
+    anew = {Node(name): Node(f"{form}{n}", (Node(name), Node(data))) for name, form, data in _ANEW}
+
+    @functools.cache
+    def moved(node: Node) -> Node:
+        return anew.get(node) or dataclasses.replace(node, args=tuple(map(moved, node.args)))
+
+    return dataclasses.replace(
+        tree,
+        roots=tuple(map(moved, tree.roots)),
+        carried=tuple((name, moved(node)) for name, node in tree.carried),
+        history=None if tree.history is None else moved(tree.history),
+    )
+
+
+_ANEW = (("h", "anew", "x"), ("v", "vanew", "u"))

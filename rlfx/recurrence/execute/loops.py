@@ -173,11 +173,23 @@ class RunningLoop:
         iteration, backward = self.node.iteration, self.loop.direction == "backward"
         if any(v in self.run.on_host for v in self.loop.stacked):  # what goes to the host is not put together before
             iteration = iteration.rolled()
+        elif self.node.restarted is not None:
+            return self._side_by_side(iteration, state, (times, list(slices)))
         if self.node.truncated is not None:
             agreed = partial(self.run.extent.over_devices, "max")
             iteration = iteration.truncated(self.node.truncated, jnp.asarray(self.run.t0) == 0, agreed)
         state, ys = iteration(self.step, self._postponed(state), (times, list(slices)), backward, self.going())
         return self._seen(state), ys
+
+    def _side_by_side(self, iteration: Any, state: Sequence, xs: tuple) -> tuple[list, list]:
+        """As :meth:`advance`, of all windows at once: none but the first reads the state that it is given."""
+        size = self.node.restarted.timesteps
+        count = len(xs[0]) // size
+        cut = lambda x: jnp.swapaxes(x.reshape(count, size, *x.shape[1:]), 0, 1)  # noqa: E731
+        joined = lambda x: jnp.swapaxes(x, 0, 1).reshape(count * size, *x.shape[2:])  # noqa: E731
+        begun = [jnp.broadcast_to(x, (count, *x.shape)) for x in state]
+        state, ys = iteration(jax.vmap(self.step), begun, jax.tree.map(cut, xs), False, None)
+        return [x[-1] for x in state], jax.tree.map(joined, ys)
 
     def _postponed(self, state: Sequence) -> list:
         """The state as iterations carry it: of what may begin anew where it is read what it is otherwise, and whether it does."""

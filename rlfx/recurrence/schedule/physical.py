@@ -19,6 +19,7 @@ from rlfx.recurrence.schedule.later import Counted, Later, needed_later
 from rlfx.recurrence.schedule.narrow import is_narrow
 from rlfx.recurrence.schedule.postponed import Postponed, postponed
 from rlfx.recurrence.schedule.products import Joined, share_products
+from rlfx.recurrence.schedule.restarted import Restarted, restarted
 from rlfx.recurrence.schedule.schedule import REGISTER, Loop, Schedule
 from rlfx.recurrence.schedule.sections import sections_of, tiled_series
 from rlfx.recurrence.schedule.strided import Strided, strided
@@ -132,6 +133,7 @@ class Repeated:
       sections: these, as (first, end).
       said: what the runner that was asked for says of it.
       truncated: where no derivative goes back further, or None.
+      restarted: windows that run side by side, or None.
       postponed: registers that are kept as what they would be if they did not begin anew.
     """
 
@@ -143,6 +145,7 @@ class Repeated:
     sections: tuple[tuple[int, int], ...] = ()
     said: str | None = None
     truncated: Truncated | None = None
+    restarted: Restarted | None = None
     postponed: Mapping[Var, Postponed] = field(default_factory=dict)
 
     @property
@@ -172,8 +175,7 @@ class Repeated:
             size = self.sections[0][1] - self.sections[0][0]
             count = f"{len(self.sections)} sections of {size} timesteps"
             found.append(f"{', '.join(read)}: {count}, each reads only the past that is there")
-        if self.truncated is not None:
-            found.append(str(self.truncated))
+        found += [str(at) for at in (self.truncated, self.restarted) if at is not None]
         if self.postponed:
             what = "state begins anew where it is" if len(self.postponed) == 1 else "states begin anew where they are"
             found.append(f"{len(self.postponed)} {what} read")
@@ -277,7 +279,7 @@ def _repeated(
     whole: bool,
     counted: Counted,
 ) -> Repeated:
-    program, ending = schedule.graph.program, None
+    program, ending, anew = schedule.graph.program, None, None
     mine, said = (None, None) if runner is None else runner.of(program, loop, target)
     joined: tuple[Joined, ...] = ()
     active = (schedule.differentiated or frozenset(schedule.equations)) if iteration.differentiable else frozenset()
@@ -286,7 +288,8 @@ def _repeated(
     tiled = tiled_series(loop) if whole and (mine is None or mine.whole) else {}
     sections = sections_of(program.domain.length) if tiled else ()
     if whole and iteration.differentiable and mine is None:
-        ending = truncated(program, loop, active, counted.first if target.rewrites.branches else 0)
-    fewest, alone = target.rewrites.postponed, mine is None and ending is None and not sections
+        anew = restarted(program, loop) if counted.begins and not sections else None
+        ending = None if anew else truncated(program, loop, active, counted.first if target.rewrites.branches else 0)
+    fewest, alone = target.rewrites.postponed, mine is None and ending is None and anew is None and not sections
     later = postponed(program, loop, fewest) if fewest and alone else {}
-    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending, later)
+    return Repeated(loop, iteration.of(loop), mine, joined, tiled, sections, said, ending, anew, later)

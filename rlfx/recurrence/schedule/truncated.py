@@ -8,10 +8,10 @@ sequences: ``where(t == 40, stop_gradient(state), state)``. Where the loss count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from rlfx.recurrence.schedule.schedule import REGISTER, Loop
 _SELECT = J.primitive("select_n")
 #: Ways, at most, in which the conditions on t of an iteration come out together: each is followed through it.
 _MOST_WAYS = 16
+
+Found = TypeVar("Found")
 
 
 class Ending(NamedTuple):
@@ -85,22 +87,35 @@ def truncated(program: Program, loop: Loop, active: AbstractSet[Equation], count
 
 def _ends(program: Program, loop: Loop, active: AbstractSet[Equation]) -> list[bool]:
     """At which timesteps no derivative leaves for the one before, if ``t0`` is 0; empty: nothing is known."""
+    series = {e.source for e in loop.reads if is_float(e.source)}
+    at_t = by_conditions(program, loop, _endings(program, loop, active), active)
+    return [t > 0 and series <= at_t[t].read | at_t[t - 1].carried for t in range(len(at_t))]
+
+
+def by_conditions(
+    program: Program, loop: Loop, of: Callable[[Mapping[Equation, int]], Found], among: Container[Equation]
+) -> list[Found]:
+    """What is found of every iteration by which case it takes where a condition is on t alone, if ``t0`` is 0.
+
+    Args:
+      among: the equations whose conditions count.
+
+    Returns:
+      One at each timestep; none if nothing is known, or the loop reads other iterations than the one before.
+    """
     length, registers = program.domain.length, {e.source for e in loop.reads}
     if loop.direction != "forward" or program.domain.until or any(loop.depth[v] != REGISTER for v in registers):
         return []
-    selects = [e for e in loop.body if e.op is _SELECT and e in active]
     timed = Timed(program)
+    selects = (e for e in loop.body if e.op is _SELECT and e in among)
     known = {e: x for e in selects if (x := timed.of(e.inputs[0])) is not None}
     if not known:
         return []
     ways, at = np.unique([np.broadcast_to(x, length) for x in known.values()], axis=1, return_inverse=True)
     if ways.shape[1] > _MOST_WAYS:
         return []
-    ending = _endings(program, loop, active)
-    found = [ending(dict(zip(known, way.tolist(), strict=True))) for way in ways.T]
-    at_t = [found[way] for way in at.reshape(-1)]
-    series = {v for v in registers if is_float(v)}
-    return [t > 0 and series <= at_t[t].read | at_t[t - 1].carried for t in range(length)]
+    found = [of(dict(zip(known, way.tolist(), strict=True))) for way in ways.T]
+    return [found[way] for way in at.reshape(-1)]
 
 
 def _endings(program: Program, loop: Loop, active: AbstractSet[Equation]) -> Callable[[Mapping[Equation, int]], Ending]:
