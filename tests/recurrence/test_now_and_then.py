@@ -123,6 +123,26 @@ def test_all_at_once_the_timesteps_that_need_it_compute_it():
     assert sorted(rows) == [(2, B, N), (T * B, N)]  # of t = 4, and of one beyond the end; of all points
 
 
+def test_what_a_recurrence_begins_with_leaves_the_loop():
+    """The branch is computed for all timesteps at once, and the loop makes the choice; a manager of its state stays in it."""
+
+    def program(params, carry, t):
+        w, xs = params
+        state = jnp.where(t.now % 3 == 0, jnp.tanh(rlfx.inputs(xs)[t] @ w["high"]), carry)
+        after = jnp.tanh(0.9 * state + (0.2 * state) @ w["low"])
+        return jnp.sum((after - 0.1) ** 2), after
+
+    xs = jnp.cos(jnp.arange(T * B * N, dtype=W["low"].dtype)).reshape(T, B, N)
+    fn, other = rlfx.compile(program, length=T, batch=B), rlfx.compile(manager(CHOICES["the last of five"][0], True), length=T, batch=B)
+    assert "of 3 timesteps one computes what is needed where t % 3 == 0" in str(fn.physical((W, xs), STATE))
+    assert "one computes what is needed" not in str(other.physical(W, CARRY))
+    once = with_now_and_then(rlfx.trace(program, (W, xs), STATE, length=T, batch=B))
+    assert with_now_and_then(once) is once
+    fns = fn, rlfx.reference(program, length=T, batch=B)
+    found, wanted = (jax.jit(jax.value_and_grad(lambda w, fn=fn: fn((w, xs), STATE)[0]))(W) for fn in fns)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, wanted)
+
+
 def test_what_others_need_too_is_computed_for_all():
     def program(w, carry, t):
         state, goal = carry

@@ -11,6 +11,7 @@ import rlfx
 from rlfx.recurrence.gradient.one_pass import one_pass_of
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.plan.planner import Options
+from rlfx.recurrence.rewrite.now_and_then import with_now_and_then
 from rlfx.recurrence.schedule import physical
 from rlfx.recurrence.schedule.restarted import restarted
 from rlfx.recurrence.schedule.schedule import Loop
@@ -76,6 +77,13 @@ def of_parameters(p, h, t):
     return lost(h, t), h
 
 
+def encoded(p, h, t):
+    """A code of what is observed then, of which the encoder is computed for the first timesteps of windows alone."""
+    p, data = p
+    h = moved(p, jnp.where(t.now % W == 0, jnp.sin(rlfx.inputs(data)[t]["state"] @ p["w"]), h), t)
+    return lost(h, t), h
+
+
 def follows(p, h, t):
     """Returns and windows beside it see all timesteps."""
     p, data = p
@@ -131,7 +139,7 @@ def branches(p, h, t):
 
 
 CARRIES = {two: (H, jnp.ones(B, jnp.int32)), goes_on: (H, 0.5 * H)}
-WINDOWS = {stored: W, but_the_first: W, two: W, halves: T // 2, of_parameters: 3, follows: W}
+WINDOWS = {stored: W, but_the_first: W, two: W, halves: T // 2, of_parameters: 3, encoded: W, follows: W}
 #: How many of the plans are legal, of what reads following timesteps.
 LEGAL = {follows: 3}
 OTHERS = [leaks, told, goes_on, by_data, uneven, branches]
@@ -153,8 +161,7 @@ def close(found, expected):
 
 
 def windows(f):
-    fn = rlfx.compile(f, length=T, batch=B)
-    program = fn.trace((P, DATA), CARRIES.get(f, H), KEY)
+    program = with_now_and_then(rlfx.trace(f, (P, DATA), CARRIES.get(f, H), KEY, length=T, batch=B))
     rule = GradientRule(program, rlfx.target("cpu"), Options())
     wrt = frozenset(v for v in program.params if v.shape in ((N,), (N, N)))
     loops = [s for s in one_pass_of(rule.learner(wrt)).stages if isinstance(s, Loop) and s.direction == "forward"]
@@ -226,7 +233,7 @@ def test_no_loop_has_more_timesteps_than_a_window():
     grad = jax.jit(jax.grad(lambda p: fn((p, DATA), H, KEY)[0]))
     assert set(trips(grad.lower(P).compile().as_text())) <= {W}
     said = fn.explain((P, DATA), H, KEY, wrt=(True, {"state": False, "done": False}))
-    assert f"its state begins anew every {W} timesteps: these windows run side by side" in str(said.passes)
+    assert f"its state begins anew every {W} timesteps: these windows run side by side" in str(said)
 
 
 def test_other_transforms_of_it():

@@ -176,6 +176,8 @@ def _notes(node: Node, named: Named) -> Iterator[str]:
         rings = {named(v): n for v, n in node.loop.depth.items() if n != REGISTER}
         for name, n in rings.items():
             yield domain.names.text(f"it holds the last {n} timesteps of ") + name
+        if node.restarted is not None:
+            yield str(node.restarted)
         if node.said is not None:
             yield node.said
         if len(node.sections) > 1:

@@ -6,6 +6,8 @@ at all timesteps, and what they give is thrown away at most. Before and after:
     y = net(x); z = select(t % n == k, 0.0, y)   ->   z = cond(t % n == k, lambda: net(x), lambda: 0.0)
 
 which is what ``rlfx.every`` makes: in a loop over time a branch, of all timesteps at once every n-th (``schedule/strided.py``).
+Where a recurrence begins anew with it, ``where(t % 8 == 0, encoder(obs), state)``, the branch gives nothing at other timesteps, and the
+choice stays: the loop is given what all timesteps at once have computed, and its windows may run side by side (``restarted.py``).
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from rlfx import _jaxpr as J
+from rlfx._lazy import nx
+from rlfx.recurrence.analysis.check import whole_graph
 from rlfx.recurrence.analysis.cost import PRODUCTS
 from rlfx.recurrence.analysis.timed import every_nth, of_one
 from rlfx.recurrence.ir.build import exchanged
@@ -44,6 +49,8 @@ class _Case(NamedTuple):
 def with_now_and_then(program: Program) -> Program:
     """The program with branches for such choices; without any ``program``. Meaning-preserving; idempotent."""
 
+    needed_by = functools.cache(lambda: whole_graph(program).nx)
+
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         if e.op is not _SELECT or len(e.inputs) != 3 or e.is_ragged:
             return None
@@ -51,7 +58,8 @@ def with_now_and_then(program: Program) -> Program:
         for holds in every_nth(condition, program):
             case = _case(e, cases[holds], program)
             if case is not None:
-                return functools.partial(_branched, case, holds), [condition, cases[not holds], *case.given]
+                apart = _is_before(case, e, needed_by())
+                return functools.partial(_branched, case, holds, apart), [condition, cases[not holds], *case.given]
         return None
 
     return exchanged(program, instead)
@@ -78,6 +86,14 @@ def _case(select: Equation, value: Atom, program: Program) -> _Case | None:
     return _Case(value, ordered, tuple(given))
 
 
+def _is_before(case: _Case, choice: Equation, graph: nx.DiGraph) -> bool:
+    """Whether a recurrence makes the choice, and none of what is computed for it depends on that."""
+    if choice not in graph:
+        return False
+    later = {*nx.descendants(graph, choice)}
+    return any(e in later for e in graph.predecessors(choice)) and later.isdisjoint(case.group)
+
+
 def moves(e: Equation) -> bool:
     """Whether an equation may be evaluated in a branch: it is of this timestep alone, and draws no numbers.
 
@@ -87,8 +103,8 @@ def moves(e: Equation) -> bool:
     return e.is_pointwise and not apart and not J.contains(e.op, dict(e.params), J.CALLBACKS)
 
 
-def _branched(case: _Case, holds: bool, condition: Any, other: Any, *given: Any) -> Any:
-    """The choice, at one point."""
+def _branched(case: _Case, holds: bool, apart: bool, condition: Any, other: Any, *given: Any) -> Any:
+    """The choice, at one point; ``apart``: made of what the branch gives, which is nothing elsewhere."""
 
     def taken() -> Any:
         known: dict[Atom, Any] = dict(zip(case.given, given, strict=True))
@@ -97,4 +113,7 @@ def _branched(case: _Case, holds: bool, condition: Any, other: Any, *given: Any)
             known.update(zip(e.outputs, values, strict=True))
         return known[case.value]
 
-    return jax.lax.cond(condition if holds else ~condition, taken, lambda: other)
+    taking = condition if holds else ~condition
+    if not apart:
+        return jax.lax.cond(taking, taken, lambda: other)
+    return jax.lax.select_n(taking, other, jax.lax.cond(taking, taken, lambda: jnp.zeros_like(other)))
