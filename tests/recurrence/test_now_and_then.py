@@ -133,7 +133,8 @@ def test_what_a_recurrence_begins_with_leaves_the_loop():
         return jnp.sum((after - 0.1) ** 2), after
 
     xs = jnp.cos(jnp.arange(T * B * N, dtype=W["low"].dtype)).reshape(T, B, N)
-    fn, other = rlfx.compile(program, length=T, batch=B), rlfx.compile(manager(CHOICES["the last of five"][0], True), length=T, batch=B)
+    own = manager(CHOICES["the last of five"][0], True)
+    fn, other = (rlfx.compile(f, length=T, batch=B) for f in (program, own))
     assert "of 3 timesteps one computes what is needed where t % 3 == 0" in str(fn.physical((W, xs), STATE))
     assert "one computes what is needed" not in str(other.physical(W, CARRY))
     once = with_now_and_then(rlfx.trace(program, (W, xs), STATE, length=T, batch=B))

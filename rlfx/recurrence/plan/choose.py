@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
@@ -206,14 +206,17 @@ def _spares_weights(learner: Learner, batch: int, target: Target, times: int = 1
     room, kept = target.room, times * kept_of(learner, batch)
     if room.tile is None:
         return False
-    program, inside = learner.program, frozenset(learner.region.in_loops)
-    params, products = {*program.params}, [e for e in learner.active if e.op in PRODUCTS]
+    inside = frozenset(learner.region.in_loops)
+    outside = _moved(learner, lambda e: e not in inside)
+    return _moved(learner) > room.tile and outside > 2 * kept
 
-    def moved(equations: Iterable[Equation]) -> int:
-        read = {v for e in equations for v in e.inputs if isinstance(v, Var) and v in params}
-        return 2 * sum(bytes_of(v, program.domain) for v in read)
 
-    return moved(products) > room.tile and moved(e for e in products if e not in inside) > 2 * kept
+def _moved(learner: Learner, among: Callable[[Equation], bool] = lambda e: True) -> int:
+    """Bytes of the weights that products read, and of their gradients: what every block reads, and adds to."""
+    program = learner.program
+    params, products = {*program.params}, (e for e in learner.active if e.op in PRODUCTS and among(e))
+    read = {v for e in products for v in e.inputs if isinstance(v, Var) and v in params}
+    return 2 * sum(bytes_of(v, program.domain) for v in read)
 
 
 def _recurring(body: Sequence[Equation]) -> set[Var]:
@@ -305,7 +308,7 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     """Timesteps in a block: the divisor of ``length`` whose activations come closest to a core's own cache.
 
     Every block reads all weights, and adds to their gradients: it has rows enough to make up for that, as far as half of the
-    machine's cache allows. So have copies of the program, each of which has weights of its own. A recurrence reads them at
+    machine's cache allows; of the memory that calls have again, if no core's cache holds the weights. So have copies of the program, each of which has weights of its own. A recurrence reads them at
     every timestep anyway, but starts its loops in every block: none of one timestep, which has no loops, or ``LOOPED``.
     Where most of the work is no part of it (imagination from every state), its rows are those that count. What no timestep
     changes (an encoder of the instance that all of them look at) is differentiated in every block: there are few then.
@@ -314,15 +317,16 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
         return length
     step = max(activation_bytes(learner, batch) * copies, 1)
     fitting = max(1, int(target.room.tile // step))
+    kept = max(target.room.cache, target.room.unmapped or 0)  # memory that calls have again
     room = int(target.room.cache // (2 * step))
     if copies == 1 and _part_in_loops(learner) > OF_WORK:
         fitting = max(fitting, min(room, LOOPED)) if fitting > 1 else 1
     elif copies == 1:
+        room = int(kept // (2 * step)) if _moved(learner) > target.room.tile else room
         again = FOLLOWED if reads_of_next(learner) else 1
         fitting = max(fitting, min(room, max(again, math.ceil(ROWS_OF_BLOCK / rows_of(learner, batch)))))
     else:
         fitting = max(fitting, min(int(target.room.cache // step), -(-ROWS // batch)))
-    kept = max(target.room.cache, target.room.unmapped or 0)  # memory that calls have again
     layers = ROWS_OF_LAYERS / rows_of_layers(learner, batch, target.room.tile) if copies == 1 else 0
     fewest = max(length / _most_blocks(learner), ROWS / rows_of_nested(learner, batch), layers)
     fitting = max(fitting, min(int(kept // step), math.ceil(fewest)))
