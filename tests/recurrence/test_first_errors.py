@@ -6,6 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
 import rlfx
 from rlfx import envs
@@ -294,6 +295,45 @@ def test_forward_mode_is_an_error_of_ours():
     with pytest.raises(TypeError, match="reverse-mode derivatives only") as caught:
         jax.jvp(lambda p: loss_fn(p, jnp.float32(1.0))[0], (1.0,), (1.0,))
     assert isinstance(caught.value, ProgramError)
+
+
+@pytest.mark.parametrize(
+    ("use", "fact"),
+    [
+        (lambda x, t: (x[t:] + x[: t + 1]).sum(), "Two slices of other timesteps meet, whose lengths depend on t"),
+        (lambda x, t: (x[t : t + 3] * x[t:]).sum(), "Two slices of other timesteps meet, whose lengths depend on t"),
+        (lambda x, t: x[t:].sum() * len(x[t:]), "len, range or int asks for the length of a slice"),
+        (lambda x, t: rlfx.mean(x[t:]), "rlfx.mean of a value whose length depends on t"),
+        (lambda x, t: x[t:], "The program returns a slice whose length depends on t, f32["),
+        (lambda x, t: x[t:][x[t:] > 0.2].sum(), "A boolean mask as an index selects as many elements as it has True"),
+        (lambda x, t: x[x[t:] > 0.2].sum(), "i is a boolean, and a series is indexed by time"),
+        (lambda x, t: x[jnp.arange(4) > 2].sum(), "i is a boolean, and a series is indexed by time"),
+    ],
+)
+def test_what_slices_are_asked_for(use, fact):
+    def f(p, c, t):
+        return use(rlfx.series(p * c), t), c
+
+    text = message((ProgramError, UnsupportedSliceOp), lambda: traced(f, jnp.float32(1.0), jnp.float32(1.0)))
+    assert fact in text
+    assert HERE in text
+    assert "tau" not in text
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_ordered_callbacks_of_what_has_no_order(batch):
+    def f(p, c, t):
+        x = rlfx.series(p * c)[t + 1] if batch is None else p * c
+        io_callback(lambda v: None, None, x, ordered=True)
+        return p * c, c + jnp.float32(1.0)
+
+    carry = jnp.float32(1.0) if batch is None else jnp.ones(batch, jnp.float32)
+    loss = lambda p: rlfx.compile(f, length=T, batch=batch)(p, carry)[0]  # noqa: E731
+    for call in (loss, jax.grad(loss)):
+        text = message(ProgramError, lambda call=call: call(jnp.float32(1.0)))
+        assert "An ordered io_callback" in text
+        assert "rlfx.effect" in text
+        assert HERE in text
 
 
 def test_a_plan_names_the_line_on_which_it_is_made():

@@ -67,7 +67,8 @@ def as_returned(leaf: Any, f: Callable) -> Any:
     if J.symbolic_axes(value.shape):
         raise UnsupportedSliceOp(
             located(
-                f"The program returns a value of shape {value.shape}, whose length depends on t.",
+                "The program returns a slice whose length depends on t, "
+                f"{J.short_dtype(value.dtype)}{str(list(value.shape)).replace('tau', '(t + 1)')}.",
                 where=J.function_source(f),
                 fix="Reduce it, or return a window of fixed length: x.window(lo, hi, fill=v).",
             )
