@@ -336,6 +336,26 @@ def test_ordered_callbacks_of_what_has_no_order(batch):
         assert HERE in text
 
 
+def test_a_history_that_is_written_and_not_returned():
+    def program(returned):
+        def f(_, carry, t):
+            x = rlfx.series(1.0 * t, history=carry["memory"])
+            return {"memory": returned(x, carry)}, x.lookup(t - 2)
+
+        carry = {"memory": rlfx.History(3, jnp.float32(0.0))}
+        return rlfx.unroll(f, length=T)(None, carry)[0]["memory"].data.tolist()
+
+    text = message(ProgramError, lambda: program(lambda x, carry: carry["memory"]))
+    assert "written to the history carry['memory'], and the program returns carry['memory'] as it was" in text
+    assert HERE in text
+    assert program(lambda x, carry: x.history) == [3.0, 1.0, 2.0]
+
+
+def test_a_history_that_nothing_is_written_to_goes_by():
+    memory = rlfx.History(3, jnp.float32(0.0))
+    assert rlfx.unroll(lambda _, carry, t: (carry, t.now), length=T)(None, memory)[0].data.tolist() == [0.0] * 3
+
+
 def test_a_plan_names_the_line_on_which_it_is_made():
     text = message(ScheduleError, lambda: rlfx.Plan("blocks", True))
     assert "Plan: block must be a positive integer or None, got True." in text
