@@ -138,6 +138,8 @@ def check_histories(carry_tree: Any, jaxpr: Any, given: Sequence, returned: Sequ
         written = next(writes, None)
         if written is not None:
             name = f"carry{tree.keystr(path)}".partition("[<flat index")[0]
-            fact = f"A value is written to the history {name}, and the program returns {name} as it was: it stays what it began with."
-            fix = "Return the series' .history in its place: x = rlfx.series(value, history=carry.buffer), carry._replace(buffer=x.history)."
+            fact = f"A value is written to the history {name}, and the program returns {name} as it was: "
+            fact += "it stays what it began with."
+            fix = "Return the series' .history in its place: x = rlfx.series(value, history=carry.buffer), and "
+            fix += "carry._replace(buffer=x.history)."
             raise ProgramError(located(fact, where=J.source_of(written), fix=fix))

@@ -58,7 +58,8 @@ def _for(op: str, leaf: Any) -> Any:
     """The leaf in the dtype of jnp's reduction: a sum of booleans counts."""
     leaf = as_array(leaf, f"rlfx.{op}")
     if J.symbolic_axes(leaf.shape):
-        fact = f"rlfx.{op} of a value whose length depends on t: at another timestep or in another environment it has another length."
+        fact = f"rlfx.{op} of a value whose length depends on t: at another timestep or in another environment it has "
+        fact += "another length."
         fix = f"Reduce the slice itself, x[t:].{'sum' if op == 'last' else op}(), and give rlfx.{op} the number."
         raise UnsupportedSliceOp(located(fact, where=J.here(), fix=fix))
     if op == "last":
