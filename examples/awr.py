@@ -47,7 +47,7 @@ def targets(both, carry, t):
     params, log = both
     x = rlfx.inputs(log)[t]
     seen = rlfx.series(x.obs, end=x.obs)
-    cut = (seen[t + 1] != x.next_obs).any() | (t == t.length - 1)  # what follows is of another episode
+    cut = (seen[t + 1] != x.next_obs).any() | (t.now == rlfx.series(t.now)[t.length - 1])  # what follows is of another episode
     step = SimpleNamespace(reward=x.reward, terminated=x.terminated, truncated=cut)
     return carry, rlfx.lambda_return(step, critic(params, x.next_obs), gamma=GAMMA, lam=LAMBDA)
 

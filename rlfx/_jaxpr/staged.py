@@ -45,11 +45,13 @@ class Staged(Primitive):
 
     ``again(args, (size, varies, name), **params)`` gives the parameters under one more axis, which is the leading one of
     those ``args`` that vary, and of all results. Its derivative is that of the body, or of what ``differentiable(**params)``
-    gives, if it does: a function of the same arguments. Results that nobody uses are dead code: ``params["used"]`` has those
-    that are.
+    gives, if it does: a function of the same arguments; ``derived`` makes one of it that can be differentiated. Results that
+    nobody uses are dead code: ``params["used"]`` has those that are.
     """
 
-    def __init__(self, name: str, again: Callable, differentiable: Callable | None = None):
+    def __init__(
+        self, name: str, again: Callable, differentiable: Callable | None = None, derived: Callable = lambda fn: fn
+    ):
         super().__init__(name)
         self.multiple_results = True
 
@@ -69,7 +71,7 @@ class Staged(Primitive):
                     return run(*args, **params)
                 return [out for out, u in zip(fn(*args), used, strict=True) if u]
 
-            return of, [primals[i] for i in moving]
+            return derived(of), [primals[i] for i in moving]
 
         def jvp(primals, tangents, **params):
             moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]

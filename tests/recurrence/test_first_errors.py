@@ -6,6 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
 import rlfx
 from rlfx import envs
@@ -294,6 +295,65 @@ def test_forward_mode_is_an_error_of_ours():
     with pytest.raises(TypeError, match="reverse-mode derivatives only") as caught:
         jax.jvp(lambda p: loss_fn(p, jnp.float32(1.0))[0], (1.0,), (1.0,))
     assert isinstance(caught.value, ProgramError)
+
+
+@pytest.mark.parametrize(
+    ("use", "fact"),
+    [
+        (lambda x, t: (x[t:] + x[: t + 1]).sum(), "Two slices of other timesteps meet, whose lengths depend on t"),
+        (lambda x, t: (x[t : t + 3] * x[t:]).sum(), "Two slices of other timesteps meet, whose lengths depend on t"),
+        (lambda x, t: x[t:].sum() * len(x[t:]), "len, range or int asks for the length of a slice"),
+        (lambda x, t: rlfx.mean(x[t:]), "rlfx.mean of a value whose length depends on t"),
+        (lambda x, t: x[t:], "The program returns a slice whose length depends on t, f32["),
+        (lambda x, t: x[t:][x[t:] > 0.2].sum(), "A boolean mask as an index selects as many elements as it has True"),
+        (lambda x, t: x[x[t:] > 0.2].sum(), "i is a boolean, and a series is indexed by time"),
+        (lambda x, t: x[jnp.arange(4) > 2].sum(), "i is a boolean, and a series is indexed by time"),
+    ],
+)
+def test_what_slices_are_asked_for(use, fact):
+    def f(p, c, t):
+        return use(rlfx.series(p * c), t), c
+
+    text = message((ProgramError, UnsupportedSliceOp), lambda: traced(f, jnp.float32(1.0), jnp.float32(1.0)))
+    assert fact in text
+    assert HERE in text
+    assert "tau" not in text
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_ordered_callbacks_of_what_has_no_order(batch):
+    def f(p, c, t):
+        x = rlfx.series(p * c)[t + 1] if batch is None else p * c
+        io_callback(lambda v: None, None, x, ordered=True)
+        return p * c, c + jnp.float32(1.0)
+
+    carry = jnp.float32(1.0) if batch is None else jnp.ones(batch, jnp.float32)
+    loss = lambda p: rlfx.compile(f, length=T, batch=batch)(p, carry)[0]  # noqa: E731
+    for call in (loss, jax.grad(loss)):
+        text = message(ProgramError, lambda call=call: call(jnp.float32(1.0)))
+        assert "An ordered io_callback" in text
+        assert "rlfx.effect" in text
+        assert HERE in text
+
+
+def test_a_history_that_is_written_and_not_returned():
+    def program(returned):
+        def f(_, carry, t):
+            x = rlfx.series(1.0 * t, history=carry["memory"])
+            return {"memory": returned(x, carry)}, x.lookup(t - 2)
+
+        carry = {"memory": rlfx.History(3, jnp.float32(0.0))}
+        return rlfx.unroll(f, length=T)(None, carry)[0]["memory"].data.tolist()
+
+    text = message(ProgramError, lambda: program(lambda x, carry: carry["memory"]))
+    assert "written to the history carry['memory'], and the program returns carry['memory'] as it was" in text
+    assert HERE in text
+    assert program(lambda x, carry: x.history) == [3.0, 1.0, 2.0]
+
+
+def test_a_history_that_nothing_is_written_to_goes_by():
+    memory = rlfx.History(3, jnp.float32(0.0))
+    assert rlfx.unroll(lambda _, carry, t: (carry, t.now), length=T)(None, memory)[0].data.tolist() == [0.0] * 3
 
 
 def test_a_plan_names_the_line_on_which_it_is_made():

@@ -97,6 +97,40 @@ def test_the_hessian_and_third_derivatives():
     close(jax.jit(third, static_argnums=0)(mine), third(theirs))
 
 
+@jax.custom_vjp
+def own(x):
+    return jnp.sin(x)
+
+
+own.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda c, g: (c * g,))
+
+
+@pytest.mark.parametrize("how", [{}, {"plan": Plan("blocks", 4)}, {"plan": Plan()}], ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_stopped_may_have_a_derivative_of_its_own(how, nested):
+    """In a loop of the program's, or in one of the user's."""
+    loop = lambda x: jax.lax.scan(lambda c, _: (own(c), None), x, None, length=2)[0]  # noqa: E731
+    value = loop if nested else own
+
+    data = X[:, 0, 0]
+
+    def f(w, carry, t):
+        y = rlfx.series(value(w * rlfx.inputs(data)[t]), end=w)
+        return (y[t] - jax.lax.stop_gradient(y[t + 1])) ** 2, carry
+
+    def theirs(w):
+        y = value(w * data)
+        return ((y - jax.lax.stop_gradient(jnp.append(y[1:], w))) ** 2).mean()
+
+    fn, w = rlfx.compile(f, length=T, **how), jnp.float32(0.5)
+    loss = lambda w: fn(w, ())[0]  # noqa: E731
+    expected = jax.jacrev(jax.grad(theirs))(w)
+    close(jax.hessian(loss)(w), expected)
+    close(jax.jit(jax.hessian(loss))(w), expected)
+    close(jax.vmap(jax.hessian(loss))(jnp.stack([w, 2.0 * w]))[0], expected)
+    close(jax.grad(jax.grad(loss))(w), expected)
+
+
 def test_other_outputs():
     """The pullback of aux is differentiated, too."""
 

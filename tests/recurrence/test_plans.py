@@ -249,6 +249,23 @@ def test_generated_programs_have_the_same_results_under_every_legal_plan(seed):
         assert not mismatches(got, expected), f"{p!r}{plan!r}"
 
 
+@pytest.mark.parametrize("form", ["blocks", "stream", "replay", "one pass"])
+@pytest.mark.parametrize("flows", [False, True])
+def test_one_timestep_has_every_plan(form, flows):
+    """Nothing flows from one timestep to another; that it is a block of one is all the plan says."""
+
+    def f(w, h, t):
+        h = jnp.tanh(w * h + 1.0)
+        return h**2, h if flows else jax.lax.stop_gradient(h)
+
+    plan = rlfx.Plan(form) if form == "one pass" else rlfx.Plan(form, 1, environments=1)
+    w, h = jnp.float32(0.5), jnp.asarray([0.3, -0.2], jnp.float32)
+    given, plain = rlfx.compile(f, length=1, batch=2, plan=plan), rlfx.compile(f, length=1, batch=2)
+    np.testing.assert_allclose(*(jax.grad(lambda w, fn=fn: fn(w, h)[0])(w) for fn in (given, plain)), rtol=1e-6)
+    with pytest.raises(ScheduleError, match="longer than T=1"):
+        rlfx.compile(f, length=1, batch=2, plan=rlfx.Plan("blocks", 2)).plan(w, h)
+
+
 def test_illegal_plans_are_refused_with_the_reason():
     arguments = {"w": jnp.ones((3, 40), jnp.float32)}, jnp.ones(BATCH, jnp.float32)
 

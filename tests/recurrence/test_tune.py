@@ -77,6 +77,23 @@ def test_autotune_from_the_outside():
     assert again.plan(PARAMS, STATE, KEY) == plan
 
 
+@pytest.mark.parametrize("options", [{"autotune": True}, {"memory_budget": 1 << 20}])
+def test_what_is_measured_is_the_compiled_program_also_without_jit(options):
+    w, x = jnp.float32(0.5), jnp.arange(1.0, 5.0, dtype=jnp.float32)
+
+    def program(w, x, t):
+        y = rlfx.series(jnp.tanh(w * x))
+        return (y[t] - jax.lax.stop_gradient(y[t + 1])) ** 2, jax.lax.stop_gradient(jnp.tanh(w * x))
+
+    eager, plain = (rlfx.compile(program, length=6, batch=4, **options) for _ in range(2))
+    with jax.disable_jit():
+        got = jax.grad(lambda w: eager(w, x)[0])(w)
+        measured = eager.explain(w, x).measured_bytes
+    np.testing.assert_allclose(got, jax.grad(lambda w: plain(w, x)[0])(w), rtol=1e-5)
+    if "memory_budget" in options:
+        assert measured == plain.explain(w, x).measured_bytes
+
+
 def test_autotune_stays_within_a_budget():
     compiled = rlfx.compile(reinforce, length=T, batch=B, autotune=True, memory_budget=1 << 20)
     assert compiled.explain(PARAMS, STATE, KEY).measured_bytes <= 1 << 20

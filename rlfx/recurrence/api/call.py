@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlfx.errors import ProgramError, ProgramTypeError, located
 from rlfx.recurrence.api.machine import check_axes
 from rlfx.recurrence.gradient.rule import GradientRule
 from rlfx.recurrence.ir.arguments import Arguments
+from rlfx.recurrence.ir.program import Equation
 from rlfx.recurrence.ir.trace import rewrap_shared
 from rlfx.recurrence.language.time import as_integer
 
@@ -55,6 +57,20 @@ def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
                 fix="Return it from the program as aux instead of storing it.",
             )
         ) from error
+    except ValueError as error:
+        if "ordered IO callback" not in str(error):
+            raise
+        ordered = (e for e in rule.program.equations if any(of.get("ordered") for of in _parameters(e)))
+        fact = (
+            "An ordered io_callback is called for several timesteps or environments at once, which have no order among them: "
+            "jax maps none."
+        )
+        fix = (
+            "Write rlfx.effect(fn, x): once at each timestep, in the order of time, with the values of all environments. If the "
+            "order is nothing to you: ordered=False."
+        )
+        where = next((e.where for e in ordered), rule.program.where)
+        raise ProgramError(located(fact, where=where, fix=fix)) from error
     except TypeError as error:
         if "forward-mode" not in str(error) and "jvp" not in str(error):
             raise
@@ -66,3 +82,9 @@ def _call(rule: GradientRule, flat: list, t0: Any) -> tuple:
                 "with the direction.",
             )
         ) from error
+
+
+def _parameters(equation: Equation) -> Iterator[Mapping]:
+    """Those of an equation, and of what is in its bodies."""
+    yield equation.params
+    yield from (e.params for e in J.equations_in(dict(equation.params)))

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 
 from rlfx import _jaxpr as J
+from rlfx.recurrence.cpu.bodies import with_rules_in_bodies
+from rlfx.recurrence.ir.interpret import rewritten
 
 
 @dataclass(frozen=True)
@@ -137,4 +139,34 @@ def _in_turn(fn: Callable, varies: Sequence[bool], again: bool) -> Callable:
     return run
 
 
-_planned_p = J.Staged("rlfx_planned", _again, _moved)
+def _by_forward_rules(fn: Callable) -> Callable:
+    """``fn``, a gradient that is differentiated, with the forward rules of what has a ``jax.custom_vjp`` of its own.
+
+    What a gradient goes through has left its rules behind. What is stopped is still a call, which jax refuses to push tangents
+    through; under ``jax.grad`` jax evaluates such calls by their forward rules, too.
+    """
+
+    def run(*args: Any) -> Any:
+        closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
+        rules = _FORWARD_RULES if any(map(_has_own_rule, J.equations_in({"jaxpr": closed}))) else {}
+        return jax.tree.unflatten(jax.tree.structure(out), rewritten(J.jaxpr_as_fun(closed.jaxpr, closed.consts), rules)(*args))
+
+    return run
+
+
+def _has_own_rule(eqn: Any) -> bool:
+    return eqn.primitive is J.CUSTOM_VJP
+
+
+def _forward_rule(eqn: Any, operands: list) -> list:
+    moving = [i for i, x in enumerate(operands) if J.is_inexact(x)]
+
+    def call(*new: Any) -> list:
+        return J.bind(eqn.primitive, eqn.params, *(dict(enumerate(operands)) | dict(zip(moving, new, strict=True))).values())
+
+    return list(jax.vjp(call, *(operands[i] for i in moving))[0])
+
+
+_FORWARD_RULES = with_rules_in_bodies({J.CUSTOM_VJP: _forward_rule}, _has_own_rule)
+
+_planned_p = J.Staged("rlfx_planned", _again, _moved, _by_forward_rules)

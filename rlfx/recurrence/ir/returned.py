@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from rlfx import _jaxpr as J
 from rlfx._checks import shown
 from rlfx.errors import ProgramError, ProgramTypeError, UnsupportedSliceOp, located
+from rlfx.recurrence.language.history import SCOPE, History
 from rlfx.recurrence.language.operands import NoArray, to_array
 
 tree = jax.tree_util
@@ -67,7 +68,8 @@ def as_returned(leaf: Any, f: Callable) -> Any:
     if J.symbolic_axes(value.shape):
         raise UnsupportedSliceOp(
             located(
-                f"The program returns a value of shape {value.shape}, whose length depends on t.",
+                "The program returns a slice whose length depends on t, "
+                f"{J.short_dtype(value.dtype)}{str(list(value.shape)).replace('tau', '(t + 1)')}.",
                 where=J.function_source(f),
                 fix="Reduce it, or return a window of fixed length: x.window(lo, hi, fill=v).",
             )
@@ -119,3 +121,25 @@ def stop_of(until: Callable, carry_tree: Any, leaves: list) -> Any:
             )
         )
     return stop
+
+
+def check_histories(carry_tree: Any, jaxpr: Any, given: Sequence, returned: Sequence) -> None:
+    """No history is written and comes back as it was: it would stay what it began with.
+
+    Args:
+      given, returned: the leaves of the carry as inputs and outputs of the program's jaxpr.
+    """
+    carry = tree.tree_unflatten(carry_tree, range(len(given)))
+    for path, part in tree.tree_flatten_with_path(carry, is_leaf=lambda x: isinstance(x, History))[0]:
+        if not isinstance(part, History):
+            continue
+        same = {given[i] for i in tree.tree_leaves(part) if returned[i] is given[i]}
+        writes = (e for e in jaxpr.eqns if SCOPE in J.scope_of(e) and not same.isdisjoint(J.variables(e.invars)))
+        written = next(writes, None)
+        if written is not None:
+            name = f"carry{tree.keystr(path)}".partition("[<flat index")[0]
+            fact = f"A value is written to the history {name}, and the program returns {name} as it was: "
+            fact += "it stays what it began with."
+            fix = "Return the series' .history in its place: x = rlfx.series(value, history=carry.buffer), and "
+            fix += "carry._replace(buffer=x.history)."
+            raise ProgramError(located(fact, where=J.source_of(written), fix=fix))

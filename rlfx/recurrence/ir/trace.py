@@ -18,7 +18,7 @@ from rlfx.recurrence.ir.behind import with_values_behind
 from rlfx.recurrence.ir.flatten import Flattener
 from rlfx.recurrence.ir.program import NO_DIMS, Atom, Equation, Lit, Program, Var, infer_dims
 from rlfx.recurrence.ir.provenance import check_times, known_values
-from rlfx.recurrence.ir.returned import as_returned, check_carry, check_loss, split_result, stop_of
+from rlfx.recurrence.ir.returned import as_returned, check_carry, check_histories, check_loss, split_result, stop_of
 from rlfx.recurrence.language.context import Context
 from rlfx.recurrence.language.domain import Domain
 from rlfx.recurrence.language.effects import SCOPE, effect_p, together
@@ -113,6 +113,8 @@ def trace_program(f: Callable, sig: Signature, avals: Sequence, key_aval: Any, *
             raise
         raise ours from error
     _refuse_ragged(consts, out["where"])
+    begins, ends = jaxpr.invars[n_params:], jaxpr.outvars[int(sig.has_loss) :]
+    check_histories(sig.carry_tree, jaxpr, begins[:n_carry], ends[:n_carry])
     return _assemble(name or getattr(f, "__name__", "program"), sig, jaxpr, consts, out, key_aval is not None)
 
 

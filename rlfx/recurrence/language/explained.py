@@ -18,6 +18,9 @@ from rlfx.recurrence.language.time import Time
 
 _WINDOW = "Read a window of fixed length instead, x.window(lo, hi, fill=v), or a slice that is never empty."
 
+#: Two shapes that do not fit, both with a length that depends on t.
+_TWO_LENGTHS = r"(?i)incompatible shapes.*: [\[(].*\btau\b.*[\])], [\[(].*\btau\b.*[\])]"
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -111,6 +114,28 @@ RULES = (
         ProgramTypeError,
     ),
     Rule(_TYPE, r"(?s)\btau\b.*rank_promotion", lambda e: _in_t(e), "Give both as many axes, x[None] for x for example.", None),
+    Rule(
+        (jax.errors.NonConcreteBooleanIndexError,),
+        "",
+        _says(f"A boolean mask as an index selects as many elements as it has True, {ONCE}"),
+        "Keep all, and choose: x.sum(where=mask), jnp.where(mask, x, 0.0).",
+    ),
+    Rule(
+        (TypeError,),
+        "_DimExpr.*cannot be interpreted as an integer",
+        _says(f"len, range or int asks for the length of a slice as a Python integer: it depends on t, {ONCE}"),
+        "In arithmetic the length of x[t:] is x[t:].shape[0]; the slice is reduced as a whole, x[t:].sum(), and is no loop's. "
+        "Of a fixed length is a window, x.window(lo, hi, fill=v).",
+        UnsupportedSliceOp,
+    ),
+    Rule(
+        _TYPE,
+        _TWO_LENGTHS,
+        lambda e: f"Two slices of other timesteps meet, whose lengths depend on t each in its own way: {_in_t(e)}",
+        "Cut both alike, x[t:] + y[t:]; reduce one of them first, x[t:] + y[:t + 1].sum(); or read windows of one fixed length, "
+        "x.window(lo, hi, fill=v).",
+        UnsupportedSliceOp,
+    ),
     # jax 0.11 iterates over an array of symbolic length until it trips over itself.
     Rule(
         _TYPE,

@@ -17,6 +17,9 @@ from rlfx.recurrence.language.lookups import filled
 
 tree = jax.tree_util
 
+#: The scope in which values are written to a history.
+SCOPE = "rlfx.history"
+
 
 @tree.register_pytree_node_class
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,7 @@ class History:
 
     Raises:
       DomainError: if ``capacity`` or ``batch`` is no positive integer, or ``like`` has no arrays.
+      ProgramError: (when a program is traced) if a history is written, and comes back in the carry as it was.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,7 +81,8 @@ class History:
 
         try:
             self._check(value)
-            return History(self.capacity, data=tree.tree_map(put, self.data, value))
+            with jax.named_scope(SCOPE):
+                return History(self.capacity, data=tree.tree_map(put, self.data, value))
         except TypeError as error:
             raise BoundaryError(
                 located(

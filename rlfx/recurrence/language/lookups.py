@@ -99,6 +99,10 @@ def _int32(value: Any, name: str) -> Any:
     if isinstance(value, str):
         fact = f"A series is indexed by time first; it was asked for {value!r}."
         raise DomainError(located(fact, where=J.here(), fix=f"Read it, and then the leaf: x[t][{value!r}]."))
+    if isinstance(value, (bool, np.bool_)) or dtype == np.dtype(bool):
+        fact = f"{name} is a boolean, and a series is indexed by time: a mask says nothing of which timesteps there are."
+        fix = "Read a slice and choose from it, jnp.where(mask, x[t:], 0.0).sum(); of one timestep jnp.where(here, x[t], 0.0)."
+        raise DomainError(located(fact, where=J.here(), fix=fix))
     if as_integer(value) is None and (dtype is None or not jnp.issubdtype(dtype, jnp.integer)):
         raise DomainError(
             located(

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlfx import _jaxpr as J
 from rlfx._checks import POSITIVE, Kind, expect, function
-from rlfx.errors import ProgramError, ProgramTypeError, located
+from rlfx.errors import ProgramError, ProgramTypeError, UnsupportedSliceOp, located
 from rlfx.recurrence.language.domain import Domain, current_domain
 from rlfx.recurrence.language.names import BOTH
 from rlfx.recurrence.language.nesting import check_axis
@@ -57,6 +57,11 @@ def reduced(op: str, x: Any, over: Iterable[str]) -> Any:
 def _for(op: str, leaf: Any) -> Any:
     """The leaf in the dtype of jnp's reduction: a sum of booleans counts."""
     leaf = as_array(leaf, f"rlfx.{op}")
+    if J.symbolic_axes(leaf.shape):
+        fact = f"rlfx.{op} of a value whose length depends on t: at another timestep or in another environment it has "
+        fact += "another length."
+        fix = f"Reduce the slice itself, x[t:].{'sum' if op == 'last' else op}(), and give rlfx.{op} the number."
+        raise UnsupportedSliceOp(located(fact, where=J.here(), fix=fix))
     if op == "last":
         return leaf
     try:

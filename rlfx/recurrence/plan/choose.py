@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rlfx._target import Target
 from rlfx.errors import ScheduleError, located
@@ -82,7 +83,7 @@ def why_not_environments(learner: Learner, order: Sequence[Var]) -> str | None:
 
 
 def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int, target: Target) -> Plan:
-    """A plan that was asked for.
+    """A plan that was asked for. Of one timestep every form is all timesteps at once: nothing flows from one to another.
 
     Raises:
       ScheduleError: if it is not legal for the program, with the reason.
@@ -90,7 +91,8 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int, targ
     program = learner.program
     if plan.offload is not None:
         refuse(target.platform, JAXLIB)
-    reason = why_not(plan.form, learner)
+    alone = program.domain.length == 1
+    reason = None if alone else why_not(plan.form, learner)
     if reason is None and plan.environments is not None:
         reason = why_not_environments(learner, order)
     fix = "Leave the plan to the compiler. Where a gradient is in the way, stop it (jax.lax.stop_gradient)."
@@ -99,7 +101,7 @@ def checked(plan: Plan, learner: Learner, order: Sequence[Var], batch: int, targ
     if reason is None:
         reason, fix = _misfit(plan, program.domain.length, batch)
     if reason is None:
-        return plan
+        return replace(plan, form="at once", block=None) if alone else plan
     fact = f"{program.name} cannot run by the plan {plan.form!r}: {reason}."
     raise ScheduleError(located(fact, where=program.where, fix=fix))
 

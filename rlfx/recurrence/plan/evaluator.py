@@ -55,7 +55,8 @@ class PlanEvaluator:
 
     def _once(self, what: str, plan: Plan, compute: Any) -> Any:
         if (what, plan) not in self._known:
-            self._known[what, plan] = compute()
+            with jax.disable_jit(False):  # it is asked of the compiled program, also while someone debugs
+                self._known[what, plan] = compute()
         return self._known[what, plan]
 
     @property
@@ -160,15 +161,16 @@ class PlanEvaluator:
         """Seconds of one evaluation under each plan: compiled, and run in turns, on small numbers of the same shapes."""
         fresh = [plan for plan in plans if plan not in self.timed]
         made = {plan: self._function(plan) for plan in fresh}
-        runs = {plan: jax.jit(fn).lower(*shapes).compile() for plan, (fn, shapes) in made.items()}
         spent: dict[Plan, list[float]] = {plan: [] for plan in fresh}
-        with jax.ensure_compile_time_eval():  # a plan may be asked for while the caller is traced
-            arguments = {plan: list(map(_some, shapes)) for plan, (_, shapes) in made.items()}
-            for _ in range(ROUNDS + 1):  # the first one is not counted
-                for plan, run in runs.items():
-                    start = time.perf_counter()
-                    jax.block_until_ready(run(*arguments[plan]))
-                    spent[plan].append(time.perf_counter() - start)
+        with jax.disable_jit(False):  # what is timed is the compiled program, also while someone debugs
+            runs = {plan: jax.jit(fn).lower(*shapes).compile() for plan, (fn, shapes) in made.items()}
+            with jax.ensure_compile_time_eval():  # a plan may be asked for while the caller is traced
+                arguments = {plan: list(map(_some, shapes)) for plan, (_, shapes) in made.items()}
+                for _ in range(ROUNDS + 1):  # the first one is not counted
+                    for plan, run in runs.items():
+                        start = time.perf_counter()
+                        jax.block_until_ready(run(*arguments[plan]))
+                        spent[plan].append(time.perf_counter() - start)
         for plan, times in spent.items():
             self._known["seconds", plan] = statistics.median(times[1:])
         return {plan: self._known["seconds", plan] for plan in plans}
