@@ -1,15 +1,14 @@
-"""Learners of rewards: GAIL with a penalty on gradients, AIRL, preferences between segments."""
+"""Learners of rewards: by telling an expert from a policy (AIRL), and by preferences between segments."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax.lax import stop_gradient
 
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
-from benchmarks.untuned.ordinary.parts import nets, relu, value_of
+from benchmarks.untuned.ordinary.parts import relu
 
 OBS, ACTIONS, GAMMA = 17, 6, 0.99
 
@@ -22,58 +21,6 @@ def with_experts(length, batch):
 
 def together(obs, action):
     return jnp.concatenate([obs, jax.nn.one_hot(action, ACTIONS)], -1)
-
-
-# -- GAIL: what tells an agent from an expert is its reward; the gradient between both is to have a length of one
-
-
-def unlike(p, agent, expert, mix):
-    """The discriminator's loss of a point, or of all."""
-    of_agent, of_expert = c.mlp(p, agent)[..., 0], c.mlp(p, expert)[..., 0]
-    between = mix * agent + (1.0 - mix) * expert
-    slope = jax.grad(lambda x: c.mlp(p, x)[..., 0].sum())(between)
-    length = jnp.sqrt((slope**2).sum(-1) + 1e-8)
-    return jax.nn.softplus(of_agent) + jax.nn.softplus(-of_expert) + 10.0 * (length - 1.0) ** 2
-
-
-def gail_program(params, carry, t):
-    (p, _), data = params
-    x = rlfx.inputs(data, axes=parts.axes(data))[t]
-    agent, expert = together(x["obs"], x["action"]), together(x["expert_obs"], x["expert_action"])
-    told = unlike(p["told"], agent, expert, jax.random.uniform(t.key_for("mix"), (1,)))
-    reward = stop_gradient(jax.nn.softplus(c.mlp(p["told"], agent)[0]))
-    value = value_of(p, x["obs"])
-    following = rlfx.series(value, end=value_of(p, x["last"]))[t + 1]
-    advantage = stop_gradient(rlfx.gae(parts.step_of(x | {"reward": reward}), value, following, gamma=GAMMA, lam=0.95))
-    log_p = jax.nn.log_softmax(c.mlp(p["pi"], x["obs"]))
-    entropy = -(jnp.exp(log_p) * log_p).sum()
-    target = advantage + stop_gradient(value)
-    return told + 0.5 * (value - target) ** 2 - log_p[x["action"]] * advantage - 0.01 * entropy, carry
-
-
-def gail_plain(length, batch):
-    def loss(p, _, data, key):
-        (keys,) = c.streams(key, batch, "mix")
-        mix = jax.vmap(lambda t: jax.vmap(lambda k: jax.random.uniform(k, (1,)))(c.at(keys, t)))(jnp.arange(length))
-        agent, expert = together(data["obs"], data["action"]), together(data["expert_obs"], data["expert_action"])
-        told = unlike(p["told"], agent, expert, mix)
-        reward = stop_gradient(jax.nn.softplus(c.mlp(p["told"], agent)[..., 0]))
-        value = value_of(p, parts.with_last(data))
-        value, last = value[:-1], value[-1]
-        advantage = stop_gradient(c.gae(value, last, reward, data["done"], GAMMA, 0.95))
-        logits = c.mlp(p["pi"], data["obs"])
-        log_prob = c.pick(jax.nn.log_softmax(logits), data["action"])
-        return (told + c.actor_critic_loss(logits, value, log_prob, advantage, stop_gradient(value) + advantage)).mean()
-
-    return parts.usual(loss)
-
-
-def gail(length, batch, hidden):
-    p = nets(jax.random.key(0), OBS, hidden, ACTIONS)
-    p["told"] = c.mlp_params(jax.random.key(1), (OBS + ACTIONS, hidden, hidden, 1))
-    data = with_experts(length, batch)
-    del data["last_expert"]
-    return parts.learner(gail_program, gail_plain(length, batch), length, batch, p, (), data, random=True)
 
 
 # -- AIRL: a reward and a shape of it, told apart by the policy's own probabilities
