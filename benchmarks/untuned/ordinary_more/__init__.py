@@ -3,7 +3,7 @@ program of arrays ``[T, B]``."""
 
 from __future__ import annotations
 
-from . import beliefs, buffers, offline, restarts, whole
+from . import beliefs, buffers, judges, networks, offline, restarts, whole
 
 CASES = {
     "hidden Markov model, 32 states T=256 B=64": (beliefs.markov, {"length": 256, "batch": 64, "states": 32}),
@@ -24,6 +24,14 @@ CASES = {
         offline.priors, {"length": 16, "batch": 32, "hidden": 128, "members": 10},
     ),
     "DRQN, replay that begins later T=192 B=8": (buffers.drqn, {"length": 192, "batch": 8, "hidden": 64}),
+    "mixture of experts T=32 B=32": (networks.experts, {"length": 32, "batch": 32, "width": 128}),
+    "FiLM, three blocks T=64 B=32": (networks.film, {"length": 64, "batch": 32, "width": 128, "blocks": 3}),
+    "hypernetwork T=32 B=32": (networks.hyper, {"length": 32, "batch": 32, "width": 64, "hidden": 64}),
+    "S4D T=128 B=8": (networks.spaces, {"length": 128, "batch": 8, "width": 64, "layers": 2, "states": 8}),
+    "GAIL T=32 B=32": (judges.gail, {"length": 32, "batch": 32, "hidden": 128}),
+    "DIAYN T=64 B=32": (judges.diayn, {"length": 64, "batch": 32, "hidden": 128}),
+    "contrastive predictions T=64 B=16": (judges.coding, {"length": 64, "batch": 16, "hidden": 128}),
+    "CURL T=32 B=64": (judges.curl, {"length": 32, "batch": 64, "hidden": 128}),
 }  # fmt: skip
 
 TINY = {
@@ -41,4 +49,12 @@ TINY = {
     offline.edac: {"length": 8, "batch": 4, "hidden": 6, "members": 4},
     offline.priors: {"length": 8, "batch": 4, "hidden": 6, "members": 4},
     buffers.drqn: {"length": 80, "batch": 4, "hidden": 6},
+    networks.experts: {"length": 8, "batch": 4, "width": 6},
+    networks.film: {"length": 8, "batch": 4, "width": 6, "blocks": 2},
+    networks.hyper: {"length": 8, "batch": 4, "width": 6, "hidden": 5},
+    networks.spaces: {"length": 8, "batch": 4, "width": 6, "layers": 2, "states": 3},
+    judges.gail: {"length": 8, "batch": 4, "hidden": 6},
+    judges.diayn: {"length": 8, "batch": 4, "hidden": 6},
+    judges.coding: {"length": 8, "batch": 4, "hidden": 6},
+    judges.curl: {"length": 8, "batch": 4, "hidden": 6},
 }
