@@ -3,7 +3,7 @@ program of arrays ``[T, B]``."""
 
 from __future__ import annotations
 
-from . import beliefs, buffers, judges, networks, offline, restarts, whole
+from . import beliefs, buffers, judges, networks, offline, restarts, updates, values, whole
 
 CASES = {
     "hidden Markov model, 32 states T=256 B=64": (beliefs.markov, {"length": 256, "batch": 64, "states": 32}),
@@ -32,6 +32,12 @@ CASES = {
     "DIAYN T=64 B=32": (judges.diayn, {"length": 64, "batch": 32, "hidden": 128}),
     "contrastive predictions T=64 B=16": (judges.coding, {"length": 64, "batch": 16, "hidden": 128}),
     "CURL T=32 B=64": (judges.curl, {"length": 32, "batch": 64, "hidden": 128}),
+    "TRPO T=64 B=32": (updates.trpo, {"length": 64, "batch": 32, "hidden": 64}),
+    "UPGO T=64 B=32": (updates.upgo, {"length": 64, "batch": 32, "hidden": 128}),
+    "PPG, auxiliary T=64 B=32": (updates.auxiliary, {"length": 64, "batch": 32, "hidden": 128}),
+    "emphatic V-trace T=64 B=32": (updates.emphatic, {"length": 64, "batch": 32, "hidden": 128}),
+    "NAF T=32 B=32": (values.naf, {"length": 32, "batch": 32, "hidden": 256}),
+    "hindsight, goals drawn later T=64 B=32": (values.hindsight, {"length": 64, "batch": 32, "hidden": 128}),
 }  # fmt: skip
 
 TINY = {
@@ -57,4 +63,10 @@ TINY = {
     judges.diayn: {"length": 8, "batch": 4, "hidden": 6},
     judges.coding: {"length": 8, "batch": 4, "hidden": 6},
     judges.curl: {"length": 8, "batch": 4, "hidden": 6},
+    updates.trpo: {"length": 8, "batch": 4, "hidden": 6},
+    updates.upgo: {"length": 8, "batch": 4, "hidden": 6},
+    updates.auxiliary: {"length": 8, "batch": 4, "hidden": 6},
+    updates.emphatic: {"length": 8, "batch": 4, "hidden": 6},
+    values.naf: {"length": 8, "batch": 4, "hidden": 6},
+    values.hindsight: {"length": 8, "batch": 4, "hidden": 6},
 }

@@ -65,12 +65,12 @@ def pair(obs, action):
 
 
 def gail_reward(p, x, _):
-    return jax.nn.softplus(c.mlp(p["judge"], pair(x["obs"], x["action"]), relu)[..., 0])
+    return jax.nn.softplus(c.mlp(p["judge"], pair(x["obs"], x["action"]))[..., 0])
 
 
 def gail_loss(p, x, _):
     ours, theirs = pair(x["obs"], x["action"]), pair(x["expert_obs"], x["expert_action"])
-    judge = lambda given: c.mlp(p["judge"], given, jnp.tanh)[..., 0]  # noqa: E731
+    judge = lambda given: c.mlp(p["judge"], given)[..., 0]  # noqa: E731
     between = x["mix"][..., None] * ours + (1.0 - x["mix"][..., None]) * theirs
     slope = jax.grad(lambda given: judge(given).sum())(between)
     penalty = (jnp.sqrt((slope**2).sum(-1) + 1e-8) - 1.0) ** 2
