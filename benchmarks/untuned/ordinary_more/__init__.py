@@ -3,7 +3,7 @@ program of arrays ``[T, B]``."""
 
 from __future__ import annotations
 
-from . import beliefs, buffers, judges, networks, offline, restarts, updates, values, whole
+from . import beliefs, buffers, judges, networks, offline, restarts, updates, values, whole, worlds
 
 CASES = {
     "hidden Markov model, 32 states T=256 B=64": (beliefs.markov, {"length": 256, "batch": 64, "states": 32}),
@@ -38,6 +38,9 @@ CASES = {
     "emphatic V-trace T=64 B=32": (updates.emphatic, {"length": 64, "batch": 32, "hidden": 128}),
     "NAF T=32 B=32": (values.naf, {"length": 32, "batch": 32, "hidden": 256}),
     "hindsight, goals drawn later T=64 B=32": (values.hindsight, {"length": 64, "batch": 32, "hidden": 128}),
+    "world model, codes from a book T=64 B=16": (worlds.book, {"length": 64, "batch": 16, "hidden": 128}),
+    "Plan2Explore T=50 B=16, 5 heads": (worlds.explore, {"length": 50, "batch": 16, "hidden": 128, "members": 5}),
+    "CEM T=16 B=4": (worlds.cem, {"length": 16, "batch": 4, "hidden": 64, "samples": 80, "horizon": 12}),
 }  # fmt: skip
 
 TINY = {
@@ -69,4 +72,7 @@ TINY = {
     updates.emphatic: {"length": 8, "batch": 4, "hidden": 6},
     values.naf: {"length": 8, "batch": 4, "hidden": 6},
     values.hindsight: {"length": 8, "batch": 4, "hidden": 6},
+    worlds.book: {"length": 8, "batch": 4, "hidden": 6},
+    worlds.explore: {"length": 8, "batch": 4, "hidden": 6, "members": 3},
+    worlds.cem: {"length": 6, "batch": 3, "hidden": 6, "samples": 12, "horizon": 3},
 }

@@ -80,6 +80,7 @@ def gail_loss(p, x, _):
 def gail(length, batch, hidden):
     k = jax.random.split(jax.random.key(0))
     p = parts.nets(k[0], OBS, hidden, ACTIONS) | {"judge": c.mlp_params(k[1], (OBS + ACTIONS, hidden, hidden, 1))}
+    p["judge"][-1]["b"] = jnp.full(1, 0.5)  # else its slope is a difference of numbers that are almost equal
     data, other = (parts.stored(i, length, batch, (OBS,), ACTIONS) for i in range(1, 3))
     data |= {"expert_obs": other["obs"], "expert_action": other["action"]}
     data["mix"] = jax.random.uniform(jax.random.key(3), (length, batch))
