@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
-from benchmarks.untuned.ordinary.parts import gru, gru_params, relu
+from benchmarks.untuned.ordinary.parts import gru, gru_params, relu, unit
 
 OBS, ACTIONS, GAMMA = 24, 6, 0.99
 
@@ -23,10 +23,6 @@ def self_params(key, hidden):
         "encoder": c.mlp_params(k[0], (OBS, hidden, hidden)), "moves": c.mlp_params(k[1], (hidden + ACTIONS, hidden, hidden)),
         "guess": c.dense(k[2], hidden, hidden), "q": c.mlp_params(k[3], (hidden, hidden, ACTIONS)),
     }  # fmt: skip
-
-
-def unit(x):
-    return x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6)
 
 
 def self_losses(p, x, aim, actions, codes, there):

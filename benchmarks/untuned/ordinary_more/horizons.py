@@ -11,6 +11,7 @@ import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
 from benchmarks.untuned.ordinary.critics import DIMS, GAMMA, OBS, noises
+from benchmarks.untuned.ordinary.distributions import at_points
 from benchmarks.untuned.ordinary.parts import relu
 
 # -- TQC (Kuznetsov et al. 2020): five critics of 25 quantiles; the ten largest of all are no part of the target
@@ -77,7 +78,8 @@ ACTIONS, DISCOUNTS, LAMBDA = 6, 16, 0.9
 def many_params(key, hidden):
     k = jax.random.split(key, 3)
     return {
-        "body": c.mlp_params(k[0], (OBS, hidden, hidden)), "v": c.dense(k[1], hidden, DISCOUNTS), "pi": c.dense(k[2], hidden, ACTIONS),
+        "body": c.mlp_params(k[0], (OBS, hidden, hidden)), "v": c.dense(k[1], hidden, DISCOUNTS),
+        "pi": c.dense(k[2], hidden, ACTIONS),
     }  # fmt: skip
 
 
@@ -137,20 +139,10 @@ def munchausen_losses(p, old, x, next_obs):
     return (c.pick(c.mlp(p, x["obs"], relu), x["action"]) - aim) ** 2
 
 
-def munchausen_program(params, carry, t):
-    (p, old), data = params
-    x = rlfx.inputs(data, axes=parts.axes(data))[t]
-    return munchausen_losses(p, old, x, rlfx.series(x["obs"], end=x["last"])[t + 1]), carry
-
-
-def munchausen_plain(p, old, data):
-    return munchausen_losses(p, old, data, parts.with_last(data)[1:]).mean()
-
-
 def munchausen(length, batch, hidden):
     p, old = (c.mlp_params(jax.random.key(i), (OBS, hidden, hidden, ACTIONS)) for i in range(2))
     data = parts.stored(2, length, batch, (OBS,), ACTIONS)
-    return parts.learner(munchausen_program, parts.usual(munchausen_plain), length, batch, p, old, data)
+    return parts.learner(*at_points(munchausen_losses), length, batch, p, old, data)
 
 
 # -- SHAC (Xu et al. 2022): the policy learns through sixteen timesteps of a pendulum's physics, and what a critic says after them

@@ -9,6 +9,7 @@ import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
 from benchmarks.untuned.ordinary.parts import relu
+from benchmarks.untuned.ordinary_more.judges import pair
 
 OBS, ACTIONS, GAMMA = 17, 6, 0.99
 
@@ -19,16 +20,12 @@ def with_experts(length, batch):
     return data | {"expert_obs": expert["obs"], "expert_action": expert["action"], "last_expert": expert["last"]}
 
 
-def together(obs, action):
-    return jnp.concatenate([obs, jax.nn.one_hot(action, ACTIONS)], -1)
-
-
 # -- AIRL: a reward and a shape of it, told apart by the policy's own probabilities
 
 
 def rewarded(p, obs, next_obs, action, done):
     shape, following = c.mlp(p["shape"], obs, relu)[..., 0], c.mlp(p["shape"], next_obs, relu)[..., 0]
-    return c.mlp(p["reward"], together(obs, action), relu)[..., 0] + GAMMA * (1.0 - done) * following - shape
+    return c.mlp(p["reward"], pair(obs, action), relu)[..., 0] + GAMMA * (1.0 - done) * following - shape
 
 
 def airl_losses(p, policy, x, next_obs, next_expert):
@@ -67,7 +64,7 @@ SEGMENT = 16
 
 def pleasing(p, obs, action):
     """``[members, ...]``."""
-    x = together(obs, action)
+    x = pair(obs, action)
     return jax.vmap(lambda p: jnp.tanh(c.mlp(p, x, relu)[..., 0]))(p)
 
 

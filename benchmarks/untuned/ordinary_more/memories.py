@@ -10,7 +10,8 @@ import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
 from benchmarks.untuned.ordinary.attending import ACTIONS, GAMMA, OBS, heads_of
-from benchmarks.untuned.ordinary.parts import layer_norm, norm_params, relu
+from benchmarks.untuned.ordinary.parts import layer_norm, norm_params, relu, unit
+from benchmarks.untuned.ordinary_more.beliefs import begins
 
 # -- fast weights: a matrix for each head, that forgets, and is corrected by the delta rule (Schlag et al. 2021)
 
@@ -32,8 +33,7 @@ def written(layer, h, heads):
     """Queries, keys of length one, values, and rates of learning."""
     x = layer_norm(layer["norm"], h)
     q, k, v = (heads_of(c.linear(layer[name], x), heads) for name in "qkv")
-    q, k = (x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
-    return q, k, v, jax.nn.sigmoid(c.linear(layer["rate"], x))
+    return unit(q), unit(k), v, jax.nn.sigmoid(c.linear(layer["rate"], x))
 
 
 def corrected(memory, k, v, rate):
@@ -85,7 +85,7 @@ def fast_plain(heads):
 
 def fast(length, batch, width, layers, heads):
     data = parts.stored(1, length, batch, (OBS,), ACTIONS, ends=0.02)
-    data["first"] = jnp.concatenate([jnp.ones_like(data["done"][:1]), data["done"][:-1]])
+    data["first"] = begins(data)
     data = {name: data[name] for name in ("obs", "action", "reward", "first")}
     start = [jnp.zeros((batch, heads, width // heads, width // heads)) for _ in range(layers)]
     p = fast_params(jax.random.key(0), width, layers, heads)

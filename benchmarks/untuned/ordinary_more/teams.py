@@ -9,7 +9,7 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
-from benchmarks.untuned.ordinary.parts import gru, gru_params, relu
+from benchmarks.untuned.ordinary.parts import gru, gru_params, relu, unit
 from benchmarks.untuned.ordinary.recurrent import restarted
 from benchmarks.untuned.ordinary.several import ACTIONS, AGENTS, GAMMA, OBS, STATE, named
 
@@ -99,8 +99,7 @@ def cosine(a, b):
 
 
 def directed(p, h):
-    goal = c.linear(p["goal"], h)
-    return goal * jax.lax.rsqrt((goal**2).sum(-1, keepdims=True) + 1e-6)
+    return unit(c.linear(p["goal"], h))
 
 
 def feudal_losses(p, x, worker, goals, value, inner_value, returns, inner_returns, towards):
