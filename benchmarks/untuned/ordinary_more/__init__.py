@@ -79,7 +79,7 @@ CASES = {
     "SPR T=32 B=16": (foretelling.self_predicted, {"length": 32, "batch": 16, "hidden": 128}),
     "DPO T=64 B=16": (foretelling.text, {"length": 64, "batch": 16, "hidden": 128}),
     "TQC T=16 B=16, 5 critics": (horizons.truncated, {"length": 16, "batch": 16, "hidden": 256, "members": 5}),
-    "values of sixteen discounts T=128 B=16": (horizons.many, {"length": 128, "batch": 16, "hidden": 128}),
+    "values of sixteen discounts T=256 B=32": (horizons.many, {"length": 256, "batch": 32, "hidden": 128}),
     "Munchausen's DQN T=32 B=32": (horizons.munchausen, {"length": 32, "batch": 32, "hidden": 256}),
     "SHAC T=64 B=64": (horizons.physics, {"length": 64, "batch": 64, "hidden": 64}),
 }  # fmt: skip
