@@ -25,7 +25,7 @@ from . import (
 )
 
 CASES = {
-    "hidden Markov model, 32 states T=256 B=64": (beliefs.markov, {"length": 256, "batch": 64, "states": 32}),
+    "hidden Markov model, 32 states T=256 B=128": (beliefs.markov, {"length": 256, "batch": 128, "states": 32}),
     "belief that actions move T=64 B=16": (beliefs.acting, {"length": 64, "batch": 16, "states": 24, "hidden": 128}),
     "Kalman filter T=64 B=32": (beliefs.kalman, {"length": 64, "batch": 32, "states": 8}),
     "attention, whole episode T=128 B=16": (whole.hindsight, {"length": 128, "batch": 16, "width": 64, "heads": 4}),
@@ -56,7 +56,7 @@ CASES = {
     "PPG, auxiliary T=64 B=32": (updates.auxiliary, {"length": 64, "batch": 32, "hidden": 128}),
     "emphatic V-trace T=64 B=32": (updates.emphatic, {"length": 64, "batch": 32, "hidden": 128}),
     "NAF T=32 B=32": (values.naf, {"length": 32, "batch": 32, "hidden": 256}),
-    "hindsight, goals drawn later T=64 B=32": (values.hindsight, {"length": 64, "batch": 32, "hidden": 128}),
+    "hindsight, goals drawn later T=64 B=64": (values.hindsight, {"length": 64, "batch": 64, "hidden": 128}),
     "world model, codes from a book T=64 B=16": (worlds.book, {"length": 64, "batch": 16, "hidden": 128}),
     "Plan2Explore T=50 B=16, 5 heads": (worlds.explore, {"length": 50, "batch": 16, "hidden": 128, "members": 5}),
     "CEM T=16 B=4": (worlds.cem, {"length": 16, "batch": 4, "hidden": 64, "samples": 80, "horizon": 12}),

@@ -75,7 +75,7 @@ def stored(length, batch, hidden):
 
 
 def model(program, loss, length, batch, p, width):
-    data = parts.stored(1, length, batch, (OBS,), (DIMS,))
+    data = parts.stored(1, length, batch, (OBS,), (DIMS,), dtype=float)
     data = {name: data[name] for name in ("obs", "last", "action")}
     return parts.learner(program, parts.usual(loss), length, batch, p, (), data, jnp.zeros((batch, width)))
 
