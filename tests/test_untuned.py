@@ -15,7 +15,11 @@ SETS = (
     "sealed_sixth", "sealed_seventh", "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth",
     "sealed_thirteenth", "sealed_fourteenth", "sealed_fifteenth", "sealed_sixteenth", "sealed_seventeenth",
     "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth", "sealed_twenty_first", "sealed_twenty_second", "ordinary",
+    "ordinary_more",
 )  # fmt: skip
+#: Those whose workloads are to be measured: they have no results.
+TO_MEASURE = ("ordinary_more",)
+MEASURED = tuple(name for name in SETS if name not in TO_MEASURE)
 #: Without an environment, and so without random numbers, whose loops take long to compile.
 CHEAP = ("vtrace.workload", "quantiles.workload")
 
@@ -48,7 +52,7 @@ def workloads():
 def test_all_forms_have_equal_results(make, sizes):
     workload = make(**sizes)
     assert {"rlfx", "plain"} <= set(workload.forms)
-    assert len(workload.forms) >= (2 if ".ordinary." in make.__module__ else 4)  # three by hand
+    assert len(workload.forms) >= (2 if make.__module__.split(".")[-2].startswith("ordinary") else 4)  # three by hand
     module("measure").check(workload, {name: jax.jit(fn) for name, fn in workload.forms.items()})
 
 
@@ -58,10 +62,10 @@ def test_every_set_can_be_chosen():
 
 def test_every_set_has_results():
     results = ROOT / "benchmarks" / "results"
-    assert tuple(name for name in SETS if (results / f"untuned_{name}.json").exists()) == SETS
+    assert tuple(name for name in SETS if (results / f"untuned_{name}.json").exists()) == MEASURED
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MEASURED)
 def test_every_workload_was_measured(name):
     """And in the file are the same forms and sizes as in the table."""
     kept = json.loads((ROOT / "benchmarks" / "results" / f"untuned_{name}.json").read_text())

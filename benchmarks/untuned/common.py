@@ -65,13 +65,22 @@ def pick(values, index):
 # -- random numbers: what the programs of rlfx draw ------------------------------------------------------------------
 
 
+def named(key, text):
+    words = np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), "<u4")
+    return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+
+
+def shared_stream(key):
+    """The one key of all environments: ``t.shared_key`` but for t."""
+    return jax.random.fold_in(named(key, b"t.key"), jnp.uint32(0xFFFFFFFF))
+
+
 def streams(key, batch, *names):
     """Keys ``[B]`` for each name: ``t.key_for(name)`` but for t."""
 
     def stream(name):
-        words = np.frombuffer(hashlib.blake2b(b"t.key_for:" + name.encode(), digest_size=8).digest(), "<u4")
-        named = jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
-        return jax.vmap(lambda b: jax.random.fold_in(named, 2 * b + 1))(jnp.arange(batch, dtype=jnp.uint32))
+        of_name = named(key, b"t.key_for:" + name.encode())
+        return jax.vmap(lambda b: jax.random.fold_in(of_name, 2 * b + 1))(jnp.arange(batch, dtype=jnp.uint32))
 
     return tuple(map(stream, names))
 

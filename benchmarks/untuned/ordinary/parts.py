@@ -152,5 +152,10 @@ def layer_norm(p, x):
     return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
 
 
+def unit(x):
+    """Of length one."""
+    return x * jax.lax.rsqrt((x**2).sum(-1, keepdims=True) + 1e-6)
+
+
 def norm_params(width):
     return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
