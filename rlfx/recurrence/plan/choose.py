@@ -310,8 +310,9 @@ def cache_block(learner: Learner, batch: int, target: Target, length: int, copie
     """Timesteps in a block: the divisor of ``length`` whose activations come closest to a core's own cache.
 
     Every block reads all weights, and adds to their gradients: it has rows enough to make up for that, as far as half of the
-    machine's cache allows; of the memory that calls have again, if no core's cache holds the weights. So have copies of the program, each of which has weights of its own. A recurrence reads them at
-    every timestep anyway, but starts its loops in every block: none of one timestep, which has no loops, or ``LOOPED``.
+    machine's cache allows; of the memory that calls have again, if no core's cache holds the weights. So have copies of the
+    program, each of which has weights of its own. A recurrence reads them at every timestep anyway, but starts its loops in
+    every block: none of one timestep, which has no loops, or ``LOOPED``.
     Where most of the work is no part of it (imagination from every state), its rows are those that count. What no timestep
     changes (an encoder of the instance that all of them look at) is differentiated in every block: there are few then.
     """

@@ -6,8 +6,8 @@ at all timesteps, and what they give is thrown away at most. Before and after:
     y = net(x); z = select(t % n == k, 0.0, y)   ->   z = cond(t % n == k, lambda: net(x), lambda: 0.0)
 
 which is what ``rlfx.every`` makes: in a loop over time a branch, of all timesteps at once every n-th (``schedule/strided.py``).
-Where a recurrence begins anew with it, ``where(t % 8 == 0, encoder(obs), state)``, the branch gives nothing at other timesteps, and
-the choice stays: the loop is given what all timesteps at once have computed, and windows may run side by side (``restarted.py``).
+Where a recurrence begins anew with it, ``where(t % 8 == 0, encoder(obs), state)``, the branch gives nothing at other timesteps,
+and the choice stays: the loop is given what all timesteps at once have computed, and its windows may run side by side.
 """
 
 from __future__ import annotations
