@@ -118,7 +118,7 @@ def test_products_of_a_recurrence_count_where_others_are_kept():
 
 def test_kept_products_give_way_to_a_budget():
     x = jnp.ones((B, 5))
-    target = with_room(tile=2**12)
+    target = with_room(tile=2**12, unmapped=0)
     free = rlfx.compile(acts, length=T, batch=B, target=target)
     kept, again = (
         free.explain(PARAMS, x, KEYS[0]).evaluator.measured(replace(free.plan(PARAMS, x, KEYS[0]), cached=c))
@@ -189,8 +189,17 @@ def test_blocks_have_rows_enough_for_their_weights():
     step = activation_bytes(learner := learner_of(acts, PARAMS, jnp.ones((B, 5)), 1024), B)
     needed = ROWS_OF_BLOCK // B  # every weight multiplies a row for each environment
     for cache, block in ((2**30, needed), (2 * 20 * step, 20), (8 * step, 8)):
-        found = cache_block(learner, B, with_room(tile=8 * step, cache=cache), 1024)
+        found = cache_block(learner, B, with_room(tile=8 * step, cache=cache, unmapped=0), 1024)
         assert found == divisor_near(1024, block), cache
+
+
+def test_blocks_have_more_rows_for_weights_that_no_core_s_cache_holds():
+    """As far as half of the memory that calls have again, where weights and their gradients go through a slower one."""
+    step = activation_bytes(learner := learner_of(acts, PARAMS, jnp.ones((B, 5)), 1024), B)
+    weights = 2 * sum(x.nbytes for x in jax.tree.leaves(PARAMS))
+    for tile, block in ((weights, weights // step), (weights - 1, 40)):
+        room = with_room(tile=tile, cache=8 * step, unmapped=2 * 40 * step)
+        assert cache_block(learner, B, room, 1024) == divisor_near(1024, block), tile
 
 
 def test_blocks_have_rows_enough_for_layers_behind_convolutions():
@@ -248,8 +257,8 @@ def test_blocks_have_rows_enough_where_a_recurrence_is_the_smaller_part():
     learner = learner_of(imagines, PARAMS, jnp.ones((B, 5)), 1024)
     assert learner.region.loops
     step, wanted = activation_bytes(learner, B), ROWS_OF_BLOCK / B
-    assert cache_block(learner, B, with_room(tile=step, cache=2**30), 1024) == divisor_near(1024, math.ceil(wanted))
-    assert cache_block(learner, B, with_room(tile=step, cache=8 * step), 1024) == 4
+    assert cache_block(learner, B, with_room(tile=step, cache=2**30, unmapped=0), 1024) == divisor_near(1024, math.ceil(wanted))
+    assert cache_block(learner, B, with_room(tile=step, cache=8 * step, unmapped=0), 1024) == 4
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -679,7 +688,7 @@ def test_what_no_timestep_changes_is_differentiated_in_few_blocks():
         }
         learner = learner_of(looks, p, jnp.zeros(B), length)
         step = activation_bytes(learner, B)
-        small = with_room(tile=4 * step, cache=72 * step)
+        small = with_room(tile=4 * step, cache=72 * step, unmapped=0)
         return length // cache_block(learner, B, small, length)
 
     assert blocks(40) == 1
