@@ -260,6 +260,19 @@ def looks_up(width, batch, length=64):
     return loss, {"table": normal(width, 64), "data": places.astype(jnp.float32)}, jnp.zeros((batch,)), length, batch
 
 
+def moves(width, batch, length=64):
+    """A belief over ``width`` states that one of four actions moves."""
+
+    def loss(w, belief, t):
+        seen, action = (rlfx.inputs(w[name])[t] for name in ("seen", "action"))
+        moved = jax.nn.logsumexp(belief[:, None] + jax.nn.log_softmax(w["moves"][action.astype(jnp.int32)]), 0)
+        return -moved[0], jax.nn.log_softmax(moved + seen)
+
+    action = jax.random.randint(KEY, (length, batch), 0, 4).astype(jnp.float32)
+    w = {"moves": normal(4, width, width), "seen": normal(length, batch, width), "action": action}
+    return loss, w, jnp.zeros((batch, width)), length, batch
+
+
 def projects(width, batch, length=32):
     """A distribution over ``width`` places that is moved, and added up at the places beside each."""
 
@@ -289,7 +302,7 @@ def draws_frames(width, batch, length=16):
 
 #: Of rewrites with a bound, one that all sizes are within: where it would stop paying is seen as well.
 BEYOND = {"shared_rows": 4096, "deferred_rows": 4096, "narrow": 4096, "reals": 1, "unrolled": 4096, "pairs": 1, "contracted": 1,
-          "patches": 1 << 40, "leaving_rows": 1 << 20, "postponed": 1, "windows": 1}  # fmt: skip
+          "patches": 1 << 40, "leaving_rows": 1 << 20, "postponed": 1, "windows": 1, "entries": 1}  # fmt: skip
 #: Rewrite: (the program, its sizes (width, batch), whether a gradient is taken, the value without it).
 CASES = {
     "contractions": (layers, [(16, 64), (64, 64), (64, 512), (256, 64)], True, False),
@@ -310,6 +323,7 @@ CASES = {
     "postponed": (traces, [(8, 32), (16, 32), (16, 512), (32, 32), (64, 4), (64, 32), (128, 16)], False, 0),
     "windows": (glances, [(16, 4), (16, 16), (16, 64), (32, 4), (32, 64), (64, 1), (64, 16), (64, 64), (256, 16)], True, 0),
     "rows_taken": (looks_up, [(4, 64), (16, 4), (16, 64), (64, 4), (64, 64), (256, 64)], True, False),
+    "entries": (moves, [(4, 1), (4, 16), (16, 4), (16, 64), (32, 16)], True, 0),
     "narrow": (acts, [(8, 64), (16, 64), (16, 512), (16, 4096), (32, 64), (32, 512), (64, 512), (64, 4096)], True, 0),
 }
 

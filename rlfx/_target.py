@@ -93,6 +93,8 @@ class Rewrites:
         there (``gradient/counted.py``, ``rewrite/now_and_then.py``).
       picks: one element of an axis is read by a masked sum, of values with at most so many elements (``rewrite/picks.py``).
       rows_taken: products of one-hot vectors with weights are rows of these (``rewrite/one_hot.py``).
+      entries: what points compute of one entry of a table is computed of the table, if there are so many times as many points as
+        entries (``rewrite/entries.py``); 0: never.
       narrow: networks whose weights have at most so many rows and columns have features first (``schedule/narrow.py``).
       reals: complex numbers as real and imaginary parts, arrays of their own, where a value has at least so many at a timestep
         (``rewrite/reals.py``); 0: never.
@@ -130,6 +132,7 @@ class Rewrites:
     branches: bool = False
     picks: int = 0
     rows_taken: bool = False
+    entries: int = 0
     narrow: int = 0
     inside: bool = False
     reals: int = 0
@@ -268,6 +271,7 @@ def _cpu() -> Target:
             leaving_rows=64,
             branches=True,
             rows_taken=True,
+            entries=8,
             narrow=32,
             inside=True,
             reals=256,

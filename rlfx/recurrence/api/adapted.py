@@ -23,6 +23,7 @@ from rlfx.recurrence.rewrite.chosen import with_chosen_first
 from rlfx.recurrence.rewrite.contracted import with_contractions
 from rlfx.recurrence.rewrite.distances import with_distances
 from rlfx.recurrence.rewrite.ends import with_ends_alone
+from rlfx.recurrence.rewrite.entries import with_entries_first
 from rlfx.recurrence.rewrite.invariant import with_invariants_before
 from rlfx.recurrence.rewrite.merged import merged
 from rlfx.recurrence.rewrite.narrow import with_narrow
@@ -68,6 +69,8 @@ def adapted(
         program = rewritten(absorb_transposes, program)
     if pays.rows_taken:
         program = rewritten(with_rows_taken, program)
+    if pays.entries:
+        program = rewritten(functools.partial(with_entries_first, times=pays.entries), program, "with_entries_first")
     program = rewritten(with_shares, rewritten(with_outer_sums, program))
     if pays.branches:
         program = rewritten(with_begun, rewritten(with_now_and_then, program))
