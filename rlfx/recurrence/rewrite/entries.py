@@ -7,8 +7,8 @@ entry of its point and computes of it. Where points are many times as many as en
 
 with ``f`` of each entry by itself, before any loop over time. Only what is more than arithmetic, which is fused with the reading,
 and gives no more numbers than an entry has, which are read in its place. An entry that no point takes must not matter: its
-cotangent is zero, and zero times infinity is not. So only what is finite, with its derivatives, wherever numbers are: of logarithms,
-exponentials and quotients those of ``softmax``, ``log_softmax`` and ``logsumexp``.
+cotangent is zero, and zero times infinity is not. So only what is finite, with its derivatives, wherever numbers are: of
+logarithms, exponentials and quotients those of ``softmax``, ``log_softmax`` and ``logsumexp``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Entry:
 
 
 def with_entries_first(program: Program, times: int) -> Program:
-    """The program with such tables; without any ``program``. Meaning-preserving; idempotent.
+    """The program with such tables; without any ``program``. Meaning-preserving, of finite tables; idempotent.
 
     Args:
       times: so many times as many points as entries, at least.
@@ -90,7 +90,7 @@ def with_entries_first(program: Program, times: int) -> Program:
     for e in program.equations:
         entry = _entry(e, program, times) if e not in found else None
         if entry is not None:
-            found |= {last: entry for last in _wanted(entry, program)}
+            found |= dict.fromkeys(_wanted(entry, program), entry)
 
     def instead(e: Equation) -> tuple[Callable, Sequence[Atom]] | None:
         entry = found.get(e)
