@@ -122,6 +122,10 @@ def test_what_stays():
         share = jnp.exp(e - e.max(0)[None])
         return (jnp.log(share.sum(-1)).sum() + jnp.log(jnp.exp(e - e.max(0)[None] + 3.0).sum(0)).sum()) * s
 
-    for sums in (of_points_too, needed, seen, cheap, wide, of_data, infinite, large, other_sums):
+    def turned(p, x, s):  # the largest of rows, taken from columns
+        e = p["table"][place(x)][:, :2]
+        return (jnp.exp(e - e.max(1)[None]) * s).sum()
+
+    for sums in (of_points_too, needed, seen, cheap, wide, of_data, infinite, large, other_sums, turned):
         program = traced(sums)
         assert rewrite(program) is program, sums

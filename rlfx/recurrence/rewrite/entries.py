@@ -153,7 +153,7 @@ class _Shares:
         (out,), of = e.outputs, [v for v in e.inputs if isinstance(v, Var)]
         if e.op is _LARGEST:
             self._largest[out] = e.inputs[0], tuple(e.params["axes"])
-        elif e.op is _SUB and len(of) == 2 and self._largest.get(of[1], (None,))[0] is of[0]:
+        elif e.op is _SUB and len(of) == 2 and self._is_largest_of(of[1], of[0]):
             self._below[out] = self._largest[of[1]][1]
         elif e.op is _EXP:
             self._shares[out] = self._below[of[0]]
@@ -161,26 +161,33 @@ class _Shares:
             self._totals.add(out)
         elif e.op is _FINITE and of[0] in self._largest:
             self._finite[out] = of[0]
-        elif e.op is _SELECT and self._finite.get(of[0]) is e.inputs[2]:
-            self._named(e.inputs[2], out)
-        elif e.op in _THE_SAME or (e.op is _MAX and len(of) == 1 and _is_least(e)):
-            self._named(of[0], out, absolute=e.op is _ABS)
-
-    def _named(self, of: Var, out: Var, absolute: bool = False) -> None:
-        """The same numbers, along more axes or without a derivative."""
-        if of in self._largest and not absolute:
-            self._largest[out] = self._largest[of]
-        if of in self._totals:
+        elif e.op in (_BROADCAST, _SQUEEZE, _RESHAPE, _ABS) and of[0] in self._totals:
             self._totals.add(out)
+        elif (same := self._same_largest(e)) in self._largest:
+            self._largest[out] = self._largest[same]
+
+    def _is_largest_of(self, largest: Var, values: Var) -> bool:
+        """Whether a value has the largest of some values, each in its place: of all of them, or along axes that are kept."""
+        of, axes = self._largest.get(largest, (None, ()))
+        return of is values and (len(largest.shape) == len(values.shape) or len(axes) == len(values.shape))
+
+    def _same_largest(self, e: Equation) -> Atom | None:
+        """Of an equation that gives the same largest numbers, in the same places, without a derivative perhaps: these."""
+        if e.op is _SELECT:  # where they are finite
+            return e.inputs[2] if self._finite.get(e.inputs[0]) is e.inputs[2] else None
+        if e.op is _MAX:  # and -inf
+            return next((v for v, other in (e.inputs, e.inputs[::-1]) if _is_least(other)), None)
+        if e.op is not _BROADCAST or e.inputs[0] not in self._largest:
+            return e.inputs[0] if e.op in J.STOP_GRADIENT else None
+        (x,), (of, axes) = e.inputs, self._largest[e.inputs[0]]
+        places = range(len(of.shape))
+        kept = tuple(places) if len(x.shape) == len(of.shape) else tuple(a for a in places if a not in axes)
+        return x if tuple(e.params["broadcast_dimensions"]) == kept else None
 
 
-#: What gives the same numbers, of sums that are positive, too.
-_THE_SAME = frozenset({_BROADCAST, _SQUEEZE, _RESHAPE, _ABS, *J.STOP_GRADIENT})
-
-
-def _is_least(e: Equation) -> bool:
-    """Whether a maximum is with -inf."""
-    return any(not isinstance(v, Var) and np.all(np.isneginf(v.value)) for v in e.inputs)
+def _is_least(v: Atom) -> bool:
+    """Whether a number is -inf."""
+    return not isinstance(v, Var) and bool(np.all(np.isneginf(v.value)))
 
 
 def _is_read(e: Equation, entry: _Entry, program: Program) -> bool:
