@@ -57,12 +57,12 @@ def with_later(name: str, others: dict[str, str]) -> str:
     return table(workloads(name), TIMES | {f"rlfx / best, {k}": shown(of) for k, of in others.items()} | MEMORY)
 
 
-def ordinary() -> str:
+def ordinary(name: str) -> str:
     """Learners beside plain programs alone, as they were at first and are."""
-    after = {r["workload"]: r for r in workloads("ordinary_after")}
+    after = {r["workload"]: r for r in workloads(f"{name}_after")}
     built = lambda r: sum(r["forms"]["rlfx"][k] for k in PARTS) / sum(r["forms"]["plain"][k] for k in PARTS)  # noqa: E731
     return table(
-        workloads("ordinary"),
+        workloads(name),
         {
             "workload": lambda r: r["workload"],
             "rlfx / plain at first": functools.partial(beside, to="plain"),
@@ -139,7 +139,8 @@ TABLES = {
         with_later, "sealed_twenty_second", {"after": "sealed_twenty_second_after"}
     ),
     "untuned-looked-at": functools.partial(with_later, "looked_at", {"later": "looked_at_after"}),
-    "untuned-ordinary": ordinary,
+    "untuned-ordinary": functools.partial(ordinary, "ordinary"),
+    "untuned-ordinary-more": functools.partial(ordinary, "ordinary_more"),
     "untuned-tuning": tuning,
     "untuned-tuning-after": tuning_after,
 }

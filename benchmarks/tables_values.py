@@ -93,6 +93,13 @@ def of_set(name: str) -> dict[str, Callable[[], str]]:
     return times_of | times_after | others
 
 
+def of_ordinary(name: str) -> dict[str, Callable[[], str]]:
+    """What else is told of a set of ordinary learners, after what it showed was mended."""
+    key, after = name.replace("_", "-"), f"{name}_after"
+    built_and_slower = {f"{key}-{of.__name__}-after": functools.partial(of, after) for of in (built, slower)}
+    return built_and_slower | {f"{key}-memory-after": lambda: f"{means_of(after)['memory_of_plain']:.2f}"}
+
+
 def seeds() -> str:
     """The table of many seeds under `jax.vmap`."""
     body = [
@@ -182,7 +189,7 @@ AT_FIRST = (
     "sealed_eighth", "sealed_ninth", "sealed_tenth", "sealed_eleventh", "sealed_twelfth", "sealed_thirteenth",
     "sealed_fourteenth", "sealed_fifteenth", "sealed_sixteenth", "sealed_seventeenth",
     "sealed_eighteenth", "sealed_nineteenth", "sealed_twentieth", "sealed_twenty_first", "sealed_twenty_second",
-    "ordinary",
+    "ordinary", "ordinary_more",
 )  # fmt: skip
 TABLES = {"nstep-seeds": seeds, "memory-ranking": ranking}
 VALUES = {
@@ -221,9 +228,7 @@ VALUES = {
     "sealed-third-pages": lambda: untuned("sealed_third_pages_kept", "best"),
     "sealed-third-pages-slower": lambda: slower("sealed_third_pages_kept"),
     **{key: of for name in AT_FIRST for key, of in of_set(name).items()},
-    "ordinary-memory-after": lambda: f"{means_of('ordinary_after')['memory_of_plain']:.2f}",
-    "ordinary-built-after": lambda: built("ordinary_after"),
-    "ordinary-slower-after": lambda: slower("ordinary_after"),
+    **{key: of for name in ("ordinary", "ordinary_more") for key, of in of_ordinary(name).items()},
     "untuned-memory": lambda: memory("tuning"),
     "untuned-after-memory": lambda: memory("tuning_after"),
     "untuned-built": lambda: built("tuning"),
