@@ -244,11 +244,15 @@ SIZES = (3, 3, 4, 3, 5, 4, 9)
 
 
 def chosen(seed: int, on: Collection[str] = ON, only: Collection[str] = ()) -> Tree:
-    """The tree of a sweep: of every ten one in float64, one over two calls; of every thirty one with T > 128."""
+    """The tree of a sweep: of every ten one in float64, one over two calls; of every thirty one with T > 128, and one with states
+    that begin anew."""
     if seed % 30 == 4:
         rng = np.random.default_rng([seed, 2])
         length = int(rng.choice([129, 131, 150, 191, 200]))
         return grow(seed, 3, on, only, length=length, batch=(None, 1, 2)[int(rng.integers(3))])
+    if seed % 30 == 19:
+        n = 2 + seed // 30 % 2
+        return begun_anew(grow(seed, SIZES[seed % len(SIZES)], on, only, length=12, t0=0, until=None), n)
     more: dict[str, Any] = {3: {"float": "float64"}, 7: {"calls": 2}}.get(seed % 10, {})
     return grow(seed, SIZES[seed % len(SIZES)], on, only, **more)
 
