@@ -258,7 +258,7 @@ def chosen(seed: int, on: Collection[str] = ON, only: Collection[str] = ()) -> T
 
 
 def begun_anew(tree: Tree, n: int) -> Tree:
-    """The tree with states that begin anew, of data, at every n-th timestep, 2 or 3: windows, where n divides T and t0 is 0."""
+    """The tree with states that begin anew at every n-th timestep, 2 or 3: windows, where n divides T and t0 is 0."""
     anew = {Node(name): Node(f"{form}{n}", (Node(name), Node(data))) for name, form, data in _ANEW}
 
     @functools.cache
@@ -273,4 +273,5 @@ def begun_anew(tree: Tree, n: int) -> Tree:
     )
 
 
-_ANEW = (("h", "anew", "x"), ("v", "vanew", "u"))
+#: What has a value at t = T, too, and at t = 0 alone, as the carry has.
+_ANEW = (("h", "anew", "clock"), ("v", "vanew", "w"))
