@@ -38,20 +38,21 @@ def sac_losses(p, target, x, next_obs, here, there):
     return critic + actor - p["log_alpha"] * stop_gradient(log_prob - DIMS)
 
 
-def sac_program(params, carry, t):
-    (p, target), data = params
-    x = rlfx.inputs(data, axes=parts.axes(data))[t]
-    next_obs = rlfx.series(x["obs"], end=x["last"])[t + 1]
-    here, there = (jax.random.normal(t.key_for(name), (DIMS,)) for name in ("here", "there"))
-    return sac_losses(p, target, x, next_obs, here, there), carry
+def with_noise(losses, length, batch):
+    """Learners by ``losses`` of a point, or of all, with noise for what is done here and next: by rlfx, and the plain one."""
 
+    def program(params, carry, t):
+        (p, target), data = params
+        x = rlfx.inputs(data, axes=parts.axes(data))[t]
+        next_obs = rlfx.series(x["obs"], end=x["last"])[t + 1]
+        here, there = (jax.random.normal(t.key_for(name), (DIMS,)) for name in ("here", "there"))
+        return losses(p, target, x, next_obs, here, there), carry
 
-def sac_plain(length, batch):
-    def loss(p, target, data, key):
+    def plain(p, target, data, key):
         here, there = noises(key, ("here", "there"), length, batch)
-        return sac_losses(p, target, data, parts.with_last(data)[1:], here, there).mean()
+        return losses(p, target, data, parts.with_last(data)[1:], here, there).mean()
 
-    return parts.usual(loss)
+    return program, parts.usual(plain)
 
 
 def sac(length, batch, hidden):
@@ -60,7 +61,7 @@ def sac(length, batch, hidden):
     p = {"actor": actor, "critics": twin_params(k[1], hidden), "log_alpha": jnp.float32(-1.0)}
     data = parts.stored(1, length, batch, (OBS,), (DIMS,))
     target = twin_params(k[2], hidden)
-    return parts.learner(sac_program, sac_plain(length, batch), length, batch, p, target, data, random=True)
+    return parts.learner(*with_noise(sac_losses, length, batch), length, batch, p, target, data, random=True)
 
 
 # -- TD3: noise on what the old actor would do; the actor learns by the first critic

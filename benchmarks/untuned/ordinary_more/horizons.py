@@ -10,7 +10,7 @@ from jax.lax import stop_gradient
 import rlfx
 from benchmarks.untuned import common as c
 from benchmarks.untuned.ordinary import parts
-from benchmarks.untuned.ordinary.critics import DIMS, GAMMA, OBS, noises
+from benchmarks.untuned.ordinary.critics import DIMS, GAMMA, OBS, noises, with_noise
 from benchmarks.untuned.ordinary.distributions import at_points
 from benchmarks.untuned.ordinary.parts import relu
 
@@ -45,29 +45,11 @@ def truncated_losses(p, target, x, next_obs, here, there):
     return critic + 0.2 * log_prob - quantiles(stop_gradient(p["critics"]), x["obs"], action).mean((-2, -1))
 
 
-def truncated_program(params, carry, t):
-    (p, target), data = params
-    x = rlfx.inputs(data, axes=parts.axes(data))[t]
-    next_obs = rlfx.series(x["obs"], end=x["last"])[t + 1]
-    here, there = (jax.random.normal(t.key_for(name), (DIMS,)) for name in ("here", "there"))
-    return truncated_losses(p, target, x, next_obs, here, there), carry
-
-
-def truncated_plain(length, batch):
-    def loss(p, target, data, key):
-        here, there = noises(key, ("here", "there"), length, batch)
-        data = data | {"done": data["done"].astype(jnp.float32)}
-        return truncated_losses(p, target, data, parts.with_last(data)[1:], here, there).mean()
-
-    return parts.usual(loss)
-
-
 def truncated(length, batch, hidden, members):
     k = jax.random.split(jax.random.key(0), 3)
     p = {"actor": c.mlp_params(k[0], (OBS, hidden, hidden, 2 * DIMS)), "critics": quantiles_params(k[1], hidden, members)}
     data, target = parts.stored(1, length, batch, (OBS,), (DIMS,)), quantiles_params(k[2], hidden, members)
-    plain = truncated_plain(length, batch)
-    return parts.learner(truncated_program, plain, length, batch, p, target, data, random=True)
+    return parts.learner(*with_noise(truncated_losses, length, batch), length, batch, p, target, data, random=True)
 
 
 # -- an actor-critic whose values are of sixteen discounts; the policy learns by the longest horizon

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-import rlfx
 from benchmarks.untuned import common as c
-from benchmarks.untuned.ordinary import critics, parts
-from benchmarks.untuned.ordinary.critics import DIMS, GAMMA, OBS, sac_losses, twin_params
+from benchmarks.untuned.ordinary import parts
+from benchmarks.untuned.ordinary.critics import DIMS, GAMMA, OBS, sac_losses, twin_params, with_noise
 from benchmarks.untuned.ordinary.distributions import at_points
 from benchmarks.untuned.ordinary.more import density, log_prob
 from benchmarks.untuned.ordinary.parts import relu
@@ -42,24 +41,12 @@ def iql(length, batch, hidden):
 
 def many(losses, length, batch, hidden, members):
     """Critics that learn by ``losses`` of a point, or of all, with noise for what is done here and next."""
-
-    def program(params, carry, t):
-        (p, target), data = params
-        x = rlfx.inputs(data, axes=parts.axes(data))[t]
-        next_obs = rlfx.series(x["obs"], end=x["last"])[t + 1]
-        here, there = (jax.random.normal(t.key_for(name), (DIMS,)) for name in ("here", "there"))
-        return losses(p, target, x, next_obs, here, there), carry
-
-    def plain(p, target, data, key):
-        here, there = critics.noises(key, ("here", "there"), length, batch)
-        return losses(p, target, data, parts.with_last(data)[1:], here, there).mean()
-
     k = jax.random.split(jax.random.key(0), 3)
     actor = c.mlp_params(k[0], (OBS, hidden, hidden, 2 * DIMS))
     p = {"actor": actor, "critics": twin_params(k[1], hidden, members), "log_alpha": jnp.float32(-1.0)}
     data = parts.stored(1, length, batch, (OBS,), (DIMS,))
     target = twin_params(k[2], hidden, members)
-    return parts.learner(program, parts.usual(plain), length, batch, p, target, data, random=True)
+    return parts.learner(*with_noise(losses, length, batch), length, batch, p, target, data, random=True)
 
 
 def sac_n(length, batch, hidden, members):
